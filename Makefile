@@ -1,0 +1,53 @@
+# Two commands do everything on a machine with Python and make:
+#   make demo    make test
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.7
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --durations=15
+
+.PHONY: help demo test check faults bench lock schema clean
+help:           ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Tidings needs Python 3.11 or newer: install it (Debian: apt-get install python3 python3-venv)." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tidings needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=/path/to/python3.11." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Tidings needs Python's venv module: apt-get install python3-venv." >&2; exit 1; }
+	@echo "Installing Tidings into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>/dev/null || { echo "Could not install uv $(UV_VERSION): is the Python package index reachable?" >&2; exit 1; }
+	@$(BIN)/uv pip install --quiet --require-hashes -r requirements.lock -p $(VENV)
+	@$(BIN)/uv pip install --quiet --no-deps -e . -p $(VENV)
+	@touch $@
+
+demo: $(STAMP) ## start a space, use it, attack it, and watch every attack fail
+	@$(BIN)/tidings demo
+
+test: $(STAMP) check ## everything CI runs
+	@$(PYTEST) -m "not slow"
+
+check: $(STAMP) ## style, types, import directions
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-timings > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
+
+faults: $(STAMP) ## longer chaos and more seeds
+	@TIDINGS_DEEP=1 $(PYTEST) -m "faults or slow" --timeout 900
+
+bench: $(STAMP) ## measurements; docs/performance.md says what they mean
+	@for b in bench/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
+
+schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
+	@$(BIN)/python -m tidings.wire.schema
+
+lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
+	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \
+		--python-version 3.11 pyproject.toml --group dev -o requirements.lock $(LOCK_FLAGS)
+
+clean:          ## remove the environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,159 @@
+"""Every error Tidings raises, in one tree.
+
+    TidingsError
+    ├── UsageError                  the caller asked for something that cannot be meant
+    │   ├── InvalidName             a space, channel, pattern, agent or role name does not fit the grammar
+    │   └── ConfigError             a setting or a file of ours says something impossible
+    ├── WireError                   bytes that are not what they claim to be
+    │   ├── MalformedMessage        not strict JSON, or not a message
+    │   ├── MalformedRecord         a ruling record that does not decode
+    │   ├── HeaderRefused           a record whose own headers a sender may not set
+    │   ├── TooLarge                payload beyond the limit, found before sending
+    │   └── BadSignature            missing or wrong signature
+    ├── DeniedError                 the access record or the broker does not allow it
+    │   └── AuthRevoked             this credential was revoked
+    ├── UnreachableError            nobody answered
+    │   ├── BrokerUnreachable       no broker on that address
+    │   └── StewardUnreachable      the broker answers, the steward does not
+    ├── ConflictError               somebody else holds it, or it changed meanwhile
+    │   ├── LeaseHeld               another steward holds the space
+    │   ├── LeaseLost               we held it; the broker refused a stale write
+    │   ├── NameTaken               an agent of that name exists
+    │   └── SpaceBusy               another process runs or administers this space
+    ├── OutcomeUnknown              it may have happened or not; read before you repeat
+    ├── UnhealthyError              it runs, but not as promised
+    │   ├── LogFull                 the gate is closed: no new messages until space is made
+    │   ├── LogRegressed            the log went backwards (power cut, restore)
+    │   ├── LogGap                  a sequence is missing above the floor
+    │   └── StreamMismatch          a stream exists with settings we cannot reconcile
+    ├── BrokerFailed                nats-server could not be started or died
+    └── PrerequisiteMissing         something this machine needs is not there
+
+The message says what failed, on which named thing, and what to do next. Each class has the exit code of the
+command line (`exit_code`), so that scripts and people read the same outcome.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TidingsError(Exception):
+    """Root of everything Tidings raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+    #: stable word for JSON answers; the class name says the same to Python
+    code: ClassVar[str] = "failed"
+
+
+class UsageError(TidingsError):
+    exit_code = 2
+    code = "usage"
+
+
+class InvalidName(UsageError):
+    code = "invalid_name"
+
+
+class ConfigError(UsageError):
+    code = "config"
+
+
+class WireError(TidingsError):
+    code = "wire"
+
+
+class MalformedMessage(WireError):
+    code = "malformed_message"
+
+
+class MalformedRecord(WireError):
+    code = "malformed_record"
+
+
+class HeaderRefused(WireError):
+    code = "header_refused"
+
+
+class TooLarge(WireError):
+    code = "too_large"
+
+
+class BadSignature(WireError):
+    code = "bad_signature"
+
+
+class DeniedError(TidingsError):
+    exit_code = 4
+    code = "denied"
+
+
+class AuthRevoked(DeniedError):
+    code = "revoked"
+
+
+class UnreachableError(TidingsError):
+    exit_code = 5
+    code = "unreachable"
+
+
+class BrokerUnreachable(UnreachableError):
+    code = "broker_unreachable"
+
+
+class StewardUnreachable(UnreachableError):
+    code = "steward_unreachable"
+
+
+class ConflictError(TidingsError):
+    exit_code = 6
+    code = "conflict"
+
+
+class LeaseHeld(ConflictError):
+    code = "lease_held"
+
+
+class LeaseLost(ConflictError):
+    code = "lease_lost"
+
+
+class NameTaken(ConflictError):
+    code = "name_taken"
+
+
+class SpaceBusy(ConflictError):
+    code = "space_busy"
+
+
+class OutcomeUnknown(TidingsError):
+    code = "outcome_unknown"
+
+
+class UnhealthyError(TidingsError):
+    exit_code = 3
+    code = "unhealthy"
+
+
+class LogFull(UnhealthyError):
+    code = "log_full"
+
+
+class LogRegressed(UnhealthyError):
+    code = "log_regressed"
+
+
+class LogGap(UnhealthyError):
+    code = "log_gap"
+
+
+class StreamMismatch(UnhealthyError):
+    code = "stream_mismatch"
+
+
+class BrokerFailed(TidingsError):
+    code = "broker_failed"
+
+
+class PrerequisiteMissing(TidingsError):
+    code = "prerequisite_missing"

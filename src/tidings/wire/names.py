@@ -1,0 +1,79 @@
+"""Names and their grammar. A name that does not fit is refused, never rewritten.
+
+Rewriting would alias: if `foo/bar` silently became `foo_bar`, an access check on the raw name and a grant on the
+rewritten one would speak of different channels.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tidings.errors import InvalidName
+
+MAX_TOKEN = 64
+MAX_CHANNEL = 200
+MAX_DISPLAY_NAME = 64
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_AGENT_ID = re.compile(r"U[A-Z2-7]{55}\Z")
+
+
+def is_token(text: str) -> bool:
+    return _TOKEN.match(text) is not None
+
+
+def check_token(text: str, what: str) -> str:
+    """One subject token: letters, digits, `_` and `-`, at most 64 of them."""
+    if not isinstance(text, str) or not is_token(text):
+        raise InvalidName(f"{what} {text!r} is not allowed: use 1 to {MAX_TOKEN} of A-Z a-z 0-9 _ -")
+    return text
+
+
+def check_space(name: str) -> str:
+    return check_token(name, "space name")
+
+
+def check_role(name: str) -> str:
+    return check_token(name, "role")
+
+
+def check_agent_name(name: str) -> str:
+    """Agent names are tokens too: they become file names and are typed by people."""
+    return check_token(name, "agent name")
+
+
+def is_agent_id(text: str) -> bool:
+    """An agent's id is its nkey public key (`U` and 55 base32 characters)."""
+    return _AGENT_ID.match(text) is not None
+
+
+def check_agent_id(text: str) -> str:
+    if not isinstance(text, str) or not is_agent_id(text):
+        raise InvalidName(f"agent id {text!r} is not an nkey user key (U and 55 characters of A-Z 2-7)")
+    return text
+
+
+def is_channel(name: str) -> bool:
+    return 0 < len(name) <= MAX_CHANNEL and all(is_token(token) for token in name.split("."))
+
+
+def check_channel(name: str) -> str:
+    """A channel is one or more tokens joined by dots, at most 200 characters."""
+    if not isinstance(name, str) or not is_channel(name):
+        raise InvalidName(
+            f"channel {name!r} is not allowed: tokens of A-Z a-z 0-9 _ - joined by dots, at most {MAX_CHANNEL} in all"
+        )
+    return name
+
+
+def is_pattern(text: str) -> bool:
+    if not 0 < len(text) <= MAX_CHANNEL:
+        return False
+    *head, last = text.split(".")
+    return all(token == "*" or is_token(token) for token in head) and (last in ("*", ">") or is_token(last))
+
+
+def check_pattern(text: str) -> str:
+    """A channel, or a channel with `*` for one token and a final `>` for one or more."""
+    if not isinstance(text, str) or not is_pattern(text):
+        raise InvalidName(f"pattern {text!r} is not allowed: a channel in which a token may be `*`, the last one `>`")
+    return text

@@ -1,0 +1,43 @@
+"""What is signed, and how a signature travels.
+
+Signed bytes are `td1\\n<space id>\\n<kind>\\n<sender>\\n<destination>\\n` followed by the payload bytes exactly as
+they travel. The space id is the CORE account key of the *origin* space, so a message cannot be replayed into
+another space of the same name; the destination is what the sender addressed, so it cannot be moved to another
+channel. Nothing re-encodes a received payload.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from tidings.errors import BadSignature
+from tidings.wire import keys
+
+SIGNATURE_HEADER = "Td-Sig"
+KINDS = ("chat", "dm", "task", "result", "ruling")
+
+
+def signed_bytes(space_id: str, kind: str, sender: str, destination: str, payload: bytes) -> bytes:
+    """The exact bytes under a signature. `kind` is one of `KINDS`; no field can contain a newline."""
+    if kind not in KINDS or "\n" in space_id + sender + destination:
+        raise BadSignature(f"cannot sign kind {kind!r} for destination {destination!r}")
+    return f"td1\n{space_id}\n{kind}\n{sender}\n{destination}\n".encode() + payload
+
+
+def sign(key: keys.KeyPair, space_id: str, kind: str, destination: str, payload: bytes) -> str:
+    """The value of the `Td-Sig` header: URL-safe base64 of 64 bytes, without padding."""
+    raw = key.sign(signed_bytes(space_id, kind, key.id, destination, payload))
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def verifies(signature: str | None, space_id: str, kind: str, sender: str, destination: str, payload: bytes) -> bool:
+    """True iff `signature` was made by `sender` over exactly these fields."""
+    if not signature or len(signature) != 86:
+        return False
+    try:
+        raw = base64.b64decode(signature + "==", altchars=b"-_", validate=True)
+        message = signed_bytes(space_id, kind, sender, destination, payload)
+    except (binascii.Error, ValueError, BadSignature):
+        return False
+    return keys.verify(sender, message, raw)

@@ -1,0 +1,48 @@
+"""Cover is decided in one place, by the rules of NATS subjects."""
+
+import re
+
+import pytest
+
+from tidings.wire.patterns import covers, covers_any, covers_pattern, pattern_regex
+
+
+@pytest.mark.parametrize(
+    ("pattern", "channel", "expected"),
+    [
+        ("general", "general", True),
+        ("general", "generals", False),
+        ("team.>", "team", False),
+        ("team.>", "team.backend", True),
+        ("team.>", "team.backend.db", True),
+        ("team.*", "team.backend", True),
+        ("team.*", "team.backend.db", False),
+        ("*.backend", "team.backend", True),
+        (">", "anything.at.all", True),
+        ("general", "general.", False),
+        ("general..x", "general..x", False),
+    ],
+)
+def test_a_pattern_covers_what_nats_would_match(pattern: str, channel: str, expected: bool) -> None:
+    assert covers(pattern, channel) is expected
+    assert (re.match(pattern_regex(pattern), channel) is not None) is expected
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "expected"),
+    [
+        (">", "team.>", True),
+        ("team.>", "team.*", True),
+        ("team.*", "team.>", False),
+        ("team.*", "team.*", True),
+        ("team.backend", "team.*", False),
+        ("*.*", "team.*", True),
+        ("*", ">", False),
+    ],
+)
+def test_a_pattern_covers_a_narrower_pattern(wide: str, narrow: str, expected: bool) -> None:
+    assert covers_pattern(wide, narrow) is expected
+
+
+def test_nothing_is_covered_by_no_pattern() -> None:
+    assert not covers_any([], "general")
