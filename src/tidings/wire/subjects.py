@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tidings.errors import InvalidName
 from tidings.wire import names
 from tidings.wire.tags import is_tag
 
@@ -203,7 +204,7 @@ class Subjects:
 
     def control(self, service: str, sender: str) -> str:
         if service not in SERVICES:
-            raise names.InvalidName(f"control service {service!r} does not exist; one of {', '.join(SERVICES)}")
+            raise InvalidName(f"control service {service!r} does not exist; one of {', '.join(SERVICES)}")
         return f"{self.root}.ctl.{service}.{names.check_agent_id(sender)}"
 
     def live_chat(self, pattern: str) -> str:
@@ -248,7 +249,7 @@ class Subjects:
 
 def _checked_tag(tag: str) -> str:
     if not is_tag(tag):
-        raise names.InvalidName(f"tag {tag!r} is not 26 base32 characters")
+        raise InvalidName(f"tag {tag!r} is not 26 base32 characters")
     return tag
 
 
