@@ -61,8 +61,9 @@ def public_bytes(key: str) -> bytes:
         raw = base64.b32decode(key + "=" * (-len(key) % 8))
     except (binascii.Error, ValueError) as error:
         raise InvalidName(f"{key!r} is not an nkey public key") from error
-    if len(raw) != 35 or int.from_bytes(raw[33:], "little") != nkeys.crc16(bytearray(raw[:33])):
-        raise InvalidName(f"{key!r} is not an nkey public key (length or checksum is wrong)")
+    # The low three bits of the prefix byte are always zero: otherwise one key would have eight spellings.
+    if len(raw) != 35 or raw[0] & 7 or int.from_bytes(raw[33:], "little") != nkeys.crc16(bytearray(raw[:33])):
+        raise InvalidName(f"{key!r} is not an nkey public key (length, prefix or checksum is wrong)")
     return raw[1:33]
 
 

@@ -51,7 +51,11 @@ def _subsumes(wide: str, narrow: str) -> bool:
 
 
 def pattern_regex(pattern: str) -> str:
-    """The same rule as an anchored regular expression, for SQL (`rlike`) and other languages."""
+    """The same rule as an anchored regular expression, for SQL (`rlike`) and other languages.
+
+    For well-formed channels only, such as those of parsed subjects: it does not repeat the length limit, and `$` lets
+    a final newline pass in some dialects (lookahead would not, but not every engine has it).
+    """
     if not is_pattern(pattern):
         return r"(?!)"
     token = r"[A-Za-z0-9_-]{1,64}"

@@ -1,0 +1,216 @@
+"""The message: what one agent says, as strict JSON of at most 256 KiB.
+
+`decode` takes only what fits (ids, names and digests have one spelling), ignores fields it does not know at any
+level, and keeps part kinds it does not know verbatim if they are reverse-DNS names (`com.example.widget`). `ts` is
+RFC 3339 in UTC with exactly three decimals (`2025-11-15T12:00:00.000Z`): it sorts as text and people can read it.
+`raw` is the bytes as they travelled; a received message is passed on as `raw`, never written again. Whether the
+sender is who it claims is not decided here but in `wire/envelope`, which also knows how the message was addressed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tidings.errors import MalformedMessage, TooLarge
+from tidings.wire import strict_json
+from tidings.wire.ids import ID_PATTERN, new_id
+
+MAX_PAYLOAD = 256 * 1024
+MAX_MENTIONS = 32
+MAX_PARTS = 64
+
+# `$` would let a final newline pass in Python and Java; this means "end of input" in every dialect with lookahead.
+_END = r"(?![\s\S])"
+_PRINTABLE = r"^[^\u0000-\u001f\u007f]+" + _END
+_EXTENSION = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z0-9][a-z0-9-]*)+\Z")
+
+Priority = Literal["now", "next", "low"]
+MessageId = Annotated[str, Meta(pattern=f"^{ID_PATTERN}{_END}", description="UUIDv7, lower case")]
+AgentId = Annotated[str, Meta(pattern=f"^U[A-Z2-7]{{55}}{_END}", description="nkey public key of a user")]
+Name = Annotated[str, Meta(pattern=f"^[A-Za-z0-9_-]{{1,64}}{_END}")]
+Timestamp = Annotated[
+    str,
+    Meta(
+        pattern=rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}T[0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}\.[0-9]{{3}}Z{_END}",
+        description="RFC 3339, UTC, exactly three decimals",
+        extra_json_schema={"format": "date-time"},
+    ),
+]
+FileName = Annotated[
+    str, Meta(pattern=rf"^(?!\.{{1,2}}{_END})[^\u0000-\u001f\u007f/\\]+{_END}", max_length=255, description="no path")
+]
+MediaType = Annotated[str, Meta(pattern=rf"^[!-.0-:<-~]+/[!-.0-:<-~]+( *;[ -~]+)?{_END}", max_length=255)]
+Digest = Annotated[str, Meta(pattern=f"^sha256:[0-9a-f]{{64}}{_END}")]
+Uri = Annotated[str, Meta(pattern=rf"^[A-Za-z][A-Za-z0-9+.-]*:[!-~]+{_END}", max_length=2048)]
+Context = Annotated[str, Meta(pattern=_PRINTABLE, max_length=256, description="conversation this belongs to")]
+
+
+class Sender(Struct, frozen=True, omit_defaults=True):
+    """Who says it. `id` must equal the sender the broker pinned in the subject."""
+
+    id: AgentId
+    name: Name
+    role: Name | None = None
+
+
+class Mention(Struct, frozen=True):
+    """An agent the sender's endpoint resolved: the id counts, the name is for people."""
+
+    id: AgentId
+    name: Name
+
+
+class TextPart(Struct, frozen=True, tag_field="kind", tag="text"):
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+class DataPart(Struct, frozen=True, tag_field="kind", tag="data"):
+    """Any JSON value."""
+
+    kind: ClassVar[str] = "data"
+    data: Any
+
+
+class ArtifactPart(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="artifact"):
+    """A reference to bytes kept elsewhere; the digest says whether one found the right ones."""
+
+    kind: ClassVar[str] = "artifact"
+    name: FileName
+    media_type: MediaType
+    digest: Digest
+    size: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    uri: Uri | None = None
+
+
+class ExtensionPart(Struct, frozen=True, tag_field="kind", tag="extension", rename={"kind": "of"}):
+    """A reverse-DNS kind: `body` is the whole part verbatim, its own `kind` included. Ignored by Tidings."""
+
+    kind: str
+    body: dict[str, Any]
+
+
+Part = TextPart | DataPart | ArtifactPart | ExtensionPart
+_KNOWN_KINDS = frozenset({"text", "data", "artifact"})
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"sender": "from"}):
+    """One message. `raw` is empty until it was encoded or received and is not a field of the wire."""
+
+    id: MessageId
+    ts: Timestamp
+    sender: Sender
+    parts: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=MAX_PARTS)]
+    priority: Priority = "next"
+    mentions: Annotated[tuple[Mention, ...], Meta(max_length=MAX_MENTIONS)] = ()
+    reply_to: MessageId | None = None
+    context: Context | None = None
+    raw: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The text parts, one per line."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def ts_ms(self) -> int:
+        """`ts` as milliseconds since 1970: what the sender claims, not when the log took it."""
+        return round(datetime.fromisoformat(self.ts).timestamp() * 1000)
+
+
+def timestamp(when: datetime) -> str:
+    """`when` (with a time zone) as it is written in `ts`."""
+    return when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def compose(
+    sender: Sender,
+    *,
+    text: str | None = None,
+    data: Any | UnsetType = UNSET,
+    parts: Iterable[Part] = (),
+    priority: Priority = "next",
+    mentions: Iterable[Mention] = (),
+    reply_to: str | None = None,
+    context: str | None = None,
+    id: str | None = None,  # noqa: A002  the name it has on the wire
+    ts: str | None = None,
+) -> Message:
+    """A message ready to send, `raw` filled in. Text comes first, then data, then `parts`."""
+    made: list[Part] = [] if text is None else [TextPart(text)]
+    if data is not UNSET:
+        made.append(DataPart(data))
+    draft = Message(
+        id=id or new_id(),
+        ts=ts or timestamp(datetime.now(UTC)),
+        sender=sender,
+        parts=(*made, *parts),
+        priority=priority,
+        mentions=tuple(mentions),
+        reply_to=reply_to,
+        context=context,
+    )
+    return _frozen(draft)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes to send. A message that has bytes keeps them; one that was changed since must be composed anew."""
+    if message.raw:
+        if decode(message.raw) != message:
+            raise MalformedMessage(f"message {message.id} differs from its raw bytes: compose a new one")
+        return message.raw
+    return _frozen(message).raw
+
+
+def decode(payload: bytes) -> Message:
+    """The message in `payload`: TooLarge beyond the limit, MalformedMessage for anything that is not one."""
+    if len(payload) > MAX_PAYLOAD:
+        raise TooLarge(f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD}: send an artifact reference")
+    document = strict_json.loads(payload)
+    if not isinstance(document, dict):
+        raise MalformedMessage("not a message: the payload is not a JSON object")
+    if isinstance(parts := document.get("parts"), list):
+        document["parts"] = [_wrapped(part) for part in parts]
+    document["raw"] = payload
+    try:
+        message = msgspec.convert(document, Message)
+        datetime.fromisoformat(message.ts)  # the pattern cannot know the days of a month
+    except ValueError as error:
+        # the text may quote the payload, and ends in logs and terminals
+        said = "".join(c if c.isprintable() else "?" for c in str(error)[:300])
+        raise MalformedMessage(f"not a message: {said}") from error
+    return message
+
+
+def _frozen(draft: Message) -> Message:
+    """The draft as every reader will see it, `raw` included: what cannot be read back cannot be sent."""
+    document = msgspec.to_builtins(msgspec.structs.replace(draft, parts=()))
+    document["parts"] = [_written(part) for part in draft.parts]
+    return decode(strict_json.write(document))
+
+
+def _written(part: Part) -> Any:
+    # data and extensions bypass msgspec, which would turn bytes and NaN into something else without a word
+    if isinstance(part, DataPart):
+        return {"kind": "data", "data": part.data}
+    if isinstance(part, ExtensionPart):
+        return part.body | {"kind": part.kind}
+    return msgspec.to_builtins(part)
+
+
+def _wrapped(part: Any) -> dict[str, Any]:
+    """A known part as it is; an extension wrapped so that the typed decoder keeps it verbatim."""
+    kind = part.get("kind") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise MalformedMessage("not a message: a part has no kind")
+    if kind in _KNOWN_KINDS:
+        return part  # type: ignore[no-any-return]
+    if len(kind) > 128 or not _EXTENSION.match(kind):
+        raise MalformedMessage(f"part kind {kind[:64]!r} is unknown: kinds of your own are reverse-DNS names")
+    return {"kind": "extension", "of": kind, "body": part}
