@@ -1,5 +1,6 @@
 """The contract: what travels between Tidings programs, as pure functions without I/O.
 
 Subjects, names, patterns, tags, keys, signatures, headers, messages and ruling records. Nothing here opens a
-connection or a file, so another language can be tested against the same golden vectors (`wire/schema`).
+connection; only `schema` touches files, to write the JSON Schema and the golden vectors (`wire/vectors`) that another
+language can be tested against.
 """

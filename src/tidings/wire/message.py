@@ -28,7 +28,8 @@ MAX_PARTS = 64
 # `$` would let a final newline pass in Python and Java; this means "end of input" in every dialect with lookahead.
 _END = r"(?![\s\S])"
 _PRINTABLE = r"^[^\u0000-\u001f\u007f]+" + _END
-_EXTENSION = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z0-9][a-z0-9-]*)+\Z")
+EXTENSION_KIND = r"^[a-z][a-z0-9-]*(\.[a-z0-9][a-z0-9-]*)+" + _END
+_EXTENSION = re.compile(EXTENSION_KIND)
 
 Priority = Literal["now", "next", "low"]
 MessageId = Annotated[str, Meta(pattern=f"^{ID_PATTERN}{_END}", description="UUIDv7, lower case")]

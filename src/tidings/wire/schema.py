@@ -1,0 +1,62 @@
+"""The wire for other languages: a JSON Schema of the message, and golden vectors. `python -m tidings.wire.schema`.
+
+The schema is generated from the structs in `wire/message` and completed where they cannot say it: `raw` does not
+travel, and a part may be of any reverse-DNS kind. It describes the shape only; duplicate keys, depth and numbers are
+for the reader of the bytes, and the vectors have a case for each. Regenerating is the one place in `wire/` that
+touches files; a test holds the files against `contents()`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidings.wire.golden import vectors
+from tidings.wire.message import EXTENSION_KIND, Message
+
+FOLDER = Path(__file__).parent / "vectors"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def message_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a message payload."""
+    (root,), definitions = msgspec.json.schema_components([Message], ref_template="#/$defs/{name}")
+    message = definitions["Message"]
+    message["description"] = "What one agent says: strict JSON of at most 256 KiB. Unknown fields are ignored."
+    del message["properties"]["raw"]
+    # OpenAPI's `discriminator` would rule out kinds that are not in its mapping.
+    del message["properties"]["parts"]["items"]["discriminator"]
+    definitions["ExtensionPart"] = {
+        "title": "ExtensionPart",
+        "description": "A part of a kind we do not know, named in reverse-DNS style: kept verbatim, ignored.",
+        "type": "object",
+        "properties": {"kind": {"type": "string", "maxLength": 128, "pattern": EXTENSION_KIND}},
+        "required": ["kind"],
+    }
+    return {"$schema": DIALECT, "title": "Tidings message", **root, "$defs": definitions}
+
+
+def contents() -> dict[str, str]:
+    """File name to text, exactly as it belongs into the package."""
+    return {
+        "message.schema.json": _text(message_schema()),
+        "vectors.json": _text(vectors()),
+    }
+
+
+def regenerate(folder: Path = FOLDER) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in contents().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _text(document: dict[str, Any]) -> str:
+    # ASCII, because the vectors hold control characters and byte order marks that editors would hide or change
+    return json.dumps(document, indent=1, ensure_ascii=True) + "\n"
+
+
+if __name__ == "__main__":
+    regenerate()

@@ -1,0 +1,144 @@
+"""The broker's headers are the tail of a block; what a sender wrote before it cannot pass for them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.errors import HeaderRefused, WireError
+from tidings.wire.headers import (
+    CONTROL_HEADERS,
+    DIRECT_GET_HEADERS,
+    REPUBLISH_HEADERS,
+    Field,
+    Headers,
+    check_own_headers,
+    encode_headers,
+    own_fields,
+    refused_headers,
+    split_block,
+)
+
+APPENDED: tuple[Field, ...] = (
+    ("Nats-Stream", "LOG_main"),
+    ("Nats-Subject", "td.main.space"),
+    ("Nats-Sequence", "7"),
+    ("Nats-Time-Stamp", "2025-11-15T12:00:00Z"),
+    ("Nats-Num-Pending", "3"),
+    ("Nats-Last-Sequence", "6"),
+)
+COPIED = tuple(field for field in APPENDED if field[0] != "Nats-Num-Pending")
+
+field_names = st.text(
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":"), min_size=1, max_size=12
+)
+field_values = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=12).map(
+    lambda value: value.strip(" \t")
+)
+broker_names = st.sampled_from(sorted(DIRECT_GET_HEADERS | CONTROL_HEADERS))
+sender_fields = st.lists(st.tuples(field_names | broker_names, field_values), max_size=6).map(tuple)
+
+
+@given(sender_fields)
+def test_what_is_encoded_parses_back_in_wire_order(fields: tuple[Field, ...]) -> None:
+    assert Headers.parse(encode_headers(fields)) == Headers(fields)
+
+
+@given(sender_fields)
+def test_the_broker_has_the_last_word_whatever_the_sender_set(fields: tuple[Field, ...]) -> None:
+    headers = Headers.parse(encode_headers((*fields, *APPENDED)))
+    for name, value in APPENDED:
+        assert headers.last(name) == headers.last(name.lower()) == value
+    assert own_fields(headers, DIRECT_GET_HEADERS) == fields
+
+
+@given(sender_fields)
+def test_a_live_copy_gives_back_exactly_what_the_sender_wrote(fields: tuple[Field, ...]) -> None:
+    assert own_fields(Headers.parse(encode_headers((*fields, *COPIED))), REPUBLISH_HEADERS) == fields
+
+
+@given(st.binary(max_size=80))
+def test_the_broker_is_heard_even_after_garbage(garbage: bytes) -> None:
+    # The broker cuts two bytes off the sender's block and writes on from there.
+    tail = encode_headers(APPENDED).removeprefix(b"NATS/1.0\r\n")
+    own, appended = split_block(garbage + b"\r\n" + tail, DIRECT_GET_HEADERS)
+    assert appended == dict(APPENDED)
+    assert own == garbage + b"\r\n\r\n"
+
+
+@given(st.binary(max_size=40))
+def test_a_block_left_open_by_the_sender_cannot_forge_more_than_it_loses(garbage: bytes) -> None:
+    forged = encode_headers([("Nats-Stream", "X"), ("Nats-Subject", "forged"), ("Nats-Sequence", "999")])[:-4]
+    tail = encode_headers(APPENDED).removeprefix(b"NATS/1.0\r\n")
+    _, appended = split_block(forged + b"\r\nX-" + garbage + tail, DIRECT_GET_HEADERS)
+    assert appended["Nats-Subject"] == "td.main.space"
+    assert appended["Nats-Sequence"] == "7"
+
+
+@given(st.binary(max_size=80) | st.binary(max_size=60).map(lambda middle: b"NATS/1.0\r\n" + middle + b"\r\n\r\n"))
+def test_a_hostile_block_parses_or_is_a_wire_error_and_nothing_else(raw: bytes) -> None:
+    own, appended = split_block(raw, DIRECT_GET_HEADERS)
+    assert isinstance(own, bytes)
+    assert set(appended) <= DIRECT_GET_HEADERS
+    try:
+        headers = Headers.parse(raw)
+    except WireError:
+        return
+    assert Headers.parse(encode_headers(headers.fields)).fields == headers.fields
+
+
+@given(sender_fields)
+def test_cutting_a_block_and_cutting_its_fields_agree(fields: tuple[Field, ...]) -> None:
+    raw = encode_headers((*fields, *APPENDED))
+    own, _ = split_block(raw, DIRECT_GET_HEADERS)
+    assert Headers.parse(own).fields == own_fields(Headers.parse(raw), DIRECT_GET_HEADERS)
+
+
+def test_a_status_comes_only_from_the_first_line() -> None:
+    shadow = Headers.parse(b"NATS/1.0\r\nStatus: 100\r\nDescription: x\r\n\r\n")
+    assert (shadow.status, shadow.description) == (None, "")
+    real = Headers.parse(b"NATS/1.0 409 Consumer Deleted\r\nNats-Num-Pending: 0\r\n\r\n")
+    assert (real.status, real.description) == (409, "Consumer Deleted")
+    assert Headers.parse(b"NATS/1.0 503\r\n\r\n").status == 503
+
+
+@pytest.mark.parametrize(
+    "first", [b"NATS/1.0 abc", b"NATS/1.0 20", b"NATS/1.0204", b"nats/1.0", b"NATS/1.1", b"", b"NATS/1.0\n"]
+)
+def test_a_block_with_another_first_line_is_malformed(first: bytes) -> None:
+    with pytest.raises(WireError):
+        Headers.parse(first + b"\r\nA: b\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["Nats-Subject", "nats-ttl", "NATS-Rollup", "nats-msg-id", "Status", "status", "KV-Operation", "kv-x"]
+)
+def test_a_sender_may_not_set_what_is_the_brokers(name: str) -> None:
+    fields = (("Td-Sig", "s"), (name, "1"))
+    assert refused_headers(fields) == (name,)
+    with pytest.raises(HeaderRefused, match=name):
+        check_own_headers(fields)
+
+
+def test_a_sender_may_name_its_message_and_add_headers_of_its_own() -> None:
+    fields = (("Nats-Msg-Id", "i"), ("Td-Sig", "s"), ("Natso", "x"), ("X-Status", "1"), ("traceparent", "00"))
+    check_own_headers(fields)
+    assert refused_headers(fields) == ()
+
+
+def test_a_header_the_broker_adds_to_control_requests_is_not_the_senders() -> None:
+    headers = Headers((("Nats-Request-Info", "forged"), ("A", "b"), ("Nats-Request-Info", "{}")))
+    assert own_fields(headers, CONTROL_HEADERS) == headers.fields[:2]
+
+
+def test_a_shadow_right_before_the_brokers_tail_stays_the_senders() -> None:
+    headers = Headers((("Nats-UpTo-Sequence", "9"), *APPENDED))
+    assert own_fields(headers, DIRECT_GET_HEADERS) == (("Nats-UpTo-Sequence", "9"),)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [("A\r\nB", "x"), ("A", "x\r\nNats-Subject: y"), ("A", "x\n"), ("A", "\0"), ("A:", "x"), ("", "x"), ("A b", "x")],
+)
+def test_a_header_that_would_start_another_line_is_not_written(field: Field) -> None:
+    with pytest.raises(HeaderRefused):
+        encode_headers([field])
