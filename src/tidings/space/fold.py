@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from tidings.errors import LogRegressed, MalformedRecord, UsageError
 from tidings.space.history import History
@@ -24,6 +24,8 @@ from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers, covers_any, is_concrete
 from tidings.wire.rulings import Access, Channel, ChannelClass, Lease, Link, Member, Space
 from tidings.wire.signing import SIGNATURE_HEADER
+
+T = TypeVar("T")
 
 #: void records kept for people to look at; the counters have no such limit
 VOID_KEPT = 1000
@@ -296,19 +298,16 @@ class Table:
         return frozenset(self._access)
 
     def access_at(self, owner: str, seq: int) -> Access | None:
-        history = self._access.get(owner)
-        return history.at(self._checked(seq)) if history else None
+        return self._at(self._access.get(owner), seq)
 
     def space_at(self, seq: int) -> Space:
         return self._space.at(self._checked(seq)) or BUILT_IN
 
     def channel_at(self, name: str, seq: int) -> Channel | None:
-        history = self._channels.get(name)
-        return history.at(self._checked(seq)) if history else None
+        return self._at(self._channels.get(name), seq)
 
     def link_at(self, link: str, seq: int) -> Link | None:
-        history = self._links.get(link)
-        return history.at(self._checked(seq)) if history else None
+        return self._at(self._links.get(link), seq)
 
     def class_at(self, channel: str, seq: int) -> ChannelClass:
         """The channel's own class, else the space's default, else durable."""
@@ -381,6 +380,10 @@ class Table:
             channels={name: history.at(seq) for name, history in self._channels.items()},
             links={link: history.at(seq) for link, history in self._links.items()},
         )
+
+    def _at(self, history: History[T] | None, seq: int) -> T | None:
+        self._checked(seq)
+        return history.at(seq) if history else None
 
     def _checked(self, seq: int) -> int:
         if seq < self.floor:
