@@ -1,0 +1,75 @@
+"""Which superseded ruling versions may be purged without changing any answer at or above the floor.
+
+A purge removes every version of one subject below a sequence, so the question per subject is how far it may go.
+A version is superseded by a newer *effective* one at or below the floor; three things hold it longer:
+
+- an access version under which a retained join was judged (a later fold would void that join);
+- an access version whose name voided a record that is still there (a later fold would revive that record);
+- a space version that rotated the steward key, and so every version after the first rotation (chain of trust).
+
+Only the newest lease matters, wherever the floor is. Whatever is in doubt stays. The purges are ordered so that
+stopping after any of them is safe too: memberships first, because access waits for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from tidings.space.fold import LogRecord, Table
+from tidings.wire import subjects
+
+#: (subject, below): purge the versions of `subject` whose sequence is smaller than `below`
+Purge = tuple[str, int]
+
+
+def removable(records: Iterable[LogRecord], table: Table, floor: int) -> list[Purge]:
+    """The purges that are safe at `floor`. `table` must be the fold of exactly these records."""
+    oldest: dict[str, int] = {}
+    for record in records:
+        oldest.setdefault(record.subject, record.seq)
+    cuts = [*_member_cuts(table, floor), *_other_cuts(table, floor)]
+    return [(subject, below) for subject, below in cuts if oldest.get(subject, below) < below]
+
+
+def compacted(records: Iterable[LogRecord], purges: Iterable[Purge]) -> list[LogRecord]:
+    """What is left of `records` after the purges."""
+    cuts = dict(purges)
+    return [record for record in records if record.seq >= cuts.get(record.subject, 0)]
+
+
+def _member_cuts(table: Table, floor: int) -> Iterator[Purge]:
+    for subject, versions in table.effective.items():
+        if isinstance(table.subjects.parse(subject), subjects.MemberSubject):
+            yield subject, _newest(versions, floor)
+
+
+def _other_cuts(table: Table, floor: int) -> Iterator[Purge]:
+    judged = _first_retained_joins(table, floor)
+    for subject, versions in table.effective.items():
+        match table.subjects.parse(subject):
+            case subjects.AccessSubject(owner):
+                holds = (floor, judged.get(owner, floor), table.name_pins.get(owner, floor))
+                yield subject, _newest(versions, min(holds))
+            case subjects.SpaceSubject():
+                yield subject, _newest(versions, min([floor, *table.rotations]))
+            case subjects.StewardLeaseSubject():
+                yield subject, versions[-1]
+            case subjects.ChannelSubject() | subjects.LinkSubject():
+                yield subject, _newest(versions, floor)
+
+
+def _first_retained_joins(table: Table, floor: int) -> dict[str, int]:
+    """Per owner the oldest effective join that survives the membership purges at this floor."""
+    first: dict[str, int] = {}
+    for owner in table.owners():
+        survivors = [i.joined for i in table.intervals(owner) if i.left is None or i.left > floor]
+        if survivors:
+            first[owner] = min(survivors)
+    return first
+
+
+def _newest(versions: list[int], limit: int) -> int:
+    """The newest version at or below `limit`, or 0: nothing is below it."""
+    index = bisect_right(versions, limit)
+    return versions[index - 1] if index else 0

@@ -1,0 +1,55 @@
+"""The intervals of one membership subject: when its owner was a member of its pattern.
+
+One `Membership` per subject `td.S.member.<owner>.<tag>`: overlapping patterns of one owner (`team.>` beside
+`team.backend`) are separate memberships, so leaving one closes only that one. Opening and closing are the two
+transitions; whether a record may cause one is judged by the fold.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`owner` was a member of `pattern` at every sequence strictly between `joined` and `left`."""
+
+    owner: str
+    pattern: str
+    joined: int
+    left: int | None
+
+    def holds(self, seq: int) -> bool:
+        return self.joined < seq and (self.left is None or seq < self.left)
+
+
+class Membership:
+    """Alternating openings and closings of one owner's membership of one pattern."""
+
+    __slots__ = ("joined", "left", "owner", "pattern")
+
+    def __init__(self, owner: str, pattern: str) -> None:
+        self.owner = owner
+        self.pattern = pattern
+        self.joined: list[int] = []
+        self.left: list[int] = []
+
+    @property
+    def is_open(self) -> bool:
+        return len(self.joined) > len(self.left)
+
+    def interval_at(self, seq: int) -> Interval | None:
+        """The interval with joined < seq < left, if there is one."""
+        index = bisect_left(self.joined, seq) - 1
+        if index < 0:
+            return None
+        interval = self._interval(index)
+        return interval if interval.holds(seq) else None
+
+    def intervals(self) -> list[Interval]:
+        return [self._interval(index) for index in range(len(self.joined))]
+
+    def _interval(self, index: int) -> Interval:
+        left = self.left[index] if index < len(self.left) else None
+        return Interval(self.owner, self.pattern, self.joined[index], left)

@@ -1,0 +1,230 @@
+"""Ruling records: what the steward writes into the log to decide who is owed what.
+
+Six kinds, one struct each. `decode` is strict (duplicate keys, NaN, depth over 32, wrong types, names that do not
+fit the grammar: `MalformedRecord`) but ignores fields it does not know, so that a newer steward may add some; a
+change that older readers must not misread raises `v`. `encode` refuses whatever `decode` would refuse. Whether a
+record that decodes also counts is decided by the fold (`space/fold.py`), not here. `at` is for people and never
+decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tidings.errors import InvalidName, MalformedMessage, MalformedRecord
+from tidings.wire import names, signing
+from tidings.wire.keys import KeyPair, public_bytes
+
+MAX_DEPTH = 32
+
+ChannelClass = Literal["live", "durable"]
+Switch = Literal["on", "off"]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    op: Label
+    v: Literal[1] = 1
+    at: Annotated[str, msgspec.Meta(max_length=40)] | None = None
+
+
+class Member(_Record, frozen=True, kw_only=True):
+    """`td.S.member.<owner>.<tag>`: the owner's membership of one channel or pattern opens or closes here."""
+
+    state: Literal["in", "out"]
+    pattern: str
+
+    def __post_init__(self) -> None:
+        names.check_pattern(self.pattern)
+
+
+class Access(_Record, frozen=True, kw_only=True):
+    """`td.S.acl.<owner>`: name, roles and rights from this sequence on. No record means not provisioned."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    post: tuple[str, ...] = ()
+    manage: tuple[str, ...] = ()
+    revoked: bool = False
+    jwt: str | None = None
+    succeeds: str | None = None
+    iat: Count | None = None
+
+    def __post_init__(self) -> None:
+        names.check_agent_name(self.name)
+        for role in self.roles:
+            names.check_role(role)
+        for pattern in (*self.read, *self.post, *self.manage):
+            names.check_pattern(pattern)
+        if self.succeeds is not None:
+            names.check_agent_id(self.succeeds)
+
+
+class Channel(_Record, frozen=True, kw_only=True):
+    """`td.S.channel.<tag>`: settings of one channel. `None` leaves a setting to the space."""
+
+    name: str
+    cls: ChannelClass | None = msgspec.field(name="class", default=None)
+    replay: bool | None = None
+    replay_window: Count | None = None
+    description: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    instructions: Annotated[str, msgspec.Meta(max_length=2000)] = ""
+    by: str | None = None
+    listed: bool = True
+
+    def __post_init__(self) -> None:
+        names.check_channel(self.name)
+        if self.by is not None:
+            names.check_agent_id(self.by)
+
+
+class Link(_Record, frozen=True, kw_only=True):
+    """`td.S.link.<link>`: which channels of the space `origin` are admitted here, and under which name."""
+
+    link: str
+    state: Switch
+    origin: str
+    channels: dict[str, str]
+
+    def __post_init__(self) -> None:
+        names.check_token(self.link, "link")
+        _check_key(self.origin, "A")
+        for theirs, ours in self.channels.items():
+            names.check_channel(theirs)
+            names.check_channel(ours)
+
+
+class Lease(_Record, frozen=True, kw_only=True):
+    """`td.S.lease.steward`: who writes the rulings from here on; only the newest one matters."""
+
+    holder: Label
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    pid: Count
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a channel is when neither its record nor anybody else says so."""
+
+    cls: ChannelClass | None = msgspec.field(name="class", default=None)
+    replay: bool | None = None
+    replay_window: Count | None = None
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts whose floor retention waits for. Not starting one is not switching it off."""
+
+    deliver: Switch = "on"
+    archive: Switch = "on"
+
+
+class Space(_Record, frozen=True, kw_only=True):
+    """`td.S.space`: settings of the whole space.
+
+    A `steward_key` that is not the one in force is a rotation: the old key signs this record, the new one every
+    record after it.
+    """
+
+    defaults: Defaults = Defaults()
+    channels: Literal["open", "listed"] = "open"
+    parts: Parts = Parts()
+    keep_age: Count | None = None
+    keep_bytes: Count | None = None
+    steward_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.steward_key is not None:
+            _check_key(self.steward_key)
+
+
+RulingRecord = Member | Access | Channel | Link | Lease | Space
+
+#: the first subject token after `td.S.` names the kind
+KINDS: dict[str, type[RulingRecord]] = {
+    "member": Member,
+    "acl": Access,
+    "channel": Channel,
+    "link": Link,
+    "lease": Lease,
+    "space": Space,
+}
+_KIND_OF: dict[type[RulingRecord], str] = {struct: kind for kind, struct in KINDS.items()}
+
+
+def encode(record: RulingRecord) -> bytes:
+    """The payload of a ruling record: JSON with every field spelled out, so a later default changes no old record."""
+    payload = msgspec.json.encode(record)
+    decode(_KIND_OF[type(record)], payload)
+    return payload
+
+
+def decode(kind: str, payload: bytes) -> RulingRecord:
+    """The record in `payload`, where `kind` is the first token of its subject after `td.S.`."""
+    struct = KINDS.get(kind)
+    if struct is None:
+        raise MalformedRecord(f"{kind!r} is not a kind of ruling record; one of {', '.join(KINDS)}")
+    try:
+        return msgspec.convert(_strict_loads(payload), struct, strict=True)
+    except (msgspec.ValidationError, MalformedMessage, InvalidName) as error:
+        raise MalformedRecord(f"this {kind} record does not decode: {error}") from error
+
+
+def sign_ruling(key: KeyPair, space_id: str, tail: str, payload: bytes) -> str:
+    """The `Td-Sig` of a ruling record; `tail` is its subject after `td.S.`."""
+    return signing.sign(key, space_id, "ruling", tail, payload)
+
+
+def verify_ruling(signature: str | None, space_id: str, steward_key: str, tail: str, payload: bytes) -> bool:
+    """Did the holder of `steward_key` sign exactly this payload for exactly this subject of this space?"""
+    return signing.verifies(signature, space_id, "ruling", steward_key, tail, payload)
+
+
+def _check_key(key: str, prefix: str = "") -> None:
+    if not key.startswith(prefix):
+        raise InvalidName(f"{key!r} is not a key of the kind {prefix}")
+    public_bytes(key)
+
+
+# --- the strict loader: replace `_strict_loads` by `wire.strict_json.loads`, which makes the same promise ---
+
+
+def _strict_loads(payload: bytes) -> Any:
+    try:
+        value = json.loads(payload.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        _check_tree(value, 1)
+    except (ValueError, RecursionError) as error:  # covers JSONDecodeError, bad UTF-8 and lone surrogates
+        raise MalformedMessage(f"not strict JSON: {error}") from error
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return fields
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _check_tree(value: Any, depth: int) -> None:
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("a number is out of range")
+    elif isinstance(value, dict | list):
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        for child in value.values() if isinstance(value, dict) else value:
+            _check_tree(child, depth + 1)
