@@ -31,7 +31,7 @@ def fold(log: GeneratedLog, records: Iterable[LogRecord]) -> Table:
 
 
 def purges_at(log: GeneratedLog, floor: int) -> list[Purge]:
-    return removable(log.records, fold(log, log.records), floor)
+    return removable(fold(log, log.records), floor)
 
 
 def left_after(log: GeneratedLog, floor: int) -> list[LogRecord]:
@@ -159,11 +159,13 @@ def test_a_rotation_and_everything_after_it_stays(log: GeneratedLog) -> None:
     assert fold(log, kept).void.total() == 0
 
 
-def test_only_the_newest_lease_matters_wherever_the_floor_is(log: GeneratedLog) -> None:
+def test_an_older_lease_goes_only_below_the_floor(log: GeneratedLog) -> None:
     for holder in ("one", "two", "three"):
         log.rule(log.subjects.steward_lease, Lease(op="1", holder=holder, host="h", pid=1, key=log.steward.id))
     log.append(log.subjects.steward_lease, PUBACK)
-    assert purges_at(log, 0) == [(log.subjects.steward_lease, 3)]
+    assert purges_at(log, 0) == []
+    assert purges_at(log, 2) == [(log.subjects.steward_lease, 2)]
+    assert purges_at(log, 9) == [(log.subjects.steward_lease, 3)]
 
 
 def test_links_are_superseded_like_channels(log: GeneratedLog) -> None:
@@ -203,7 +205,7 @@ def test_compacting_again_and_again_while_the_log_grows_changes_no_answer(seed: 
     for start, end in zip([0, *cuts], cuts, strict=False):
         kept += log.records[start:end]
         floor = rng.randint(log.records[start].seq, log.records[end - 1].seq)
-        kept = compacted(kept, removable(kept, fold(log, kept), floor))
+        kept = compacted(kept, removable(fold(log, kept), floor))
     assert len(kept) < len(log.records)
     assert_same_answers(log, kept, floor, rng.sample(range(floor, log.seq + 2), min(6, log.seq + 2 - floor)))
 

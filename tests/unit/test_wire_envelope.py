@@ -1,11 +1,13 @@
 """One function decides whether a record is a message; forged, moved and replayed ones are refused with a reason."""
 
 import json
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.testing.generated import seeded_key
 from tidings.wire.envelope import REASONS, Received, Refused, open_record
 from tidings.wire.headers import Fields
 from tidings.wire.keys import ACCOUNT, KeyPair
@@ -13,8 +15,10 @@ from tidings.wire.message import MAX_PAYLOAD, Sender, compose
 from tidings.wire.signing import sign
 from tidings.wire.subjects import Subjects
 
-ADA, BOB, MAL = KeyPair.generate(), KeyPair.generate(), KeyPair.generate()
-SPACE, OTHER = KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id
+# fixed keys: the names of parametrised tests must be the same in every process
+RANDOM = random.Random("envelope")
+ADA, BOB, MAL = (seeded_key(RANDOM) for _ in range(3))
+SPACE, OTHER = (seeded_key(RANDOM, ACCOUNT).id for _ in range(2))
 MAIN = Subjects("main")
 MESSAGE = compose(Sender(ADA.id, "ada"), text="hello")
 PLACES = {

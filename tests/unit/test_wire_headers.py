@@ -128,6 +128,8 @@ def test_a_sender_may_name_its_message_and_add_headers_of_its_own() -> None:
 def test_a_header_the_broker_adds_to_control_requests_is_not_the_senders() -> None:
     headers = Headers((("Nats-Request-Info", "forged"), ("A", "b"), ("Nats-Request-Info", "{}")))
     assert own_fields(headers, CONTROL_HEADERS) == headers.fields[:2]
+    twice = Headers((("Nats-Request-Info", "forged"), ("Nats-Request-Info", "{}")))
+    assert own_fields(twice, CONTROL_HEADERS) == twice.fields[:1]
 
 
 def test_a_shadow_right_before_the_brokers_tail_stays_the_senders() -> None:

@@ -76,6 +76,12 @@ def test_brackets_inside_text_are_not_nesting(texts: list[str]) -> None:
     assert loads(json.dumps(texts).encode()) == texts
 
 
+@pytest.mark.parametrize("inside", ["[", "{", '"[', '\\"[', "\\[", '\n"['])
+def test_many_brackets_inside_text_are_not_nesting_either(inside: str) -> None:
+    document = [inside * 100, {inside * 50: "]"}]
+    assert loads(json.dumps(document).encode()) == document
+
+
 def test_wide_documents_are_not_deep() -> None:
     wide: list[Any] = [[[]], {}] * 2000
     assert loads(json.dumps(wide).encode()) == wide

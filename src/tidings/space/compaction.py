@@ -7,7 +7,8 @@ A version is superseded by a newer *effective* one at or below the floor; three 
 - an access version whose name voided a record that is still there (a later fold would revive that record);
 - a space version that rotated the steward key, and so every version after the first rotation (chain of trust).
 
-Only the newest lease matters, wherever the floor is. Whatever is in doubt stays. The purges are ordered so that
+Nothing above the floor is touched, leases included: a sequence missing there is a fault, and a reader cannot know
+that it was only a lease. Whatever is in doubt stays. The purges are ordered so that
 stopping after any of them is safe too: memberships first, because access waits for them.
 """
 
@@ -23,13 +24,10 @@ from tidings.wire import subjects
 Purge = tuple[str, int]
 
 
-def removable(records: Iterable[LogRecord], table: Table, floor: int) -> list[Purge]:
-    """The purges that are safe at `floor`. `table` must be the fold of exactly these records."""
-    oldest: dict[str, int] = {}
-    for record in records:
-        oldest.setdefault(record.subject, record.seq)
+def removable(table: Table, floor: int) -> list[Purge]:
+    """The purges that are safe at `floor`, where `table` is the fold of the whole log."""
     cuts = [*_member_cuts(table, floor), *_other_cuts(table, floor)]
-    return [(subject, below) for subject, below in cuts if oldest.get(subject, below) < below]
+    return [(subject, below) for subject, below in cuts if table.oldest[subject] < below]
 
 
 def compacted(records: Iterable[LogRecord], purges: Iterable[Purge]) -> list[LogRecord]:
@@ -53,9 +51,7 @@ def _other_cuts(table: Table, floor: int) -> Iterator[Purge]:
                 yield subject, _newest(versions, min(holds))
             case subjects.SpaceSubject():
                 yield subject, _newest(versions, min([floor, *table.rotations]))
-            case subjects.StewardLeaseSubject():
-                yield subject, versions[-1]
-            case subjects.ChannelSubject() | subjects.LinkSubject():
+            case subjects.ChannelSubject() | subjects.LinkSubject() | subjects.StewardLeaseSubject():
                 yield subject, _newest(versions, floor)
 
 

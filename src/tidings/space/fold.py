@@ -100,6 +100,8 @@ class Table:
         self.repeats = 0
         #: sequences of the records that changed something, by subject
         self.effective: dict[str, list[int]] = {}
+        #: the oldest record of each ruling subject, void ones included
+        self.oldest: dict[str, int] = {}
         #: sequences of the space records that named a new steward key
         self.rotations: list[int] = []
         #: owner -> oldest access version whose name voided somebody else's record
@@ -126,6 +128,8 @@ class Table:
             raise LogRegressed(f"record {record.seq} of {self.subjects.log_stream} after {self.head}: fold it again")
         verdict = self._judge(record)
         self.head = record.seq
+        if verdict is not Verdict.MESSAGE:
+            self.oldest.setdefault(record.subject, record.seq)
         if verdict is Verdict.EFFECTIVE:
             self.effective.setdefault(record.subject, []).append(record.seq)
         elif verdict is Verdict.REPEAT:
@@ -209,7 +213,7 @@ class Table:
 
     def _rule_access(self, seq: int, owner: str, ruling: Access) -> Verdict:
         holder = self._holders.get(ruling.name, owner)
-        if not ruling.revoked and holder != owner:
+        if not ruling.revoked and holder not in (owner, ruling.succeeds):
             self._pin_name(holder, seq)
             return Verdict.NAME_TAKEN
         history = self._access.setdefault(owner, History())
@@ -261,7 +265,7 @@ class Table:
 
     @property
     def lease(self) -> tuple[int, Lease] | None:
-        """Sequence and content of the newest lease. Older ones are purged at takeover, so there is no history."""
+        """Sequence and content of the newest lease. Only the newest one ever matters."""
         return self._lease
 
     def steward_key_at(self, seq: int) -> str:

@@ -1,0 +1,61 @@
+"""The configuration file of a space's nats-server. Generated at every start, never edited.
+
+Loopback only; no monitoring port (it has no authentication); no `max_age` anywhere; one second between syncs, so
+that a power cut loses at most what the outbox still holds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidings.wire.subjects import Subjects
+
+SYNC_SECONDS = 1
+RESERVE = 64 * 1024 * 1024
+LOG_FILE_BYTES = 16 * 1024 * 1024
+LOG_FILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    subjects: Subjects
+    port: int
+    operator_token: str
+    system_account: str
+    store: Path
+    resolver: Path
+    log_file: Path
+    pid_file: Path
+    max_file_store: int
+    sync_seconds: int = SYNC_SECONDS
+
+    def render(self) -> str:
+        quoted = json.dumps
+        return f"""# written by tidings at every start; changes here are lost
+server_name: {quoted(f"tidings-{self.subjects.space}")}
+listen: "127.0.0.1:{self.port}"
+operator: {self.operator_token}
+system_account: {self.system_account}
+resolver {{ type: full, dir: {quoted(str(self.resolver))}, allow_delete: false }}
+# an agent's token travels in its CONNECT line
+max_control_line: 65536
+max_payload: 1048576
+max_connections: 20000
+ping_interval: "20s"
+ping_max: 2
+write_deadline: "5s"
+pid_file: {quoted(str(self.pid_file))}
+log_file: {quoted(str(self.log_file))}
+logfile_size_limit: {LOG_FILE_BYTES}
+logfile_max_num: {LOG_FILES}
+jetstream {{
+  store_dir: {quoted(str(self.store))}
+  max_file_store: {self.max_file_store}
+  max_memory_store: 67108864
+  sync_interval: "{self.sync_seconds}s"
+}}
+# the reply of a delivered message keeps the layout our clients parse
+feature_flags {{ js_ack_fc_v2: false }}
+"""

@@ -1,0 +1,134 @@
+"""Who may do what on the broker: the exports of CORE, the imports of AGENTS, the rights of each role.
+
+Streams, steward and pipeline live in CORE; agents live in AGENTS, which has no JetStream and imports only what an
+agent needs. The reason is measured: inside one account a reply subject is never checked, so a pull status aimed at
+`$JS.API.STREAM.DELETE.X` is obeyed. Across a service import the reply is resolved in AGENTS, where nothing listens.
+Every line here has a probe in `testing/security.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidings.broker.jwt import Claims, Permissions, UserLimits
+from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, Subjects
+
+#: payload of a message plus room for headers; LOG, DM and TASK refuse more
+MAX_MESSAGE = 264 * 1024
+MAX_SUBSCRIPTIONS = 2_000
+#: the CONNECT line carries the token; the broker is configured for 64 KiB
+MAX_TOKEN_BYTES = 60_000
+
+
+def _consumer_streams(s: Subjects) -> tuple[str, str]:
+    return s.delivery_stream, s.direct_stream
+
+
+def service_subjects(s: Subjects) -> list[str]:
+    """Requests with one answer."""
+    return [
+        f"{s.root}.chat.>",
+        f"{s.root}.dm.>",
+        f"{s.root}.task.>",
+        *(f"{s.root}.ctl.{service}.*" for service in AGENT_SERVICES),
+        *(f"$JS.ACK.{stream}.>" for stream in _consumer_streams(s)),
+    ]
+
+
+def pull_subjects(s: Subjects) -> list[str]:
+    """Requests with a stream of answers."""
+    return [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*" for stream in _consumer_streams(s)]
+
+
+def live_subjects(s: Subjects) -> list[str]:
+    """Stream exports. LOG republishes ruling records too; those stay inside CORE."""
+    return [f"{s.root}.live.chat.>", f"{s.root}.live.via.>", s.live_roster]
+
+
+def core_exports(s: Subjects) -> list[Claims]:
+    return [
+        *({"name": subject, "subject": subject, "type": "service"} for subject in service_subjects(s)),
+        *(
+            {"name": subject, "subject": subject, "type": "service", "response_type": "Stream"}
+            for subject in pull_subjects(s)
+        ),
+        *({"name": subject, "subject": subject, "type": "stream"} for subject in live_subjects(s)),
+    ]
+
+
+def agents_imports(s: Subjects, core_id: str) -> list[Claims]:
+    def imported(subject: str, kind: str) -> Claims:
+        return {"name": subject, "subject": subject, "account": core_id, "type": kind}
+
+    return [
+        *(imported(subject, "service") for subject in (*service_subjects(s), *pull_subjects(s))),
+        *(imported(subject, "stream") for subject in live_subjects(s)),
+    ]
+
+
+def inbox(user_id: str) -> str:
+    """Each user has its own inbox prefix, so that nobody can listen to another's replies."""
+    return f"_INBOX_{user_id}.>"
+
+
+def agent_permissions(s: Subjects, agent_id: str, read: Iterable[str], post: Iterable[str]) -> Permissions:
+    return Permissions(
+        publish=[
+            *(f"{s.root}.chat.{agent_id}.{pattern}" for pattern in post),
+            f"{s.root}.dm.*.*.{agent_id}",
+            f"{s.root}.task.*.{agent_id}",
+            f"{s.root}.ctl.*.{agent_id}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{s.delivery_stream}.dlv_{agent_id}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{s.direct_stream}.dm_{agent_id}",
+            f"$JS.ACK.{s.delivery_stream}.dlv_{agent_id}.>",
+            f"$JS.ACK.{s.direct_stream}.dm_{agent_id}.>",
+        ],
+        subscribe=[
+            inbox(agent_id),
+            s.live_roster,
+            *(subject for pattern in read for subject in (s.live_chat(pattern), s.live_via(pattern))),
+        ],
+    )
+
+
+def agent_limits() -> UserLimits:
+    return UserLimits(subscriptions=MAX_SUBSCRIPTIONS, payload=MAX_MESSAGE)
+
+
+def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
+    """Writes ruling records, answers control requests, executes retention. Cannot write a chat, mint, or delete."""
+    state = f"KV_{s.state_bucket}"
+    streams = (
+        s.log_stream,
+        s.direct_stream,
+        s.task_stream,
+        s.delivery_stream,
+        s.audit_stream,
+        s.dead_stream,
+    )
+    mailboxes = (s.direct_stream, s.task_stream, s.delivery_stream)
+    return Permissions(
+        publish=[
+            *(f"{s.root}.{kind}.>" for kind in RULING_KINDS),
+            s.space_record,
+            f"{s.root}.aud.>",
+            f"{s.root}.dead.>",
+            s.live_roster,
+            f"$KV.{s.state_bucket}.>",
+            "$JS.API.INFO",
+            f"$JS.API.STREAM.UPDATE.{s.log_stream}",
+            *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "MSG.GET") for stream in (*streams, state)),
+            *(f"$JS.API.DIRECT.GET.{stream}" for stream in streams),
+            *(f"$JS.API.STREAM.PURGE.{stream}" for stream in streams),
+            *(f"$JS.API.CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "INFO", "DELETE") for stream in mailboxes),
+            f"$JS.API.CONSUMER.MSG.NEXT.{s.task_stream}.>",
+            f"$JS.ACK.{s.task_stream}.>",
+        ],
+        subscribe=[inbox(steward_id), f"{s.root}.ctl.>"],
+        responses=True,
+    )
+
+
+def owner_permissions(s: Subjects, user_id: str) -> Permissions:
+    """A short-lived admin process that only asks the steward: `agent add`, `revoke`, `space set`."""
+    return Permissions(publish=[f"{s.root}.ctl.admin.{user_id}"], subscribe=[inbox(user_id)])

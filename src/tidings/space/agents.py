@@ -1,0 +1,161 @@
+"""Agents on disk: the file people write, and the ledger of what was issued.
+
+`agents/<name>.md` is the agent as people describe it (front matter: card and access; body: persona).
+`agents/issued/<id>.json` is what was granted to a key, written before the grant is asked for, so that an add that
+was interrupted is found and completed or undone. Account tokens are derived from the ledger, never edited: a
+revocation is a row here before it is anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+from tidings.broker.private_files import write_private
+from tidings.errors import ConfigError, UsageError
+from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id
+
+State = Literal["pending", "active", "revoking", "revoked", "undone"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFile:
+    """An agent as people describe it."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+    description: str = ""
+    read: tuple[str, ...] = ()
+    post: tuple[str, ...] = ()
+    manage: tuple[str, ...] = ()
+    persona: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def checked(self) -> AgentFile:
+        check_agent_name(self.name)
+        for role in self.roles:
+            check_role(role)
+        for pattern in (*self.read, *self.post, *self.manage):
+            check_pattern(pattern)
+        return self
+
+    def render(self) -> str:
+        card: dict[str, Any] = {"name": self.name}
+        for key in ("roles", "read", "post", "manage"):
+            if values := getattr(self, key):
+                card[key] = list(values)
+        if self.description:
+            card["description"] = self.description
+        body = f"\n{self.persona.strip()}\n" if self.persona.strip() else ""
+        return f"---\n{yaml.safe_dump(card | self.extra, sort_keys=False)}---\n{body}"
+
+
+def parse_agent_file(text: str, where: str) -> AgentFile:
+    """Read an agent file; every refusal names the file and the field."""
+    if not text.startswith("---\n"):
+        raise UsageError(f"{where} is not an agent file: it must begin with a line `---` and YAML")
+    front, fence, body = text[4:].partition("\n---")
+    if not fence:
+        raise UsageError(f"{where} has no closing `---` after its front matter")
+    try:
+        card = yaml.safe_load(front)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{where}: the front matter is not YAML: {error}") from error
+    if not isinstance(card, dict) or not isinstance(card.get("name"), str):
+        raise UsageError(f"{where}: the front matter needs at least `name: ...`")
+    lists = {key: _strings(card.pop(key, None), key, where) for key in ("roles", "read", "post", "manage")}
+    if isinstance(role := card.pop("role", None), str):
+        lists["roles"] = (*lists["roles"], role)
+    agent = AgentFile(
+        name=card.pop("name"),
+        description=str(card.pop("description", "") or ""),
+        persona=body.partition("\n")[2].strip(),
+        extra=card,
+        **lists,
+    )
+    return agent.checked()
+
+
+def _strings(value: object, key: str, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UsageError(f"{where}: `{key}` must be a list of names, such as `{key}: [general]`")
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What was granted to one key."""
+
+    id: str
+    name: str
+    state: State
+    op: str
+    read: tuple[str, ...] = ()
+    post: tuple[str, ...] = ()
+    manage: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    #: the user token in force and its issue second
+    token: str = ""
+    iat: int = 0
+    #: tokens issued at or before this second are void (revocation, narrowing, rotation)
+    void_until: int = 0
+    seq: int = 0
+    succeeds: str = ""
+
+
+class Ledger:
+    """The rows of `agents/issued`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rows(self) -> list[Issued]:
+        return [self._load(path) for path in sorted(self.folder.glob("U*.json")) if is_agent_id(path.stem)]
+
+    def get(self, agent_id: str) -> Issued | None:
+        path = self.folder / f"{agent_id}.json"
+        return self._load(path) if path.exists() else None
+
+    def active(self, name: str) -> Issued | None:
+        """The key that holds a name now."""
+        return next((row for row in self.rows() if row.name == name and row.state in ("active", "pending")), None)
+
+    def newest(self, name: str) -> Issued | None:
+        """The key that holds a name, or held it last."""
+        held = [row for row in self.rows() if row.name == name]
+        return self.active(name) or (max(held, key=lambda row: row.iat) if held else None)
+
+    def put(self, row: Issued, **changes: Any) -> Issued:
+        row = replace(row, **changes)
+        write_private(self.folder / f"{row.id}.json", json.dumps(asdict(row), indent=1) + "\n")
+        return row
+
+    def unfinished(self) -> list[Issued]:
+        return [row for row in self.rows() if row.state in ("pending", "revoking")]
+
+    def revocations(self) -> dict[str, int]:
+        """For the AGENTS account token: key -> second up to which its tokens are void."""
+        return {row.id: row.void_until for row in self.rows() if row.void_until}
+
+    @staticmethod
+    def _load(path: Path) -> Issued:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Issued)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path} is damaged: {error}; restore it from a backup") from error
+
+
+def as_patterns(values: Iterable[str]) -> tuple[str, ...]:
+    """Patterns as given on a command line: repeated flags, commas allowed, order kept, no repeats."""
+    flat = [part.strip() for value in values for part in value.split(",") if part.strip()]
+    return tuple(dict.fromkeys(check_pattern(pattern) for pattern in flat))

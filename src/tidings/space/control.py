@@ -1,0 +1,58 @@
+"""Asking the steward: one request, one answer, typed errors on this side too.
+
+A request is strict JSON with an operation id. The same id may be sent again after an unknown outcome: the steward
+resolves it by reading, never by guessing. The sender is pinned by the subject, so a request carries no signature.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from tidings import errors
+from tidings.broker.client import Connection
+from tidings.errors import BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
+from tidings.wire.ids import new_id
+from tidings.wire.subjects import Subjects
+
+
+def _by_code() -> dict[str, type[TidingsError]]:
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TidingsError)]
+    return {cls.code: cls for cls in classes}
+
+
+ERRORS_BY_CODE = _by_code()
+
+
+class Control:
+    """Control requests of one sender over one connection."""
+
+    def __init__(self, connection: Connection, subjects: Subjects, sender: str, timeout: float = 5.0) -> None:
+        self.connection = connection
+        self.subjects = subjects
+        self.sender = sender
+        self.timeout = timeout
+
+    async def call(self, service: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
+        """Ask, and return the answer's fields; a refusal raises the error the steward named."""
+        body = {"op": op or new_id(), "do": do, **arguments}
+        try:
+            message = await self.connection.request(
+                self.subjects.control(service, self.sender), json.dumps(body).encode(), timeout=self.timeout
+            )
+        except NoRespondersError as error:
+            raise StewardUnreachable(
+                f"the steward of space {self.subjects.space} does not answer; `tidings status` says why"
+            ) from error
+        except TimeoutError as error:  # nats-py's TimeoutError is one
+            raise OutcomeUnknown(f"no answer to {service} {do} within {self.timeout:.0f} s: ask again") from error
+        except (NatsError, OSError) as error:
+            raise BrokerUnreachable(f"the connection to space {self.subjects.space} is gone ({error})") from error
+        answer = json.loads(message.data)
+        if answer.get("ok"):
+            return dict(answer)
+        refusal = answer.get("error", {})
+        raise ERRORS_BY_CODE.get(refusal.get("code"), TidingsError)(refusal.get("message", "refused without a reason"))

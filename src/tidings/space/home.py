@@ -1,0 +1,136 @@
+"""Where a space lives on disk, and `space.toml`, its public face.
+
+<home>/spaces/<S>/space.toml      what anyone of this user may know: ids, port, steward's public key
+                  keys/           operator and account seeds: admin processes only
+                  creds/          one creds file per role and agent
+                  agents/         <name>.md, and issued/<id>.json: what was granted, the source of revocations
+                  resolver/       account tokens as the broker serves them
+                  js/             the broker's store
+                  marks.json      where the log was: outside js/, so that a restored store is noticed
+<home>/run/<S>/                   locks, pids, state of what runs
+<home>/logs/<S>/                  broker.log, steward.log, up.log
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tidings.broker.private_files import lock_holder, private_dir, write_private
+from tidings.errors import ConfigError, SpaceBusy, UsageError
+from tidings.wire.names import check_space, is_token
+from tidings.wire.subjects import Subjects
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceInfo:
+    """What `space.toml` says."""
+
+    name: str
+    id: str
+    agents_account: str
+    system_account: str
+    steward_key: str
+    port: int
+    budget: int
+    epoch: str
+    open: bool
+    created: str
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def subjects(self) -> Subjects:
+        return Subjects(self.name)
+
+
+class SpaceHome:
+    """The directories of one space."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home = home
+        self.name = check_space(name)
+        self.root = home / "spaces" / name
+        self.info_path = self.root / "space.toml"
+        self.keys = self.root / "keys"
+        self.creds = self.root / "creds"
+        self.agents = self.root / "agents"
+        self.issued = self.agents / "issued"
+        self.resolver = self.root / "resolver"
+        self.store = self.root / "js"
+        self.marks = self.root / "marks.json"
+        self.run = home / "run" / name
+        self.logs = home / "logs" / name
+        self.up_lock = self.run / "up.lock"
+        self.admin_lock = self.run / "admin.lock"
+        self.state_path = self.run / "state.json"
+
+    @property
+    def exists(self) -> bool:
+        return self.info_path.exists()
+
+    def make(self) -> None:
+        for path in (self.home, self.root, self.keys, self.creds, self.agents, self.issued, self.run, self.logs):
+            private_dir(path)
+
+    def agent_creds(self, name: str) -> Path:
+        return self.creds / f"{name}.creds"
+
+    def read_info(self) -> SpaceInfo:
+        try:
+            found = tomllib.loads(self.info_path.read_text())
+            return SpaceInfo(**found)
+        except FileNotFoundError:
+            raise UsageError(
+                f"there is no space {self.name!r} in {self.home}: create it with `tidings up --space {self.name}`"
+            ) from None
+        except PermissionError as error:
+            raise ConfigError(f"cannot read {self.info_path}: permission denied") from error
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise ConfigError(f"{self.info_path} is damaged: {error}") from error
+
+    def write_info(self, info: SpaceInfo) -> None:
+        lines = [f"{name} = {_toml(getattr(info, name))}" for name in SpaceInfo.__dataclass_fields__]
+        write_private(self.info_path, "# written by tidings\n" + "\n".join(lines) + "\n")
+
+    def update_info(self, **changes: Any) -> SpaceInfo:
+        info = replace(self.read_info(), **changes)
+        self.write_info(info)
+        return info
+
+    def read_state(self) -> dict[str, Any]:
+        """What the supervisor last wrote about itself; empty when it never ran."""
+        try:
+            return dict(json.loads(self.state_path.read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        write_private(self.state_path, json.dumps(state, indent=1) + "\n")
+
+    def remove(self) -> None:
+        """Delete everything of this space. Refused while it runs."""
+        holder = lock_holder(self.up_lock)
+        if holder:
+            raise SpaceBusy(f"space {self.name} is running ({holder}): `tidings down --space {self.name}` first")
+        for path in (self.root, self.run, self.logs):
+            shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+
+
+def list_spaces(home: Path) -> list[str]:
+    folder = home / "spaces"
+    if not folder.is_dir():
+        return []
+    return sorted(path.parent.name for path in folder.glob("*/space.toml") if is_token(path.parent.name))
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else json.dumps(value)

@@ -1,0 +1,46 @@
+"""The small state of a space that is not in the log: beats and floors, in the bucket `td_state_<space>`.
+
+Every write is a compare-and-set on the key's own revision, so two writers never overwrite each other unseen.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tidings.broker.jetstream import EXPECT_SEQUENCE, WRONG_LAST_SEQUENCE, ApiError, JetStream
+from tidings.errors import ConflictError
+from tidings.wire.names import check_token
+from tidings.wire.subjects import Subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    revision: int
+    value: dict[str, Any]
+    time_ns: int
+
+
+class StateBucket:
+    def __init__(self, js: JetStream, subjects: Subjects) -> None:
+        self.js = js
+        self.bucket = subjects.state_bucket
+
+    def _subject(self, key: str) -> str:
+        return ".".join((f"$KV.{self.bucket}", *(check_token(token, "state key") for token in key.split("."))))
+
+    async def get(self, key: str) -> Entry | None:
+        stored = await self.js.last(f"KV_{self.bucket}", self._subject(key))
+        return Entry(stored.seq, dict(json.loads(stored.payload)), stored.time_ns) if stored else None
+
+    async def put(self, key: str, value: dict[str, Any], revision: int) -> int:
+        """Write if the key is still at `revision` (0: does not exist). Answers the new revision."""
+        try:
+            return await self.js.publish(
+                self._subject(key), json.dumps(value).encode(), {EXPECT_SEQUENCE: str(revision)}
+            )
+        except ApiError as error:
+            if error.err_code == WRONG_LAST_SEQUENCE:
+                raise ConflictError(f"{key} of {self.bucket} changed meanwhile: {error.description}") from error
+            raise

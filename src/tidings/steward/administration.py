@@ -1,0 +1,386 @@
+"""Administration of a space: the only code that opens the operator's and the accounts' keys.
+
+It runs in short-lived processes: `tidings agent ...`, `tidings space ...`, and the steps the supervisor starts as
+children of its own. Every operation holds the admin lock, first finishes what an earlier one left undone, writes
+its intention to the ledger, asks the steward for the record, and then pushes the derived account token. Whatever
+is interrupted is found in the ledger and finished by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tidings import failpoints
+from tidings.broker import jwt
+from tidings.broker.client import Connection, connect
+from tidings.broker.config import BrokerConfig
+from tidings.broker.jetstream import JetStream
+from tidings.broker.keyring import Keyring
+from tidings.broker.private_files import locked, write_atomic, write_private
+from tidings.broker.resolver import place_tokens, push_token
+from tidings.broker.server import free_port
+from tidings.broker.streams import default_budget, ensure_streams, storage_needed
+from tidings.errors import NameTaken, OutcomeUnknown, UnreachableError, UsageError
+from tidings.space.agents import AgentFile, Issued, Ledger, parse_agent_file
+from tidings.space.control import Control
+from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.wire.ids import new_id
+from tidings.wire.keys import KeyPair
+from tidings.wire.patterns import covers_any
+from tidings.wire.subjects import Subjects
+from tidings.wire.tags import SECRET_BYTES
+
+#: after a narrowing, an agent that is connected has this long to fetch its new token before the old one is cut
+NARROWING_GRACE = 2.0
+log = logging.getLogger(__name__)
+
+
+def create_space(home: SpaceHome, *, port: int | None, open_space: bool, budget: int | None) -> SpaceInfo:
+    """Keys, credentials and `space.toml`, which is written last: a space exists when it is complete."""
+    home.make()
+    with locked(home.admin_lock, f"creating space {home.name}", wait=30):
+        if home.exists:
+            return home.read_info()
+        keyring = Keyring.create(home.keys)
+        signing = _make_steward_files(home, keyring)
+        info = SpaceInfo(
+            name=home.name,
+            id=keyring.core.id,
+            agents_account=keyring.agents.id,
+            system_account=keyring.system.id,
+            steward_key=signing.id,
+            port=port or free_port(),
+            budget=budget or default_budget(home.root),
+            epoch=str(uuid.uuid4()),
+            open=open_space,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        place_tokens(home.resolver, keyring.account_tokens(info.subjects, {}))
+        write_broker_files(home, keyring, info)
+        home.write_info(info)
+        return info
+
+
+def _make_steward_files(home: SpaceHome, keyring: Keyring) -> KeyPair:
+    user, signing = KeyPair.generate(), KeyPair.generate()
+    token = keyring.steward_token(Subjects(home.name), user.id)
+    write_private(home.creds / "steward.user", user.seed + "\n")
+    write_private(home.creds / "steward.creds", jwt.credentials(token, user))
+    write_private(home.creds / "steward.key", signing.seed + "\n")
+    write_private(home.creds / "space.secret", os.urandom(SECRET_BYTES).hex() + "\n")
+    return signing
+
+
+def write_broker_files(home: SpaceHome, keyring: Keyring, info: SpaceInfo) -> None:
+    """The operator's token is public; the supervisor renders the broker's configuration from it without any key."""
+    write_private(home.root / "operator.jwt", keyring.operator_token(info.name))
+
+
+def broker_config(home: SpaceHome, info: SpaceInfo) -> BrokerConfig:
+    return BrokerConfig(
+        subjects=info.subjects,
+        port=info.port,
+        operator_token=(home.root / "operator.jwt").read_text().strip(),
+        system_account=info.system_account,
+        store=home.store,
+        resolver=home.resolver,
+        log_file=home.logs / "broker.log",
+        pid_file=home.run / "broker.pid",
+        max_file_store=storage_needed(info.budget),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What an administrator's operation did."""
+
+    row: Issued
+    created: bool
+    closed: list[str]
+    note: str = ""
+
+
+class Administrator:
+    """One admin operation on a running space. Use `administer(...)`."""
+
+    def __init__(self, home: SpaceHome, keyring: Keyring) -> None:
+        self.home = home
+        self.info = home.read_info()
+        self.subjects = self.info.subjects
+        self.keyring = keyring
+        self.ledger = Ledger(home.issued)
+        self.url = self.info.url
+        self._stack = AsyncExitStack()
+        self._control: Control | None = None
+
+    # --- connections, opened when first needed ---
+
+    async def _user(self, account: KeyPair, name: str, *, owner: bool) -> tuple[Connection, str]:
+        token, key = self.keyring.short_lived(account, name, self.subjects if owner else None)
+        connection = await connect(self.url, jwt.credentials(token, key), key.id, name=name, reconnect=False)
+        self._stack.push_async_callback(connection.close)
+        return connection, key.id
+
+    async def ask(self, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
+        if self._control is None:
+            connection, user_id = await self._user(self.keyring.core, "admin", owner=True)
+            self._control = Control(connection, self.subjects, user_id, timeout=30)
+        return await self._control.call("admin", do, op=op, **arguments)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    # --- broker ---
+
+    async def provision(self) -> list[str]:
+        """Streams with their exact settings, and the AGENTS token derived afresh."""
+        connection, _ = await self._user(self.keyring.core, "provision", owner=False)
+        changes = await ensure_streams(JetStream(connection), self.subjects, self.info.budget, self.info.epoch)
+        await self.push_revocations()
+        return changes
+
+    async def push_revocations(self) -> None:
+        system, _ = await self._user(self.keyring.system, "resolver", owner=False)
+        token = self.keyring.agents_token(self.subjects, self.ledger.revocations())
+        await push_token(system, self.info.agents_account, token)
+
+    # --- finishing what was interrupted ---
+
+    async def finish(self) -> list[str]:
+        """Complete or undo every row whose operation did not end. Answers what was done, in words."""
+        done = []
+        for row in self.ledger.unfinished():
+            if row.state == "revoking":
+                await self._complete_revocation(row)
+                done.append(f"finished the revocation of {row.name}")
+            elif self._creds_match(row):
+                done.append(await self._complete_add(row))
+            else:
+                await self._undo(row)
+                done.append(f"undid an interrupted add of {row.name}: its key was never written")
+        return done
+
+    async def _complete_add(self, row: Issued) -> str:
+        try:
+            await self._grant(row)
+        except NameTaken:
+            await self._undo(row)
+            return f"undid an interrupted add of {row.name}: the name went to another key"
+        predecessor = self.ledger.get(row.succeeds) if row.succeeds else None
+        if predecessor is not None and predecessor.state == "active":
+            await self.cut(predecessor)
+        await self.push_revocations()  # it may have been a narrowing
+        return f"completed an interrupted change of {row.name}"
+
+    async def _undo(self, row: Issued) -> None:
+        await self._complete_revocation(row)
+        self.ledger.put(row, state="undone", void_until=max(row.void_until, row.iat))
+
+    def _creds_match(self, row: Issued) -> bool:
+        path = self.home.agent_creds(row.name)
+        if not path.exists():
+            return False
+        return jwt.split_credentials(path.read_text())[1].id == row.id
+
+    async def reconcile(self) -> list[str]:
+        """After a start: finish rows, and write again what a log that went backwards has forgotten."""
+        done = await self.finish()
+        rows = [row for row in self.ledger.rows() if row.state in ("active", "revoked")]
+        for chunk in (rows[i : i + 200] for i in range(0, len(rows), 200)):
+            found = (await self.ask("issued", ids=[row.id for row in chunk]))["found"]
+            for row in chunk:
+                known = found.get(row.id)
+                if row.state == "active" and (known is None or known["op"] != row.op or known["revoked"]):
+                    await self._grant(row)
+                    done.append(f"wrote the access of {row.name} again: the log had lost it")
+                elif row.state == "revoked" and known is not None and not known["revoked"]:
+                    await self.ask("revoke", id=row.id)
+                    done.append(f"wrote the revocation of {row.name} again: the log had lost it")
+        return done
+
+    # --- operations on agents ---
+
+    async def add(self, agent: AgentFile, *, existing_ok: bool = False) -> Granted:
+        """Provision an agent: ledger, key, access record, mailboxes, file. Same name again is refused or returned."""
+        agent = agent.checked()
+        await self.finish()
+        held = self.ledger.active(agent.name)
+        if held is not None:
+            if existing_ok:
+                return Granted(held, created=False, closed=[])
+            raise NameTaken(
+                f"agent {agent.name} exists ({held.id}); `tidings agent access {agent.name}` changes its rights"
+            )
+        row = await self._issue(agent, KeyPair.generate())
+        self.write_file(agent)
+        return Granted(row, created=True, closed=[])
+
+    async def _issue(self, agent: AgentFile, key: KeyPair, succeeds: str = "") -> Issued:
+        iat = int(time.time())
+        token = self._token(key.id, agent, iat)
+        row = Issued(
+            id=key.id,
+            name=agent.name,
+            state="pending",
+            op=new_id(),
+            read=agent.read,
+            post=agent.post,
+            manage=agent.manage,
+            roles=agent.roles,
+            token=token,
+            iat=iat,
+            succeeds=succeeds,
+        )
+        self.ledger.put(row)
+        failpoints.reach("add.after_ledger")
+        write_private(self.home.agent_creds(agent.name), jwt.credentials(token, key))
+        failpoints.reach("add.after_creds")
+        return (await self._grant(row))[0]
+
+    def _token(self, agent_id: str, agent: AgentFile, iat: int) -> str:
+        return self.keyring.agent_token(
+            self.subjects, agent_id, agent.name, list(agent.read), list(agent.post), iat=iat
+        )
+
+    async def _grant(self, row: Issued) -> tuple[Issued, list[str]]:
+        said = await self.ask(
+            "grant",
+            op=row.op,
+            id=row.id,
+            name=row.name,
+            roles=list(row.roles),
+            read=list(row.read),
+            post=list(row.post),
+            manage=list(row.manage),
+            jwt=row.token,
+            iat=row.iat,
+            succeeds=row.succeeds or None,
+        )
+        failpoints.reach("add.after_grant")
+        return self.ledger.put(row, state="active", seq=said["seq"]), said["closed"]
+
+    async def set_access(self, name: str, agent: AgentFile) -> Granted:
+        """New rights for an agent. Lost ones are cut after a grace in which its endpoint can fetch the new token."""
+        await self.finish()
+        row = self._active(name)
+        narrowed = _is_narrower(row, agent)
+        iat = max(int(time.time()), row.void_until + 1)
+        void_until = row.void_until
+        if narrowed:
+            void_until, iat = iat, iat + 1
+        token = self._token(row.id, agent, iat)
+        changed = self.ledger.put(
+            row,
+            op=new_id(),
+            read=agent.read,
+            post=agent.post,
+            manage=agent.manage,
+            roles=agent.roles,
+            token=token,
+            iat=iat,
+            void_until=void_until,
+            state="pending",
+        )
+        self._rewrite_creds(changed)
+        changed, closed = await self._grant(changed)
+        self.write_file(agent)
+        if narrowed:
+            await asyncio.sleep(NARROWING_GRACE)
+            await self.push_revocations()
+        return Granted(changed, created=False, closed=closed, note="narrowed" if narrowed else "widened")
+
+    def _rewrite_creds(self, row: Issued) -> None:
+        path = self.home.agent_creds(row.name)
+        _, key = jwt.split_credentials(path.read_text())
+        write_private(path, jwt.credentials(row.token, key))
+
+    async def revoke(self, name: str) -> Granted:
+        """Cut an agent for good."""
+        row = await self.cut(self._active(name))
+        self.home.agent_creds(name).unlink(missing_ok=True)
+        note = "" if row.state == "revoked" else "its record follows when the steward answers again"
+        return Granted(row, created=False, closed=[], note=note)
+
+    async def cut(self, row: Issued) -> Issued:
+        """The connection first, the record second: a cut must not wait for a steward that is away."""
+        row = self.ledger.put(row, state="revoking", void_until=max(int(time.time()), row.iat))
+        failpoints.reach("revoke.after_ledger")
+        await self.push_revocations()
+        failpoints.reach("revoke.after_push")
+        try:
+            await self.ask("revoke", id=row.id)
+        except (UnreachableError, OutcomeUnknown) as error:
+            log.warning("%s is cut; its record follows when the steward answers (%s)", row.name, error)
+            return row
+        return self.ledger.put(row, state="revoked")
+
+    async def _complete_revocation(self, row: Issued) -> None:
+        row = self.ledger.put(row, void_until=max(row.void_until, row.iat))
+        await self.push_revocations()
+        await self.ask("revoke", id=row.id)
+        self.ledger.put(row, state="revoked")
+
+    async def rotate(self, name: str) -> Granted:
+        """A new key under the same name, in the same channels; the old key is cut."""
+        await self.finish()
+        old = self._active(name)
+        agent = self.read_file(name)
+        row = await self._issue(agent, KeyPair.generate(), succeeds=old.id)
+        await self.cut(old)
+        return Granted(row, created=True, closed=[])
+
+    def _active(self, name: str) -> Issued:
+        row = self.ledger.active(name)
+        if row is None:
+            gone = self.ledger.newest(name)
+            raise UsageError(
+                f"agent {name} was revoked" if gone else f"there is no agent {name} in space {self.info.name}"
+            )
+        return row
+
+    # --- agent files ---
+
+    def write_file(self, agent: AgentFile) -> Path:
+        path = self.home.agents / f"{agent.name}.md"
+        write_atomic(path, agent.render(), 0o600)
+        return path
+
+    def read_file(self, name: str) -> AgentFile:
+        return read_agent_file(self.home, name)
+
+
+def read_agent_file(home: SpaceHome, name: str) -> AgentFile:
+    path = home.agents / f"{name}.md"
+    try:
+        return parse_agent_file(path.read_text(), str(path))
+    except FileNotFoundError:
+        raise UsageError(f"there is no agent file {path}") from None
+
+
+def _is_narrower(row: Issued, agent: AgentFile) -> bool:
+    """Does the new access lack anything the old one had?"""
+    lost_read = any(not covers_any(agent.read, pattern) for pattern in row.read)
+    lost_post = any(not covers_any(agent.post, pattern) for pattern in row.post)
+    return lost_read or lost_post
+
+
+@asynccontextmanager
+async def administer(home: SpaceHome, purpose: str) -> AsyncIterator[Administrator]:
+    """Hold the admin lock with the keys open, for one operation."""
+    home.read_info()
+    with locked(home.admin_lock, purpose, wait=60):
+        administrator = Administrator(home, Keyring.load(home.keys))
+        try:
+            yield administrator
+        finally:
+            await administrator.close()

@@ -1,0 +1,123 @@
+"""The programs a supervisor starts, each in its own process with its own secrets.
+
+    python -m tidings.steward.children steward   --home H --space S [--after HOLDER]
+    python -m tidings.steward.children create    --home H --space S [--open] [--port N] [--budget BYTES]
+    python -m tidings.steward.children provision | reconcile | person
+
+A child says what became of it in one JSON line on standard output: a result, or an error with its code. Everything
+else goes to the log files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
+from tidings.errors import TidingsError
+from tidings.space.agents import AgentFile
+from tidings.space.home import SpaceHome
+from tidings.steward.administration import administer, create_space
+from tidings.steward.service import Pace, Steward
+
+log = logging.getLogger(__name__)
+
+
+def say(result: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+
+
+def log_to(path: Path, level: int = logging.INFO) -> None:
+    """Everything this process logs, into one file that rotates."""
+    handler = RotatingFileHandler(path, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+async def run_steward(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+    steward = Steward(home, pace=Pace(lease_ttl=options.lease_ttl))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, steward.stop)
+    running = asyncio.create_task(steward.run(after=options.after))
+    ready = asyncio.create_task(steward.ready.wait())
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if ready.done():
+        say({"ready": True, "holder": steward.lease.holder_id, "lease": steward.lease.seq})
+    ready.cancel()
+    await running
+    return {"stopped": True}
+
+
+async def run_create(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+    info = create_space(home, port=options.port, open_space=options.open, budget=options.budget)
+    return {"space": info.name, "port": info.port}
+
+
+async def run_provision(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
+    async with administer(home, "provisioning the broker") as admin:
+        return {"changes": await admin.provision()}
+
+
+async def run_reconcile(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
+    async with administer(home, "reconciling agents") as admin:
+        return {"done": await admin.reconcile()}
+
+
+async def run_person(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+    """The person at the keyboard is an agent too, one that may do everything an agent can."""
+    everything = (">",)
+    person = AgentFile(options.name, description="the person at the keyboard", read=everything, post=everything)
+    async with administer(home, f"provisioning {options.name}") as admin:
+        granted = await admin.add(_with_manage(person), existing_ok=True)
+    return {"id": granted.row.id, "created": granted.created}
+
+
+def _with_manage(agent: AgentFile) -> AgentFile:
+    return AgentFile(agent.name, description=agent.description, read=agent.read, post=agent.post, manage=(">",))
+
+
+PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]] = {
+    "steward": run_steward,
+    "create": run_create,
+    "provision": run_provision,
+    "reconcile": run_reconcile,
+    "person": run_person,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tidings-child", description="started by `tidings up`")
+    parser.add_argument("program", choices=sorted(PROGRAMS))
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--space", required=True)
+    parser.add_argument("--after")
+    parser.add_argument("--lease-ttl", type=float, default=3.0)
+    parser.add_argument("--open", action="store_true")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--budget", type=int)
+    parser.add_argument("--name", default="me")
+    options = parser.parse_args(arguments)
+    try:
+        home = SpaceHome(options.home, options.space)
+        home.make()
+        log_to(home.logs / f"{'steward' if options.program == 'steward' else 'admin'}.log")
+        say(asyncio.run(PROGRAMS[options.program](home, options)))
+    except TidingsError as error:
+        log.error("%s: %s", options.program, error)
+        say({"error": {"code": error.code, "message": str(error)}})
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Where the log was, remembered outside the broker's store.
+
+A power cut or a restored copy makes the broker reuse sequences, and nothing inside the store can tell. A mark is
+the sequence, time and subject of a record that was the head once; the newest mark that the log no longer confirms
+shows how far it went back.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from tidings.broker.jetstream import JetStream
+from tidings.broker.private_files import write_private
+from tidings.errors import ConfigError
+from tidings.wire.subjects import Subjects
+
+KEPT = 1_000
+log = logging.getLogger(__name__)
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    seq: int
+    time_ns: int
+    subject: str
+
+
+class Regression(msgspec.Struct, frozen=True):
+    """The log was at `was`, and is known to agree with the past only up to `agreed`."""
+
+    was: int
+    agreed: int
+    epoch_before: str
+    epoch_after: str
+    noticed: str
+    acknowledged: bool = False
+
+
+class MarkFile(msgspec.Struct):
+    epoch: str = ""
+    marks: list[Mark] = []
+    regressions: list[Regression] = []
+
+
+class Marks:
+    """The marks of one space's log."""
+
+    def __init__(self, path: Path, js: JetStream, subjects: Subjects) -> None:
+        self.path = path
+        self.js = js
+        self.subjects = subjects
+        self.file = self._load()
+
+    def _load(self) -> MarkFile:
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=MarkFile)
+        except FileNotFoundError:
+            return MarkFile()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{self.path} is damaged ({error}): move it away to start with a new memory") from error
+
+    def save(self) -> None:
+        write_private(self.path, msgspec.json.encode(self.file).decode())
+
+    async def note(self, head: int) -> None:
+        """Remember the record at `head`."""
+        if self.file.marks and self.file.marks[-1].seq >= head:
+            return
+        stored = await self.js.at(self.subjects.log_stream, head)
+        if stored is None:
+            return  # removed by retention since; the older marks still stand
+        self.file.marks = [*self.file.marks[-KEPT + 1 :], Mark(stored.seq, stored.time_ns, stored.subject)]
+        self.save()
+
+    async def newest_agreed(self, head: int, floor: int) -> tuple[int, int] | None:
+        """(was, agreed) if the log went backwards, None if it did not.
+
+        A mark below the floor may have been removed by retention, so it proves nothing either way.
+        """
+        disagreed = 0
+        for mark in reversed(self.file.marks):
+            if mark.seq <= head and await self._confirms(mark):
+                return (disagreed, mark.seq) if disagreed else None
+            if mark.seq > floor or mark.seq > head:
+                disagreed = disagreed or mark.seq
+        return (disagreed, 0) if disagreed else None
+
+    async def _confirms(self, mark: Mark) -> bool:
+        stored = await self.js.at(self.subjects.log_stream, mark.seq)
+        return stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject)
+
+    def forget_after(self, agreed: int, regression: Regression) -> None:
+        self.file.marks = [mark for mark in self.file.marks if mark.seq <= agreed]
+        self.file.epoch = regression.epoch_after
+        self.file.regressions = [*self.file.regressions, regression]
+        self.save()

@@ -1,0 +1,155 @@
+"""Retention: what may leave the log, decided here and executed by purge, never by a timer in the broker.
+
+    floor = min(what age or size asks for, deliver floor, archive floor, floor of each live link)
+
+A part counts unless a `space` record switches it off; not starting it is not switching it off. Chat below the floor
+goes; ruling records stay, except versions that a newer one at or below the floor has superseded. The floor is
+written down before anything is removed, so a sequence missing above it is always a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tidings.broker.jetstream import JetStream
+from tidings.broker.streams import GateState
+from tidings.errors import ConflictError
+from tidings.space.compaction import removable
+from tidings.space.fold import Table
+from tidings.space.state import StateBucket
+from tidings.wire.rulings import Space
+
+STEP = 100_000
+LOG_FLOOR = "floor.log"
+#: without a limit of its own a log is kept to this share of its budget, well below the gate
+DEFAULT_SHARE = 0.6
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """What each part says; None means the part does not count."""
+
+    limit: int
+    parts: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> int:
+        return min([self.limit, *(seq for seq in self.parts.values() if seq is not None)])
+
+    @property
+    def held_by(self) -> str | None:
+        """The part that keeps the log from shrinking, if one does."""
+        waiting = {name: seq for name, seq in self.parts.items() if seq is not None and seq < self.limit}
+        return min(waiting, key=lambda name: waiting[name]) if waiting else None
+
+
+def counted_parts(space: Space, floors: dict[str, int]) -> dict[str, int | None]:
+    """The floor of every part that counts: a part that never reported holds everything."""
+    switches = {"deliver": space.parts.deliver, "archive": space.parts.archive}
+    named: dict[str, int | None] = {
+        name: floors.get(name, 0) if switch == "on" else None for name, switch in switches.items()
+    }
+    return named | {name: seq for name, seq in floors.items() if name.startswith("link.")}
+
+
+class Retention:
+    """Executes retention for one log. The caller holds the lease; a stale caller can only remove what may go."""
+
+    def __init__(self, js: JetStream, table: Table, state: StateBucket) -> None:
+        self.js = js
+        self.table = table
+        self.state = state
+        self.stream = table.subjects.log_stream
+        self.filters = (f"{table.subjects.root}.chat.>", f"{table.subjects.root}.via.>")
+        self.last: Floors | None = None
+        #: how far each ruling subject was cut already: the table remembers versions the log no longer has
+        self._cut: dict[str, int] = {}
+
+    async def run(self, gate: GateState, lease: int) -> int:
+        """One round: compute the floor, write it down, remove what lies below. Answers how many records went."""
+        self.last = await self._floors(gate)
+        floor = await self._advance(self.last.floor, lease)
+        removed = await self._remove_messages(floor)
+        return removed + await self._remove_superseded(floor)
+
+    async def _floors(self, gate: GateState) -> Floors:
+        space = self.table.space_at(max(self.table.head, self.table.floor))
+        reported = {name: await self._part_floor(name) for name in ("deliver", "archive")}
+        floors = {name: seq for name, seq in reported.items() if seq is not None}
+        return Floors(await self._limit(space, gate), counted_parts(space, floors))
+
+    async def _part_floor(self, part: str) -> int | None:
+        entry = await self.state.get(f"floor.{part}")
+        return int(entry.value["seq"]) if entry else None
+
+    async def _limit(self, space: Space, gate: GateState) -> int:
+        by_age = await self._age_limit(space.keep_age) if space.keep_age is not None else 0
+        keep = space.keep_bytes if space.keep_bytes is not None else int(gate.budget * DEFAULT_SHARE)
+        return max(by_age, await self._size_limit(keep, gate))
+
+    async def _age_limit(self, keep_age: int) -> int:
+        cutoff = datetime.now(UTC) - timedelta(seconds=keep_age)
+        first = [await self.js.first_after(self.stream, each, cutoff) for each in self.filters]
+        known = [seq for seq in first if seq is not None]
+        return min(known) if known else await self._head() + 1
+
+    async def _size_limit(self, keep: int, gate: GateState) -> int:
+        """How far to cut to come below `keep`, by the average size of a record. Wrong guesses mend themselves."""
+        if gate.used <= keep:
+            return 0
+        info = await self.js.info(self.stream)
+        average = max(1, info["state"]["bytes"] // max(1, info["state"]["messages"]))
+        oldest = await self._oldest_message()
+        if oldest is None:
+            return 0
+        return int(min(oldest + max(1, (gate.used - keep) // average), await self._head() + 1))
+
+    async def _head(self) -> int:
+        return int((await self.js.info(self.stream))["state"]["last_seq"])
+
+    async def _oldest_message(self) -> int | None:
+        epoch = datetime.fromtimestamp(0, UTC)
+        first = [await self.js.first_after(self.stream, each, epoch) for each in self.filters]
+        return min((seq for seq in first if seq is not None), default=None)
+
+    async def _advance(self, floor: int, lease: int) -> int:
+        """Write the floor down before acting on it. A floor never goes back, and a newer lease's word stands."""
+        entry = await self.state.get(LOG_FLOOR)
+        known: dict[str, Any] = entry.value if entry else {"seq": 0, "lease": 0}
+        if known["lease"] > lease:
+            raise ConflictError(f"the floor was written under lease {known['lease']}, ours is {lease}")
+        if floor > known["seq"]:
+            await self.state.put(LOG_FLOOR, {"seq": floor, "lease": lease}, entry.revision if entry else 0)
+            self.table.floor = floor
+        return max(floor, int(known["seq"]))
+
+    async def _remove_messages(self, floor: int) -> int:
+        """Purge in steps: publishers stall while a purge runs."""
+        oldest = await self._oldest_message()
+        if oldest is None or oldest >= floor:
+            return 0
+        removed = 0
+        for below in [*range(oldest + STEP, floor, STEP), floor]:
+            for each in self.filters:
+                removed += await self.js.purge(self.stream, subject_filter=each, below=below)
+        if removed:
+            log.info("removed %d messages below %d", removed, floor)
+        return removed
+
+    async def _remove_superseded(self, floor: int) -> int:
+        removed = 0
+        for subject, below in removable(self.table, floor):
+            if self._cut.get(subject, 0) < below:
+                removed += await self.js.purge(self.stream, subject_filter=subject, below=below)
+                self._cut[subject] = below
+        return removed
+
+
+async def read_floor(state: StateBucket) -> int:
+    """The floor of the log as last written down."""
+    entry = await state.get(LOG_FLOOR)
+    return int(entry.value["seq"]) if entry else 0

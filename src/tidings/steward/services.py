@@ -1,0 +1,200 @@
+"""What the steward does for agents: join, leave, list, channel settings, their own access, health.
+
+Each service checks the access record in force and, if something is to be ruled, writes it under the writer's lock,
+so that the check and the record are one step. Repeating a request with the same op gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidings.errors import AuthRevoked, DeniedError, UsageError
+from tidings.space.membership import Interval
+from tidings.steward.requests import Request
+from tidings.wire.names import check_channel, check_pattern
+from tidings.wire.patterns import covers_any, covers_pattern, is_concrete
+from tidings.wire.rulings import Access, Channel, Member
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+Answer = Mapping[str, Any]
+Handler = Callable[["Steward", Request], Awaitable[Answer]]
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def access_of(steward: Steward, owner: str) -> Access:
+    """The access record in force, or the reason there is none."""
+    access = steward.table.access_at(owner, steward.position)
+    if access is None:
+        raise DeniedError(
+            f"{owner} is not an agent of space {steward.subjects.space}: `tidings agent add` provisions one"
+        )
+    if access.revoked:
+        raise AuthRevoked(f"{access.name} ({owner}) was revoked")
+    return access
+
+
+async def join(steward: Steward, request: Request) -> Answer:
+    pattern = check_pattern(request.text("pattern"))
+    async with steward.writer.lock:
+        access = access_of(steward, request.sender)
+        if not covers_any(access.read, pattern):
+            raise DeniedError(
+                f"{access.name} may not read {pattern}; it may read {', '.join(access.read) or 'nothing'}"
+            )
+        subject = steward.subjects.member(request.sender, steward.tag(pattern))
+        held = open_interval(steward, request.sender, pattern)
+        if held is None:
+            record = Member(op=request.op, at=now(), state="in", pattern=pattern)
+            seq, state = await steward.writer.write(subject, record), "opened"
+        else:
+            # The same op again: its answer was lost, so it is told once more that it opened.
+            same = steward.writer.last_op.get(subject) == (request.op, held.joined)
+            seq, state = held.joined, "opened" if same else "resumed"
+    return {"state": state, "seq": seq, **channel_facts(steward, pattern)}
+
+
+async def leave(steward: Steward, request: Request) -> Answer:
+    """Close a membership. Needs no read access: leaving must work after a narrowing."""
+    pattern = check_pattern(request.text("pattern"))
+    async with steward.writer.lock:
+        subject = steward.subjects.member(request.sender, steward.tag(pattern))
+        if open_interval(steward, request.sender, pattern) is None:
+            op, seq = steward.writer.last_op.get(subject, ("", 0))
+            state = "left" if op == request.op else "absent"
+        else:
+            record = Member(op=request.op, at=now(), state="out", pattern=pattern)
+            seq, state = await steward.writer.write(subject, record), "left"
+    remaining = [i.pattern for i in open_intervals(steward, request.sender) if covers_pattern(i.pattern, pattern)]
+    return {"state": state, "seq": seq, "still_covered_by": remaining}
+
+
+async def memberships(steward: Steward, request: Request) -> Answer:
+    held = open_intervals(steward, request.sender)
+    return {"memberships": [{"pattern": i.pattern, "joined": i.joined} for i in held], "seq": steward.position}
+
+
+async def members(steward: Steward, request: Request) -> Answer:
+    """Who is in a channel, for those who may read it."""
+    channel = check_channel(request.text("channel"))
+    access = access_of(steward, request.sender)
+    if not covers_any(access.read, channel):
+        raise DeniedError(f"{access.name} may not read {channel}, so it may not see who is in it")
+    owners = sorted(steward.table.members_at(channel, steward.position + 1))
+    named = [(owner, steward.table.access_at(owner, steward.position)) for owner in owners]
+    return {"members": [{"id": owner, "name": a.name if a else None} for owner, a in named], "seq": steward.position}
+
+
+async def channel_list(steward: Steward, request: Request) -> Answer:
+    """Channels with a record, as far as the caller may read them."""
+    access = access_of(steward, request.sender)
+    view = steward.table.as_of(steward.position)
+    names = [name for name in view.channels if covers_any(access.read, name)]
+    return {"channels": [channel_facts(steward, name) for name in sorted(names)], "seq": steward.position}
+
+
+async def channel_info(steward: Steward, request: Request) -> Answer:
+    channel = check_channel(request.text("channel"))
+    access = access_of(steward, request.sender)
+    if not covers_any((*access.read, *access.post), channel):
+        raise DeniedError(f"{access.name} may neither read nor post to {channel}")
+    return {**channel_facts(steward, channel), "seq": steward.position}
+
+
+async def channel_set(steward: Steward, request: Request) -> Answer:
+    name = check_channel(request.text("channel"))
+    async with steward.writer.lock:
+        access = access_of(steward, request.sender)
+        if not covers_any(access.manage, name):
+            raise DeniedError(
+                f"{access.name} may not change settings of {name}: its access has no such `manage` pattern"
+            )
+        subject = steward.subjects.channel(steward.tag(name))
+        done_op, done_seq = steward.writer.last_op.get(subject, ("", 0))
+        if done_op == request.op:
+            return {**channel_facts(steward, name), "seq": done_seq}
+        before = steward.table.channel_at(name, steward.position)
+        record = changed_channel(before, name, request)
+        seq = await steward.writer.write(subject, record)
+    return {**channel_facts(steward, name), "seq": seq}
+
+
+def changed_channel(before: Channel | None, name: str, request: Request) -> Channel:
+    """The channel's record with what the request names changed, and nothing else."""
+    known = {"class", "replay", "replay_window", "description", "instructions", "listed"}
+    unknown = set(request.arguments) - known - {"channel"}
+    if unknown:
+        raise UsageError(f"channel settings are {', '.join(sorted(known))}, not {', '.join(sorted(unknown))}")
+    base = msgspec.to_builtins(before) if before else {"name": name}
+    wanted = {key: value for key, value in request.arguments.items() if key in known}
+    try:
+        return msgspec.convert(base | wanted | {"op": request.op, "at": now(), "by": request.sender}, Channel)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"channel {name}: {error}") from error
+
+
+def channel_facts(steward: Steward, pattern: str) -> dict[str, Any]:
+    """What holds on a channel now. A pattern has no record of its own: defaults speak for it."""
+    at = steward.position
+    defaults = steward.table.space_at(at).defaults
+    record = steward.table.channel_at(pattern, at) if is_concrete(pattern) else None
+    facts: dict[str, Any] = {
+        "channel": pattern,
+        "class": steward.table.class_at(pattern, at) if is_concrete(pattern) else defaults.cls or "durable",
+        "replay": _first(record.replay if record else None, defaults.replay, True),
+        "replay_window": _first(record.replay_window if record else None, defaults.replay_window),
+    }
+    if record:
+        facts |= {"description": record.description, "instructions": record.instructions, "by": record.by}
+    return facts
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+async def space_info(steward: Steward, request: Request) -> Answer:
+    access_of(steward, request.sender)
+    return {"space": steward.space_settings(), "seq": steward.position}
+
+
+async def own_access(steward: Steward, request: Request) -> Answer:
+    """The caller's access with its current token, which is no secret without the seed."""
+    access = access_of(steward, request.sender)
+    return {"access": msgspec.to_builtins(access), "seq": steward.position}
+
+
+async def health(steward: Steward, request: Request) -> Answer:
+    """Answered by a real round trip: the lease is read back from the leader of the log."""
+    del request
+    return await steward.health()
+
+
+def open_intervals(steward: Steward, owner: str) -> list[Interval]:
+    return [interval for interval in steward.table.intervals(owner) if interval.left is None]
+
+
+def open_interval(steward: Steward, owner: str, pattern: str) -> Interval | None:
+    return next((i for i in open_intervals(steward, owner) if i.pattern == pattern), None)
+
+
+AGENT_HANDLERS: dict[tuple[str, str], Handler] = {
+    ("member", "join"): join,
+    ("member", "leave"): leave,
+    ("member", "list"): memberships,
+    ("member", "members"): members,
+    ("channel", "list"): channel_list,
+    ("channel", "info"): channel_info,
+    ("channel", "set"): channel_set,
+    ("space", "info"): space_info,
+    ("access", "get"): own_access,
+    ("health", "ping"): health,
+}

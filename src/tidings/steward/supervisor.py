@@ -1,0 +1,310 @@
+"""`tidings up`: broker and steward as children that live and die with this process.
+
+    lock -> create (once) -> broker -> streams -> steward -> agents -> ready -> watch
+
+It opens no key: what needs one runs in a short-lived child. Whatever ends is started again with a growing pause;
+whatever interrupts a step, every child that was started is stopped, in reverse order, and the lock goes with us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidings.broker.client import connect
+from tidings.broker.jetstream import JetStream
+from tidings.broker.private_files import locked, read_private
+from tidings.broker.server import Broker, binary_version, die_with_parent, find_binary
+from tidings.errors import BrokerFailed, ConfigError, LeaseHeld, SpaceBusy, TidingsError, UsageError
+from tidings.space.control import ERRORS_BY_CODE
+from tidings.space.home import SpaceHome
+from tidings.steward.administration import broker_config
+from tidings.wire.keys import KeyPair
+
+START_TIMEOUT = 120.0
+CHILD_TIMEOUT = 120.0
+STEWARD_GRACE = 10.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    person: str
+    open_space: bool = False
+    port: int | None = None
+    budget: int | None = None
+    nats_server: str | None = None
+    lease_ttl: float = 3.0
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses between restarts: 0.2 s, doubling to 10 s; a child that lived a minute starts afresh."""
+
+    pause: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def next(self) -> float:
+        if time.monotonic() - self.started > 60:
+            self.pause = 0.0
+        self.pause = min(10.0, self.pause * 2 or 0.2)
+        self.started = time.monotonic() + self.pause
+        return self.pause
+
+
+class Supervisor:
+    def __init__(self, home: SpaceHome, options: UpOptions, tell: Callable[[str], None] = lambda _text: None) -> None:
+        self.home = home
+        self.options = options
+        self.tell = tell
+        self.broker: Broker | None = None
+        self.steward: asyncio.subprocess.Process | None = None
+        self._holder: str | None = None
+        self._last_steward_error: dict[str, Any] | None = None
+        self._state: dict[str, Any] = {}
+
+    async def run(self) -> None:
+        """Bring the space up and keep it up until cancelled."""
+        self.home.make()
+        with self._lock():
+            try:
+                await self._bring_up()
+                self.phase("ready")
+                await self._watch()
+            finally:
+                await asyncio.shield(self._bring_down())
+
+    def _lock(self) -> Any:
+        try:
+            return _Held(self.home)
+        except SpaceBusy as error:
+            raise SpaceBusy(f"space {self.home.name} is already up: {error}; `tidings status` shows it") from error
+
+    def phase(self, name: str, **facts: Any) -> None:
+        self._state |= {"phase": name, "pid": os.getpid(), "at": time.time(), **facts}
+        self.home.write_state(self._state)
+        log.info("phase %s", name)
+
+    # --- up ---
+
+    async def _bring_up(self) -> None:
+        binary = find_binary(self.options.nats_server)
+        version = ".".join(map(str, binary_version(binary)))
+        if not self.home.exists:
+            self.tell(f"creating space {self.home.name}")
+            self.phase("creating")
+            await self._child("create", *self._create_flags())
+        elif self.options.port:
+            self.home.update_info(port=self.options.port)
+        info = self.home.read_info()
+        if self.options.open_space and not info.open:
+            raise UsageError(f"space {info.name} was created without --open; create another space for that")
+        self.phase("broker", url=info.url, nats_server=version)
+        self.tell(f"starting the broker (nats-server {version}) on port {info.port}")
+        self.broker = Broker(broker_config(self.home, info), self.home.run / "nats.conf", binary)
+        await self._start_broker()
+        self.phase("streams", broker_pid=self.broker.pid)
+        changes = (await self._child("provision"))["changes"]
+        for change in changes:
+            log.info("%s", change)
+        self.phase("steward")
+        self.tell("starting the steward")
+        await self._start_steward()
+        self.phase("agents")
+        for each in (await self._child("reconcile"))["done"]:
+            self.tell(each)
+        await self._child("person", "--name", self.options.person)
+
+    def _create_flags(self) -> list[str]:
+        flags = ["--open"] if self.options.open_space else []
+        if self.options.port:
+            flags += ["--port", str(self.options.port)]
+        if self.options.budget:
+            flags += ["--budget", str(self.options.budget)]
+        return flags
+
+    async def _start_broker(self) -> None:
+        assert self.broker is not None
+        self.broker.spawn()
+        async with asyncio.timeout(START_TIMEOUT):
+            while not self.broker.is_ready():
+                await asyncio.sleep(0.02)
+            while not await self._round_trip():
+                await asyncio.sleep(0.1)
+
+    async def _round_trip(self) -> bool:
+        """Ready is when JetStream answers the steward's own credential, not when a port is open."""
+        info = self.home.read_info()
+        user = KeyPair(read_private(self.home.creds / "steward.user").strip())
+        try:
+            connection = await connect(
+                info.url, self.home.creds / "steward.creds", user.id, name="readiness", reconnect=False, timeout=2
+            )
+        except ConfigError:
+            raise
+        except TidingsError:
+            if self.broker is not None and not self.broker.alive:
+                raise BrokerFailed("nats-server ended while it was starting; `tidings logs broker` says why") from None
+            return False
+        try:
+            await JetStream(connection, timeout=2).api("INFO")
+        except TidingsError:
+            return False
+        finally:
+            await connection.close()
+        return True
+
+    async def _start_steward(self) -> None:
+        arguments = ["--lease-ttl", str(self.options.lease_ttl)]
+        if self._holder:
+            arguments += ["--after", self._holder]
+        self.steward = await self._spawn("steward", *arguments)
+        line = await self._first_line(self.steward)
+        if not line.get("ready"):
+            await self.steward.wait()
+            raise _error_of(line, "the steward")
+        self._holder = line["holder"]
+        self._state |= {"steward_pid": self.steward.pid, "lease": line["lease"]}
+
+    async def _spawn(self, program: str, *arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tidings.steward.children",
+            program,
+            "--home",
+            str(self.home.home),
+            "--space",
+            self.home.name,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE if program != "steward" else self._error_file(),
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def _error_file(self) -> int:
+        """What a steward writes to standard error: only what Python itself says when it cannot go on."""
+        return os.open(self.home.logs / "steward.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    @staticmethod
+    async def _first_line(child: asyncio.subprocess.Process) -> dict[str, Any]:
+        assert child.stdout is not None
+        async with asyncio.timeout(START_TIMEOUT):
+            line = await child.stdout.readline()
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            return {}
+
+    async def _child(self, program: str, *arguments: str) -> dict[str, Any]:
+        """Run a short-lived child to its end; its error becomes ours."""
+        child = await self._spawn(program, *arguments)
+        try:
+            async with asyncio.timeout(CHILD_TIMEOUT):
+                said, stderr = await child.communicate()
+        except BaseException:
+            await _end(child, 2)
+            raise
+        lines = said.decode().splitlines()
+        try:
+            result = dict(json.loads(lines[-1]))
+        except (IndexError, ValueError):
+            detail = stderr.decode().strip().splitlines()[-1:] or ["it said nothing"]
+            raise TidingsError(f"`{program}` failed: {detail[0]}; `tidings logs admin` says more") from None
+        if child.returncode:
+            raise _error_of(result, program)
+        return result
+
+    # --- watch ---
+
+    async def _watch(self) -> None:
+        await asyncio.gather(self._watch_broker(), self._watch_steward())
+
+    async def _watch_broker(self) -> None:
+        assert self.broker is not None
+        backoff = Backoff()
+        while True:
+            await asyncio.sleep(0.2)
+            if self.broker.alive:
+                continue
+            log.error("the broker ended with code %s", self.broker.process.returncode if self.broker.process else "?")
+            self.phase("broker restarting")
+            await asyncio.sleep(backoff.next())
+            try:
+                await self._start_broker()
+                self.phase("ready", broker_pid=self.broker.pid)
+            except (TidingsError, TimeoutError) as error:
+                log.error("the broker does not start: %s", error)
+
+    async def _watch_steward(self) -> None:
+        backoff = Backoff()
+        while True:
+            assert self.steward is not None
+            code = await self.steward.wait()
+            log.error("the steward ended with code %s", code)
+            self.phase("steward restarting")
+            await asyncio.sleep(backoff.next())
+            try:
+                await self._start_steward()
+                self.phase("ready")
+                for each in (await self._child("reconcile"))["done"]:
+                    log.warning("%s", each)
+            except LeaseHeld as error:
+                self._holder = None
+                log.error("%s", error)
+            except (TidingsError, TimeoutError) as error:
+                log.error("the steward does not start: %s", error)
+
+    # --- down ---
+
+    async def _bring_down(self) -> None:
+        self.phase("stopping")
+        if self.steward is not None:
+            await _end(self.steward, STEWARD_GRACE)
+        if self.broker is not None:
+            consumers = len(list(self.home.issued.glob("*.json"))) * 2
+            grace = 15 + consumers / 100  # a clean stop writes every consumer's state
+            await asyncio.to_thread(self.broker.stop, grace)
+        self.phase("down", broker_pid=None, steward_pid=None)
+
+
+class _Held:
+    """The supervisor's lock as a plain context manager whose refusal comes at once."""
+
+    def __init__(self, home: SpaceHome) -> None:
+        self._context = locked(home.up_lock, f"tidings up, space {home.name}")
+        self._context.__enter__()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        self._context.__exit__(None, None, None)
+
+
+async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
+    """Stop a child we started: ask, wait, make."""
+    if child.returncode is not None:
+        return
+    child.send_signal(signal.SIGCONT)
+    child.terminate()
+    try:
+        await asyncio.wait_for(child.wait(), grace)
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+
+
+def _error_of(line: dict[str, Any], what: str) -> TidingsError:
+    error = line.get("error") or {"code": "failed", "message": f"{what} ended without a word; see `tidings logs`"}
+    return ERRORS_BY_CODE.get(error["code"], TidingsError)(error["message"])

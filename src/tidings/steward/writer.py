@@ -1,0 +1,104 @@
+"""The one writer of ruling records: checked in memory, fenced by the lease, resolved by reading.
+
+One message can state one expectation, and that is the lease; "subject unchanged" is checked against the table,
+which is right because nobody else writes. After an unknown outcome the lease is written again first, so that the
+unanswered write can no longer arrive late, and only then the subject is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from tidings import failpoints
+from tidings.broker.jetstream import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, JetStream
+from tidings.broker.streams import set_gate
+from tidings.errors import LeaseLost, OutcomeUnknown, UnhealthyError
+from tidings.space.fold import LogRecord, Table, Verdict
+from tidings.space.log import log_record
+from tidings.steward.lease import StewardLease
+from tidings.wire import rulings
+from tidings.wire.keys import KeyPair
+from tidings.wire.rulings import RulingRecord
+from tidings.wire.signing import SIGNATURE_HEADER
+
+ATTEMPTS = 5
+log = logging.getLogger(__name__)
+
+
+class _Op(msgspec.Struct):
+    op: str
+
+
+class RulingWriter:
+    """Writes ruling records and keeps the table and the last operation of each subject beside them."""
+
+    def __init__(self, js: JetStream, lease: StewardLease, table: Table, key: KeyPair) -> None:
+        self.js = js
+        self.lease = lease
+        self.table = table
+        self.key = key
+        #: hold it from the check to the write: a decision and its record are one step
+        self.lock = asyncio.Lock()
+        self.last_op: dict[str, tuple[str, int]] = {}
+        self.on_gate: Callable[[], None] = lambda: None
+
+    def learn(self, record: LogRecord) -> Verdict:
+        """Take a record of the log into the table, and remember which operation wrote it."""
+        verdict = self.table.apply(record)
+        if verdict is Verdict.EFFECTIVE:
+            self.last_op[record.subject] = (msgspec.json.decode(record.payload, type=_Op).op, record.seq)
+        return verdict
+
+    async def write(self, subject: str, record: RulingRecord) -> int:
+        """Write one ruling; the answer is its sequence. The caller holds `lock`."""
+        assert self.lock.locked(), "a ruling is written under the writer's lock"
+        payload = rulings.encode(record)
+        tail = self.table.subjects.tail(subject)
+        signature = rulings.sign_ruling(self.key, self.table.space_id, tail, payload)
+        seq = await self._publish(subject, payload, signature, record.op)
+        verdict = self.learn(LogRecord(seq, 0, subject, {SIGNATURE_HEADER: signature}, payload))
+        if verdict.is_void:
+            raise UnhealthyError(f"ruling {seq} on {subject} is void ({verdict}): the steward's check was wrong")
+        return seq
+
+    async def _publish(self, subject: str, payload: bytes, signature: str, op: str) -> int:
+        for _ in range(ATTEMPTS):
+            failpoints.reach("steward.before_write")
+            try:
+                headers = {SIGNATURE_HEADER: signature, **self.lease.fence}
+                seq = await self.js.publish(subject, payload, headers)
+            except OutcomeUnknown as error:
+                log.warning("%s; renewing the lease to find out", error)
+                await self.lease.renew()
+                found = await self._find(subject, op)
+                if found:
+                    return found
+            except ApiError as error:
+                if error.err_code == WRONG_LAST_SEQUENCE:
+                    raise LeaseLost(
+                        f"the broker refused a ruling: {await self.lease.current()} holds the lease"
+                    ) from error
+                if error.err_code != NO_ROOM:
+                    raise
+                log.warning("the log is full; closing the gate")
+                await set_gate(self.js, self.table.subjects, gate_open=False)
+                self.on_gate()
+            else:
+                failpoints.reach("steward.after_write")
+                return seq
+        raise OutcomeUnknown(f"{subject} could not be written in {ATTEMPTS} attempts; ask again with the same op")
+
+    async def _find(self, subject: str, op: str) -> int | None:
+        """The sequence at which our operation is the newest record of its subject, read from the leader."""
+        stored = await self.js.last(self.table.subjects.log_stream, subject)
+        if stored is None:
+            return None
+        try:
+            found = msgspec.json.decode(log_record(stored).payload, type=_Op).op
+        except msgspec.MsgspecError:
+            return None
+        return stored.seq if found == op else None

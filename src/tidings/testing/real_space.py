@@ -1,0 +1,220 @@
+"""A real space in a directory of your choice: real nats-server, real accounts, real steward.
+
+    async with real_space(tmp_path) as space:
+        await space.add("ada", read=["general"], post=["general"])
+        async with space.agent("ada") as ada:
+            await ada.control.call("member", "join", pattern="general")
+
+The steward runs in this process, so a test can look at it; fault tests that kill it start it as a child instead.
+Everything listens on loopback, on ports the kernel chose, and is gone when the block ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidings.broker import jwt
+from tidings.broker.client import Connection, connect
+from tidings.broker.jetstream import JetStream
+from tidings.broker.keyring import Keyring
+from tidings.broker.server import Broker
+from tidings.space.agents import AgentFile
+from tidings.space.control import Control
+from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.steward.administration import Administrator, Granted, administer, broker_config, create_space
+from tidings.steward.service import Pace, Steward
+from tidings.wire import signing
+from tidings.wire.keys import KeyPair
+from tidings.wire.subjects import Subjects
+
+DEFAULT_BUDGET = 64 * 1024 * 1024
+#: quick enough for tests, slow enough for two busy cores
+TEST_PACE = Pace(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1)
+
+
+@dataclass
+class AgentClient:
+    """A raw client with an agent's credential: it may try anything, politely or not."""
+
+    name: str
+    id: str
+    key: KeyPair
+    connection: Connection
+    control: Control
+    subjects: Subjects
+    space_id: str
+    #: what the broker complained about, in order
+    complaints: list[str] = field(default_factory=list)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def post(self, channel: str, payload: bytes, **headers: str) -> dict[str, Any]:
+        """Publish a signed chat and return the broker's acknowledgement."""
+        import json
+
+        signature = signing.sign(self.key, self.space_id, "chat", channel, payload)
+        named = {"Td-Sig": signature, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        reply = await self.connection.request(self.subjects.chat(self.id, channel), payload, timeout=5, headers=named)
+        return dict(json.loads(reply.data))
+
+    async def refused(self, act: Callable[[], Any], *, within: float = 1.0) -> str | None:
+        """Do something and return the broker's complaint about it, or None if it did not complain in time."""
+        before = len(self.complaints)
+        await act()
+        await self.connection.flush()
+        deadline = asyncio.get_running_loop().time() + within
+        while len(self.complaints) == before and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.005)
+        return self.complaints[before] if len(self.complaints) > before else None
+
+
+class RealSpace:
+    """A running space. `steward` is None when it was started without one."""
+
+    def __init__(self, home: SpaceHome, info: SpaceInfo, broker: Broker) -> None:
+        self.home = home
+        self.info = info
+        self.broker = broker
+        self.subjects = info.subjects
+        self.steward: Steward | None = None
+        self._steward_task: asyncio.Task[None] | None = None
+
+    # --- the steward in this process ---
+
+    async def start_steward(self, pace: Pace = TEST_PACE, *, after: str | None = None) -> Steward:
+        steward = Steward(self.home, pace=pace)
+        task = asyncio.create_task(steward.run(after=after))
+        ready = asyncio.create_task(steward.ready.wait())
+        try:
+            await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if task.done():
+            task.result()
+        self.steward, self._steward_task = steward, task
+        return steward
+
+    async def stop_steward(self) -> None:
+        """Stop it and let its failure, if it had one, be seen."""
+        if self.steward is None or self._steward_task is None:
+            return
+        self.steward.stop()
+        task, self.steward, self._steward_task = self._steward_task, None, None
+        await asyncio.wait_for(task, 20)
+
+    async def steward_ended(self, within: float = 20.0) -> BaseException | None:
+        """Wait until the steward ends by itself; answers why."""
+        assert self._steward_task is not None
+        task, self.steward, self._steward_task = self._steward_task, None, None
+        await asyncio.wait({task}, timeout=within)
+        if not task.done():
+            task.cancel()
+            raise TimeoutError(f"the steward still runs after {within} s")
+        return task.exception()
+
+    # --- people and programs ---
+
+    @asynccontextmanager
+    async def administer(self) -> AsyncIterator[Administrator]:
+        async with administer(self.home, "test") as admin:
+            yield admin
+
+    async def add(
+        self,
+        name: str,
+        read: Iterable[str] = ("general",),
+        post: Iterable[str] = ("general",),
+        *,
+        manage: Iterable[str] = (),
+        roles: Iterable[str] = (),
+    ) -> Granted:
+        agent = AgentFile(name, read=tuple(read), post=tuple(post), manage=tuple(manage), roles=tuple(roles))
+        async with self.administer() as admin:
+            return await admin.add(agent)
+
+    @asynccontextmanager
+    async def agent(self, name: str, *, reconnect: bool = False) -> AsyncIterator[AgentClient]:
+        """A raw connection with the credential of an agent that was added."""
+        path = self.home.agent_creds(name)
+        _, key = jwt.split_credentials(path.read_text())
+        async with self._client(name, path, key, reconnect=reconnect) as client:
+            yield client
+
+    @asynccontextmanager
+    async def _client(
+        self, name: str, creds: Path | str, key: KeyPair, *, reconnect: bool
+    ) -> AsyncIterator[AgentClient]:
+        complaints: list[str] = []
+        closed = asyncio.Event()
+
+        async def on_error(error: Exception) -> None:
+            complaints.append(str(error))
+
+        async def on_closed() -> None:
+            closed.set()
+
+        connection = await connect(
+            self.info.url, creds, key.id, name=name, reconnect=reconnect, on_error=on_error, on_closed=on_closed
+        )
+        control = Control(connection, self.subjects, key.id)
+        try:
+            yield AgentClient(name, key.id, key, connection, control, self.subjects, self.info.id, complaints, closed)
+        finally:
+            await _close(connection)
+
+    @asynccontextmanager
+    async def core(self) -> AsyncIterator[JetStream]:
+        """Everything in CORE: for looking, and for doing what only an operator could."""
+        keyring = Keyring.load(self.home.keys)
+        token, key = keyring.short_lived(keyring.core, "test")
+        connection = await connect(
+            self.info.url, jwt.credentials(token, key), key.id, name="test core", reconnect=False
+        )
+        try:
+            yield JetStream(connection)
+        finally:
+            await _close(connection)
+
+    async def restart_broker(self, *, kill: bool = False) -> None:
+        self.broker.kill() if kill else self.broker.stop()
+        self.broker.start()
+
+
+async def _close(connection: Connection) -> None:
+    with suppress(Exception):  # a broker that was killed under the client: nothing is left to close
+        await asyncio.wait_for(connection.close(), 3)
+
+
+@asynccontextmanager
+async def real_space(
+    root: Path,
+    name: str = "main",
+    *,
+    budget: int = DEFAULT_BUDGET,
+    steward: bool = True,
+    pace: Pace = TEST_PACE,
+    open_space: bool = False,
+) -> AsyncIterator[RealSpace]:
+    """Create a space below `root`, start its broker and (unless told not to) its steward."""
+    home = SpaceHome(root, name)
+    info = create_space(home, port=None, open_space=open_space, budget=budget)
+    broker = Broker(broker_config(home, info), home.run / "nats.conf")
+    broker.start()
+    space = RealSpace(home, info, broker)
+    try:
+        async with space.administer() as admin:
+            await admin.provision()
+        if steward:
+            await space.start_steward(pace)
+        yield space
+        await space.stop_steward()
+    finally:
+        if space._steward_task is not None:
+            space._steward_task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await space._steward_task
+        broker.stop()
