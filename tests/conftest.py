@@ -4,12 +4,13 @@
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from terminal import Terminal
 from tidings.testing.real_space import RealSpace, real_space
 
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)
@@ -32,3 +33,11 @@ async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
     """A fresh space on a real broker, with its steward."""
     async with real_space(tmp_path / "home") as running:
         yield running
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """A shell with a home of its own; whatever it left running is stopped."""
+    shell = Terminal(tmp_path)
+    yield shell
+    shell.close()

@@ -3,6 +3,8 @@
     TidingsError
     ├── UsageError                  the caller asked for something that cannot be meant
     │   ├── InvalidName             a space, channel, pattern, agent or role name does not fit the grammar
+    │   ├── UnknownPeer             no agent of that name or id in this space
+    │   ├── AmbiguousPeer           several agents could be meant
     │   └── ConfigError             a setting or a file of ours says something impossible
     ├── WireError                   bytes that are not what they claim to be
     │   ├── MalformedMessage        not strict JSON, or not a message
@@ -14,11 +16,15 @@
     │   └── AuthRevoked             this credential was revoked
     ├── UnreachableError            nobody answered
     │   ├── BrokerUnreachable       no broker on that address
+    │   ├── ConnectionLost          the connection went while we waited for an answer
+    │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
     │   └── StewardUnreachable      the broker answers, the steward does not
     ├── ConflictError               somebody else holds it, or it changed meanwhile
     │   ├── LeaseHeld               another steward holds the space
     │   ├── LeaseLost               we held it; the broker refused a stale write
     │   ├── NameTaken               an agent of that name exists
+    │   ├── IdBurned                somebody else used this message id first
+    │   ├── Superseded              a newer session of this identity receives now
     │   └── SpaceBusy               another process runs or administers this space
     ├── OutcomeUnknown              it may have happened or not; read before you repeat
     ├── UnhealthyError              it runs, but not as promised
@@ -53,6 +59,14 @@ class UsageError(TidingsError):
 
 class InvalidName(UsageError):
     code = "invalid_name"
+
+
+class UnknownPeer(UsageError):
+    code = "unknown_peer"
+
+
+class AmbiguousPeer(UsageError):
+    code = "ambiguous_peer"
 
 
 class ConfigError(UsageError):
@@ -101,6 +115,14 @@ class BrokerUnreachable(UnreachableError):
     code = "broker_unreachable"
 
 
+class ConnectionLost(UnreachableError):
+    code = "connection_lost"
+
+
+class Reconnecting(UnreachableError):
+    code = "reconnecting"
+
+
 class StewardUnreachable(UnreachableError):
     code = "steward_unreachable"
 
@@ -120,6 +142,14 @@ class LeaseLost(ConflictError):
 
 class NameTaken(ConflictError):
     code = "name_taken"
+
+
+class IdBurned(ConflictError):
+    code = "id_burned"
+
+
+class Superseded(ConflictError):
+    code = "superseded"
 
 
 class SpaceBusy(ConflictError):

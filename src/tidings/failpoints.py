@@ -1,7 +1,7 @@
 """Named places where a test may strike: `TIDINGS_FAILPOINT=name:action[:after]`.
 
-Actions: `kill` (SIGKILL to this process), `pause` (SIGSTOP), `raise`. `after` counts how often the place is passed
-before. Nothing happens, and nothing is parsed twice, when the variable is not set.
+Actions: `kill` (SIGKILL to this process), `pause` (SIGSTOP), `interrupt` (SIGINT), `raise`. `after` counts how often
+the place is passed before. Nothing happens, and nothing is parsed twice, when the variable is not set.
 """
 
 from __future__ import annotations
@@ -34,5 +34,7 @@ def reach(name: str) -> None:
     elif action == "pause":
         _armed = [""]
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
     elif action == "raise":
         raise FailpointRaised(name)

@@ -61,6 +61,7 @@ def test_the_example_of_the_design_holds(log: GeneratedLog, ada: str, bob: str) 
     assert [table.owed(seq, ada, "general") for seq in chats] == [frozenset(), frozenset({bob}), frozenset()]
     assert [table.members_at("general", seq) for seq in (102, 103, 104)] == [frozenset(), frozenset({bob}), frozenset()]
     assert table.intervals(bob) == [Interval(bob, "general", 102, 104)]
+    assert [len(table.memberships_at(bob, seq)) for seq in (102, 103, 104)] == [0, 1, 0]
 
 
 def test_a_sender_is_not_owed_its_own_message(log: GeneratedLog, ada: str, bob: str) -> None:
@@ -469,6 +470,8 @@ def test_the_fold_agrees_with_the_model_at_every_sequence(seed: int) -> None:
         state = model.state(seq)
         assert {o: a for o in log.agents if (a := table.access_at(o, seq))} == state.access
         assert table.steward_key_at(seq + 1) == state.key
+        held = {(o, i.pattern, i.joined) for o in log.agents for i in table.memberships_at(o, seq)}
+        assert held == {(s.owner, s.pattern, s.joined) for s in state.stays if s.joined < seq and s.left is None}
         for channel in rng.sample(log.channels, 2):
             sender = rng.choice(log.agents)
             owed = naive.owed(state, seq, sender, channel)

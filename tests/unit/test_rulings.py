@@ -101,7 +101,7 @@ def _nested(depth: int) -> bytes:
 
 def test_nesting_of_32_is_accepted_and_33_is_not() -> None:
     decode("member", _nested(32))
-    with pytest.raises(MalformedRecord, match="nested deeper than 32"):
+    with pytest.raises(MalformedRecord, match="nests deeper than 32"):
         decode("member", _nested(33))
 
 

@@ -2,24 +2,32 @@
 
 nats-py keeps one value per header name and takes any `Status:` header for a word of the server. Senders can set
 both, so this client parses the raw block itself: status only from the protocol's first line, fields in wire order.
+Nor may a subject be trusted to be text: one that is not UTF-8, or holds a vertical tab, ends nats-py's read loop and
+leaves a connection that looks open and hears nothing, so both are read here as what they are.
 It adds no retry policy; who holds a connection decides what to do when it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from secrets import token_hex
+from types import FunctionType
 from typing import Any
 
 from nats.aio.client import Client, RawCredentials
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.protocol import parser
 
 from tidings.broker.private_files import check_private
-from tidings.errors import AuthRevoked, BrokerUnreachable, WireError
+from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError, WireError
 from tidings.wire.headers import Headers
 
+_VIOLATION = re.compile(r'permissions violation for publish to "([^"]+)"')
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 Callback = Callable[[], Awaitable[None]]
 
@@ -34,8 +42,99 @@ class HeaderDict(dict[str, str]):
     block: Headers | None
 
 
+class _Parser(parser.Parser):
+    """nats-py's parser, with the server's idea of what separates words.
+
+    Its expressions take a vertical tab or form feed, which the server allows inside a subject, for a separator: the
+    rest of the subject then counts as the subscription a message is for. Same code, other expressions.
+    """
+
+    parse: Any = FunctionType(
+        parser.Parser.parse.__code__,
+        vars(parser)
+        | {
+            "MSG_RE": re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n"),
+            "HMSG_RE": re.compile(
+                rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n"
+            ),
+        },
+        argdefs=parser.Parser.parse.__defaults__,
+    )
+
+
 class Connection(Client):
-    """nats-py's client with our header parsing."""
+    """nats-py's client with our reading of headers and subjects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = _Parser(self)
+        #: subject in lower case -> answers awaited for it; nats-py lower-cases the subject of a violation
+        self._asked: dict[str, set[asyncio.Future[Any]]] = {}
+        #: hears permission violations while somebody wants to know
+        self.on_violation: Callable[[str], None] | None = None
+
+    async def ask(
+        self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 5.0
+    ) -> Any:
+        """A request that learns of a refusal by the broker, or of a lost connection, at once and not by timeout."""
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        assert self._resp_sub_prefix is not None
+        token = (self._nuid.next() + token_hex(2).encode()).decode()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._resp_map[token] = future
+        waiting = self._asked.setdefault(subject.lower(), set())
+        waiting.add(future)
+        try:
+            await self.publish(subject, payload, reply=self._resp_sub_prefix.decode() + token, headers=headers)
+            async with asyncio.timeout(timeout):
+                message = await future
+        finally:
+            self._resp_map.pop(token, None)
+            waiting.discard(future)
+            if not waiting:
+                self._asked.pop(subject.lower(), None)
+        if message.headers is not None and message.headers.get("Status") == "503":
+            raise NoRespondersError
+        return message
+
+    def refuse(self, complaint: str) -> bool:
+        """Fail the requests a permission violation speaks of. Answers whether there were any."""
+        if self.on_violation is not None and "permissions violation" in complaint.lower():
+            self.on_violation(complaint)
+        found = _VIOLATION.search(complaint.lower())
+        waiting = self._asked.get(found[1], set()) if found else set()
+        for future in list(waiting):
+            if not future.done():
+                future.set_exception(DeniedError(f"the broker refuses this agent to publish to {found[1]}"))  # type: ignore[index]
+        return bool(waiting)
+
+    def fail_pending(self, error: Exception) -> None:
+        """Wake everybody who waits for an answer on this connection."""
+        for future in [each for waiting in self._asked.values() for each in waiting]:
+            if not future.done():
+                future.set_exception(error)
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        # nats-py writes the PING past what is still pending, so `flush` would return before the broker read it.
+        if self._pending and self._transport is not None:
+            self._transport.writelines(self._pending[:])
+            self._pending = []
+            self._pending_data_size = 0
+        await super()._send_ping(future)
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Any:
+        # A replacement character is in no name of ours, so such a subject parses as nothing and is quarantined.
+        return self.msg_class(
+            subject=subject.decode(errors="replace"),
+            reply=reply.decode(errors="replace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         if not headers:
@@ -121,7 +220,7 @@ async def connect(
             timeout,
         )
     except (TimeoutError, NatsError, OSError) as error:
-        await _abandon(connection)
+        await close_quietly(connection)
         text = " ".join(str(each) for each in (*refused, error)).lower()
         if "authorization" in text or "authentication" in text:
             raise AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space") from error
@@ -129,11 +228,12 @@ async def connect(
     return connection
 
 
-async def _abandon(connection: Connection) -> None:
+async def close_quietly(connection: Connection) -> None:
+    """Close in bounded time, even if the broker is gone: nats-py still tries to write to the dead socket."""
     try:
         await asyncio.wait_for(connection.close(), 1)
     except (TimeoutError, NatsError, OSError):
-        return  # it never opened; there is nothing to lose
+        return  # nobody is there to say goodbye to
 
 
 async def _probe(url: str, timeout: float) -> None:

@@ -16,6 +16,7 @@ SYNC_SECONDS = 1
 RESERVE = 64 * 1024 * 1024
 LOG_FILE_BYTES = 16 * 1024 * 1024
 LOG_FILES = 4
+MAX_CONNECTIONS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ resolver {{ type: full, dir: {quoted(str(self.resolver))}, allow_delete: false }
 # an agent's token travels in its CONNECT line
 max_control_line: 65536
 max_payload: 1048576
-max_connections: 20000
+max_connections: {MAX_CONNECTIONS}
 ping_interval: "20s"
 ping_max: 2
 write_deadline: "5s"

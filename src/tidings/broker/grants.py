@@ -3,7 +3,7 @@
 Streams, steward and pipeline live in CORE; agents live in AGENTS, which has no JetStream and imports only what an
 agent needs. The reason is measured: inside one account a reply subject is never checked, so a pull status aimed at
 `$JS.API.STREAM.DELETE.X` is obeyed. Across a service import the reply is resolved in AGENTS, where nothing listens.
-Every line here has a probe in `testing/security.py`.
+Every line here has a probe in `testing/security/`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,36 @@ from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, Subjects
 #: payload of a message plus room for headers; LOG, DM and TASK refuse more
 MAX_MESSAGE = 264 * 1024
 MAX_SUBSCRIPTIONS = 2_000
+#: fewer than the broker takes, so that agents cannot keep the steward and an administrator out
+MAX_AGENT_CONNECTIONS = 19_000
 #: the CONNECT line carries the token; the broker is configured for 64 KiB
 MAX_TOKEN_BYTES = 60_000
+
+#: Seconds after which the broker forgets a request through an import that nobody answered. Without a bound of ours it
+#: keeps 700 bytes of each for minutes, and some it never answers itself: the acknowledgement of what was not delivered,
+#: a chat on a subject no stream takes. An answer that is later than this is lost, so it is no less than callers wait.
+ACK_ANSWER = 2
+PUBLISH_ANSWER = 5
+CONTROL_ANSWER = 60
+#: pulls expire after at most 10 s
+PULL_ANSWER = 30
 
 
 def _consumer_streams(s: Subjects) -> tuple[str, str]:
     return s.delivery_stream, s.direct_stream
 
 
-def service_subjects(s: Subjects) -> list[str]:
-    """Requests with one answer."""
-    return [
-        f"{s.root}.chat.>",
-        f"{s.root}.dm.>",
-        f"{s.root}.task.>",
-        *(f"{s.root}.ctl.{service}.*" for service in AGENT_SERVICES),
-        *(f"$JS.ACK.{stream}.>" for stream in _consumer_streams(s)),
-    ]
+def service_subjects(s: Subjects) -> dict[str, int]:
+    """Requests with one answer, and how long the broker waits for it."""
+    published = {f"{s.root}.{kind}.>": PUBLISH_ANSWER for kind in ("chat", "dm", "task")}
+    control = {f"{s.root}.ctl.{service}.*": CONTROL_ANSWER for service in AGENT_SERVICES}
+    acknowledged = {f"$JS.ACK.{stream}.>": ACK_ANSWER for stream in _consumer_streams(s)}
+    return published | control | acknowledged
 
 
-def pull_subjects(s: Subjects) -> list[str]:
+def pull_subjects(s: Subjects) -> dict[str, int]:
     """Requests with a stream of answers."""
-    return [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*" for stream in _consumer_streams(s)]
+    return {f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*": PULL_ANSWER for stream in _consumer_streams(s)}
 
 
 def live_subjects(s: Subjects) -> list[str]:
@@ -46,12 +54,13 @@ def live_subjects(s: Subjects) -> list[str]:
 
 
 def core_exports(s: Subjects) -> list[Claims]:
+    def service(subject: str, seconds: int, **more: str) -> Claims:
+        patience = {"response_threshold": seconds * 1_000_000_000}
+        return {"name": subject, "subject": subject, "type": "service", **patience, **more}
+
     return [
-        *({"name": subject, "subject": subject, "type": "service"} for subject in service_subjects(s)),
-        *(
-            {"name": subject, "subject": subject, "type": "service", "response_type": "Stream"}
-            for subject in pull_subjects(s)
-        ),
+        *(service(subject, seconds) for subject, seconds in service_subjects(s).items()),
+        *(service(subject, seconds, response_type="Stream") for subject, seconds in pull_subjects(s).items()),
         *({"name": subject, "subject": subject, "type": "stream"} for subject in live_subjects(s)),
     ]
 

@@ -168,16 +168,19 @@ class JetStream:
             previous = record.seq
 
     async def _page(self, stream: str, body: Mapping[str, Any]) -> list[StoredRecord]:
+        try:
+            return await self._answers(stream, body)
+        except (TimeoutError, NatsError, OSError) as error:
+            raise BrokerUnreachable(f"{stream} stopped answering in the middle of a page") from error
+
+    async def _answers(self, stream: str, body: Mapping[str, Any]) -> list[StoredRecord]:
         inbox = self.connection.new_inbox()
         subscription = await self.connection.subscribe(inbox, pending_bytes_limit=64 * 1024 * 1024)
         records: list[StoredRecord] = []
         try:
             await self.connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
-                try:
-                    message = await subscription.next_msg(timeout=self.timeout)
-                except (TimeoutError, NatsError) as error:
-                    raise BrokerUnreachable(f"{stream} stopped answering in the middle of a page") from error
+                message = await subscription.next_msg(timeout=self.timeout)
                 if (status := status_of(message)) is not None:
                     _check_status(stream, status)
                     return records

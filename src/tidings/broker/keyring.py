@@ -58,7 +58,10 @@ class Keyring:
 
     def agents_token(self, s: Subjects, revocations: dict[str, int]) -> str:
         spec = jwt.AccountSpec(
-            f"AGENTS_{s.space}", imports=grants.agents_imports(s, self.core.id), revocations=revocations
+            f"AGENTS_{s.space}",
+            jwt.AccountLimits(connections=grants.MAX_AGENT_CONNECTIONS),
+            imports=grants.agents_imports(s, self.core.id),
+            revocations=revocations,
         )
         return jwt.account_jwt(self.operator, self.agents.id, spec)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,13 +24,24 @@ from tidings.broker.private_files import write_private
 from tidings.errors import BrokerFailed, PrerequisiteMissing
 
 MINIMUM_VERSION = (2, 15, 0)
+PORT_RANGE = (14_222, 32_000)
 _PR_SET_PDEATHSIG = 1
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, below the range from which the kernel serves outgoing connections.
+
+    A space keeps its port for ever; one from that range could be taken by any client while the space is down.
+    """
+    for _ in range(100):
+        port = random.randrange(*PORT_RANGE)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise BrokerFailed(f"no free port found between {PORT_RANGE[0]} and {PORT_RANGE[1]}; name one with --port")
 
 
 def find_binary(override: str | None = None) -> Path:

@@ -8,8 +8,8 @@ A version is superseded by a newer *effective* one at or below the floor; three 
 - a space version that rotated the steward key, and so every version after the first rotation (chain of trust).
 
 Nothing above the floor is touched, leases included: a sequence missing there is a fault, and a reader cannot know
-that it was only a lease. Whatever is in doubt stays. The purges are ordered so that
-stopping after any of them is safe too: memberships first, because access waits for them.
+that it was only a lease. Whatever is in doubt stays. Carrying out only some of the purges is safe too; memberships
+come first, so that stopping in between turns no old join void in the statistics.
 """
 
 from __future__ import annotations

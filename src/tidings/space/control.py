@@ -7,6 +7,7 @@ resolves it by reading, never by guessing. The sender is pinned by the subject, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -27,6 +28,19 @@ def _by_code() -> dict[str, type[TidingsError]]:
 ERRORS_BY_CODE = _by_code()
 
 
+def request_body(do: str, op: str | None, arguments: Mapping[str, Any]) -> bytes:
+    return json.dumps({"op": op or new_id(), "do": do, **arguments}).encode()
+
+
+def read_answer(data: bytes) -> dict[str, Any]:
+    """The fields of an answer; a refusal raises the error the steward named."""
+    answer = json.loads(data)
+    if answer.get("ok"):
+        return dict(answer)
+    refusal = answer.get("error", {})
+    raise ERRORS_BY_CODE.get(refusal.get("code"), TidingsError)(refusal.get("message", "refused without a reason"))
+
+
 class Control:
     """Control requests of one sender over one connection."""
 
@@ -38,10 +52,9 @@ class Control:
 
     async def call(self, service: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
         """Ask, and return the answer's fields; a refusal raises the error the steward named."""
-        body = {"op": op or new_id(), "do": do, **arguments}
         try:
             message = await self.connection.request(
-                self.subjects.control(service, self.sender), json.dumps(body).encode(), timeout=self.timeout
+                self.subjects.control(service, self.sender), request_body(do, op, arguments), timeout=self.timeout
             )
         except NoRespondersError as error:
             raise StewardUnreachable(
@@ -51,8 +64,4 @@ class Control:
             raise OutcomeUnknown(f"no answer to {service} {do} within {self.timeout:.0f} s: ask again") from error
         except (NatsError, OSError) as error:
             raise BrokerUnreachable(f"the connection to space {self.subjects.space} is gone ({error})") from error
-        answer = json.loads(message.data)
-        if answer.get("ok"):
-            return dict(answer)
-        refusal = answer.get("error", {})
-        raise ERRORS_BY_CODE.get(refusal.get("code"), TidingsError)(refusal.get("message", "refused without a reason"))
+        return read_answer(message.data)

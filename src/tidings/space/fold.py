@@ -282,7 +282,7 @@ class Table:
     def members_at(self, channel: str, seq: int) -> frozenset[str]:
         """Owners with an interval that covers `channel` and has joined < seq < left."""
         self._checked(seq)
-        return frozenset(m.owner for m in self._covering(channel) if m.interval_at(seq) is not None)
+        return frozenset(m.owner for m in self._covering(channel) if m.holds(seq))
 
     def _covering(self, channel: str) -> Iterator[Membership]:
         if not is_channel(channel):

@@ -7,8 +7,13 @@ transitions; whether a record may cause one is judged by the fold.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass
+
+
+def within(joined: int, left: int | None, seq: int) -> bool:
+    """The rule of the design, in its only place: joined < seq < left."""
+    return joined < seq and (left is None or seq < left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Interval:
     left: int | None
 
     def holds(self, seq: int) -> bool:
-        return self.joined < seq and (self.left is None or seq < self.left)
+        return within(self.joined, self.left, seq)
 
 
 class Membership:
@@ -39,17 +44,15 @@ class Membership:
     def is_open(self) -> bool:
         return len(self.joined) > len(self.left)
 
-    def interval_at(self, seq: int) -> Interval | None:
-        """The interval with joined < seq < left, if there is one."""
-        index = bisect_left(self.joined, seq) - 1
-        if index < 0:
-            return None
-        interval = self._interval(index)
-        return interval if interval.holds(seq) else None
+    def holds(self, seq: int) -> bool:
+        index = bisect_right(self.joined, seq) - 1
+        return index >= 0 and within(self.joined[index], self._left(index), seq)
 
     def intervals(self) -> list[Interval]:
         return [self._interval(index) for index in range(len(self.joined))]
 
     def _interval(self, index: int) -> Interval:
-        left = self.left[index] if index < len(self.left) else None
-        return Interval(self.owner, self.pattern, self.joined[index], left)
+        return Interval(self.owner, self.pattern, self.joined[index], self._left(index))
+
+    def _left(self, index: int) -> int | None:
+        return self.left[index] if index < len(self.left) else None

@@ -109,7 +109,7 @@ def _first(name: str, layers: list[tuple[str, dict[str, str]]]) -> tuple[str, st
 def _read(path: Path) -> tuple[str, dict[str, str]]:
     try:
         found = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return str(path), {}
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error

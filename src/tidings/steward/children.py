@@ -2,7 +2,8 @@
 
     python -m tidings.steward.children steward   --home H --space S [--after HOLDER]
     python -m tidings.steward.children create    --home H --space S [--open] [--port N] [--budget BYTES]
-    python -m tidings.steward.children provision | reconcile | person
+    python -m tidings.steward.children provision --home H --space S
+    python -m tidings.steward.children agents    --home H --space S [--person NAME]
 
 A child says what became of it in one JSON line on standard output: a result, or an error with its code. Everything
 else goes to the log files.
@@ -23,9 +24,9 @@ from typing import Any
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.errors import TidingsError
+from tidings.space.administration import administer, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
-from tidings.steward.administration import administer, create_space
 from tidings.steward.service import Pace, Steward
 
 log = logging.getLogger(__name__)
@@ -68,30 +69,28 @@ async def run_provision(home: SpaceHome, _options: argparse.Namespace) -> dict[s
         return {"changes": await admin.provision()}
 
 
-async def run_reconcile(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
+async def run_agents(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+    """Finish what was interrupted; and the person at the keyboard is an agent too, one that may do everything."""
     async with administer(home, "reconciling agents") as admin:
-        return {"done": await admin.reconcile()}
-
-
-async def run_person(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
-    """The person at the keyboard is an agent too, one that may do everything an agent can."""
-    everything = (">",)
-    person = AgentFile(options.name, description="the person at the keyboard", read=everything, post=everything)
-    async with administer(home, f"provisioning {options.name}") as admin:
-        granted = await admin.add(_with_manage(person), existing_ok=True)
-    return {"id": granted.row.id, "created": granted.created}
-
-
-def _with_manage(agent: AgentFile) -> AgentFile:
-    return AgentFile(agent.name, description=agent.description, read=agent.read, post=agent.post, manage=(">",))
+        done = await admin.reconcile()
+        if options.person:
+            everything = (">",)
+            person = AgentFile(
+                options.person,
+                description="the person at the keyboard",
+                read=everything,
+                post=everything,
+                manage=everything,
+            )
+            await admin.add(person, existing_ok=True)
+    return {"done": done}
 
 
 PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]] = {
     "steward": run_steward,
     "create": run_create,
     "provision": run_provision,
-    "reconcile": run_reconcile,
-    "person": run_person,
+    "agents": run_agents,
 }
 
 
@@ -105,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--open", action="store_true")
     parser.add_argument("--port", type=int)
     parser.add_argument("--budget", type=int)
-    parser.add_argument("--name", default="me")
+    parser.add_argument("--person")
     options = parser.parse_args(arguments)
     try:
         home = SpaceHome(options.home, options.space)

@@ -12,9 +12,11 @@ import msgspec
 
 from tidings.broker.jetstream import NO_CONSUMER, ApiError
 from tidings.errors import NameTaken, UsageError
+from tidings.space.view import TableView
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, now, open_intervals
 from tidings.wire.names import check_agent_id
+from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Member, Space
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 ACK_WAIT_NS = 30 * 1_000_000_000
 PAGE = 500
+PAGE_BYTES = 512 * 1024
 
 
 async def grant(steward: Steward, request: Request) -> Answer:
@@ -29,10 +32,13 @@ async def grant(steward: Steward, request: Request) -> Answer:
     owner = check_agent_id(request.text("id"))
     async with steward.writer.lock:
         access = _access(request)
+        before = steward.table.access_at(owner, steward.position)
         seq = await _rule_access(steward, owner, access)
         if access.succeeds:
             await _inherit(steward, owner, access.succeeds, request.op)
         closed = await close_uncovered(steward, owner)
+        if before is not None and any(not covers_any(access.read, pattern) for pattern in before.read):
+            await empty_delivery(steward, owner)  # also of channels it had left: what it may no longer read
         await make_mailboxes(steward, owner)
     return {"seq": seq, "closed": closed}
 
@@ -91,9 +97,13 @@ async def close_uncovered(steward: Steward, owner: str) -> list[str]:
         await steward.writer.write(subject, record)
         closed.append(interval.pattern)
     if closed:
-        s = steward.subjects
-        await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
+        await empty_delivery(steward, owner)
     return closed
+
+
+async def empty_delivery(steward: Steward, owner: str) -> None:
+    s = steward.subjects
+    await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
 
 
 async def make_mailboxes(steward: Steward, owner: str) -> None:
@@ -173,10 +183,21 @@ async def table(steward: Steward, request: Request) -> Answer:
     view = steward.table.as_of(steward.position if seq is None else min(seq, steward.position))
     fields = msgspec.to_builtins(view)
     owners = sorted(set(view.members) | set(view.access))
-    page = owners[offset : offset + PAGE]
+    page = _fitting(view, owners[offset : offset + PAGE])
     fields["members"] = {owner: view.members[owner] for owner in page if owner in view.members}
     fields["access"] = {owner: fields["access"][owner] for owner in page if owner in view.access}
-    return {"table": fields, "next": offset + PAGE if offset + PAGE < len(owners) else None, "owners": len(owners)}
+    following = offset + len(page)
+    return {"table": fields, "next": following if following < len(owners) else None, "owners": len(owners)}
+
+
+def _fitting(view: TableView, owners: list[str]) -> list[str]:
+    """As many of the owners as fit a page, at least one: their rows may be long."""
+    used = 0
+    for number, owner in enumerate(owners):
+        used += len(msgspec.json.encode((view.members.get(owner), view.access.get(owner))))
+        if number and used > PAGE_BYTES:
+            return owners[:number]
+    return owners
 
 
 async def issued(steward: Steward, request: Request) -> Answer:

@@ -64,6 +64,12 @@ class StewardLease:
         self._state = StateBucket(js, subjects)
         self._beat_revision = 0
         self._beats = 0
+        self._beaten = 0.0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Did we beat so recently that nobody can have taken over? Needs no round trip."""
+        return time.monotonic() - self._beaten < 2 * self.ttl
 
     @property
     def fence(self) -> dict[str, str]:
@@ -113,7 +119,10 @@ class StewardLease:
 
     async def renew(self) -> int:
         """Write the lease again, so that every write of ours still in flight under the old one is refused."""
-        self.seq = await self._write(self.seq)
+        try:
+            self.seq = await self._write(self.seq)
+        except LeaseHeld as error:
+            raise LeaseLost(f"the lease could not be renewed: {error}") from error
         return self.seq
 
     async def _write(self, expected: int) -> int:
@@ -129,17 +138,23 @@ class StewardLease:
                 return await self.js.publish(self.subjects.steward_lease, payload, headers)
             except OutcomeUnknown:
                 found = await self.current()
-                if found.lease is not None and found.lease.op == record.op:
+                if self._is_ours(found, expected):
                     return found.seq
                 if found.seq != expected:
-                    raise LeaseLost(f"the lease went to {found} while its write was unanswered") from None
+                    raise LeaseHeld(f"the lease went to {found} while its write was unanswered") from None
             except ApiError as error:
                 if error.err_code == WRONG_LAST_SEQUENCE:
-                    raise LeaseHeld(f"another steward was quicker: {await self.current()}") from error
+                    found = await self.current()
+                    if self._is_ours(found, expected):
+                        return found.seq  # an unanswered write of ours arrived late
+                    raise LeaseHeld(f"another steward was quicker: {found}") from error
                 if error.err_code != NO_ROOM:
                     raise
                 # A full log must not lock its steward out: close the gate, which adds the reserve.
                 await set_gate(self.js, self.subjects, gate_open=False)
+
+    def _is_ours(self, found: Holder, after: int) -> bool:
+        return found.seq > after and found.lease is not None and found.lease.holder == self.holder_id
 
     async def _first_beat(self) -> None:
         entry = await self._state.get(BEAT_KEY)
@@ -149,7 +164,9 @@ class StewardLease:
     async def beat(self) -> None:
         """Say that this holder lives. Raises LeaseLost if another one said so since."""
         self._beats += 1
+        started = time.monotonic()
         await self._put({"lease": self.seq, "holder": self.holder_id, "pid": os.getpid(), "beat": self._beats})
+        self._beaten = started
 
     async def release(self) -> None:
         """Say that nobody need wait: the next steward may take over at once."""
@@ -168,6 +185,6 @@ class StewardLease:
     async def prove(self) -> Holder:
         """A real round trip: is the lease in the log still ours? Raises LeaseLost if not."""
         holder = await self.current()
-        if holder.seq != self.seq:
+        if holder.seq != self.seq and not self._is_ours(holder, self.seq):  # ours: a renewal is under way
             raise LeaseLost(f"space {self.subjects.space} is held by {holder} now")
         return holder

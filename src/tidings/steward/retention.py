@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.streams import GateState
 from tidings.errors import ConflictError
 from tidings.space.compaction import removable
@@ -23,6 +23,7 @@ from tidings.space.state import StateBucket
 from tidings.wire.rulings import Space
 
 STEP = 100_000
+RECORD_OVERHEAD = 34
 LOG_FLOOR = "floor.log"
 #: without a limit of its own a log is kept to this share of its budget, well below the gate
 DEFAULT_SHARE = 0.6
@@ -92,21 +93,35 @@ class Retention:
         return max(by_age, await self._size_limit(keep, gate))
 
     async def _age_limit(self, keep_age: int) -> int:
+        head = await self._head()  # read first: what arrives while we look is younger than any limit
         cutoff = datetime.now(UTC) - timedelta(seconds=keep_age)
         first = [await self.js.first_after(self.stream, each, cutoff) for each in self.filters]
-        known = [seq for seq in first if seq is not None]
-        return min(known) if known else await self._head() + 1
+        return min([head + 1, *(seq for seq in first if seq is not None)])
 
     async def _size_limit(self, keep: int, gate: GateState) -> int:
-        """How far to cut to come below `keep`, by the average size of a record. Wrong guesses mend themselves."""
-        if gate.used <= keep:
+        """How far to cut to come below `keep`: after the oldest messages that hold the excess.
+
+        Measured on the first page, because an average over the log would count small rulings and cut too far;
+        what lies beyond that page is taken to be like it.
+        """
+        head = await self._head()
+        oldest = await self._oldest_messages(head) if gate.used > keep else []
+        if not oldest:
             return 0
-        info = await self.js.info(self.stream)
-        average = max(1, info["state"]["bytes"] // max(1, info["state"]["messages"]))
-        oldest = await self._oldest_message()
-        if oldest is None:
-            return 0
-        return int(min(oldest + max(1, (gate.used - keep) // average), await self._head() + 1))
+        excess = gate.used - keep
+        for record in oldest:
+            excess -= stored_size(record)
+            if excess <= 0:
+                return record.seq + 1
+        measured = gate.used - keep - excess
+        span = oldest[-1].seq + 1 - oldest[0].seq
+        return min(oldest[-1].seq + 1 + span * excess // measured, head + 1)
+
+    async def _oldest_messages(self, head: int) -> list[StoredRecord]:
+        """The oldest messages of all kinds, as far as the first page of each kind goes."""
+        pages = [await anext(self.js.read(self.stream, each, 1, head), []) for each in self.filters]
+        complete = min((page[-1].seq for page in pages if page), default=0)
+        return sorted((r for page in pages for r in page if r.seq <= complete), key=lambda record: record.seq)
 
     async def _head(self) -> int:
         return int((await self.js.info(self.stream))["state"]["last_seq"])
@@ -147,6 +162,23 @@ class Retention:
                 removed += await self.js.purge(self.stream, subject_filter=subject, below=below)
                 self._cut[subject] = below
         return removed
+
+
+def stored_size(record: StoredRecord) -> int:
+    """What a record takes in the broker's file, as its own accounting has it."""
+    return RECORD_OVERHEAD + len(record.subject) + len(record.own_block) + len(record.payload)
+
+
+async def claim_floor(state: StateBucket, lease: int) -> int:
+    """Put a new lease on the floor, so that the holder before can no longer move it by what it knew. Answers it."""
+    while True:
+        entry = await state.get(LOG_FLOOR)
+        floor = int(entry.value["seq"]) if entry else 0
+        try:
+            await state.put(LOG_FLOOR, {"seq": floor, "lease": lease}, entry.revision if entry else 0)
+        except ConflictError:
+            continue  # the holder before was just moving it
+        return floor
 
 
 async def read_floor(state: StateBucket) -> int:

@@ -20,23 +20,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from nats.errors import Error as NatsError
 
-from tidings.broker.client import Connection, connect
-from tidings.broker.jetstream import JetStream
+from tidings.broker.client import Connection, close_quietly, connect
+from tidings.broker.jetstream import NO_STREAM, ApiError, JetStream
 from tidings.broker.private_files import read_private, write_private
 from tidings.broker.streams import EPOCH_KEY, GateState, gate_of, set_epoch, set_gate
-from tidings.errors import LeaseLost, TidingsError, UnreachableError, UsageError
+from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, TooLarge, UnreachableError, UsageError
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record, read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.governance import ADMIN_HANDLERS, close_uncovered
+from tidings.steward.history import HISTORY_HANDLERS
 from tidings.steward.lease import StewardLease
 from tidings.steward.marks import Marks, Regression
 from tidings.steward.requests import Request, answer, parse_request, refusal
-from tidings.steward.retention import Retention, read_floor
+from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.services import AGENT_HANDLERS, Handler, now
 from tidings.steward.writer import RulingWriter
+from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 from tidings.wire.tags import tag
@@ -45,7 +48,8 @@ CLOSE_AT = 0.95
 OPEN_BELOW = 0.90
 WARN_AT = 0.70
 IN_FLIGHT = 64
-HANDLERS: dict[tuple[str, str], Handler] = {**AGENT_HANDLERS, **ADMIN_HANDLERS}
+MAX_ANSWER = 1_000_000
+HANDLERS: dict[tuple[str, str], Handler] = {**AGENT_HANDLERS, **HISTORY_HANDLERS, **ADMIN_HANDLERS}
 log = logging.getLogger(__name__)
 
 
@@ -72,6 +76,7 @@ class Steward:
         self._secret = bytes.fromhex(read_private(home.creds / "space.secret").strip())
         self._key_path = home.creds / "steward.key"
         self._next_key_path = home.creds / "steward.key.next"
+        self._retired_path = home.creds / "steward.keys.retired"
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._slots = asyncio.Semaphore(IN_FLIGHT)
@@ -92,14 +97,16 @@ class Steward:
             self.ready.set()
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
             await self._serve()
-            await subscription.unsubscribe()
+            if not connection.is_closed:
+                await subscription.unsubscribe()
             await self._finish_requests()
-            if self._failure is None:
+            if self._failure is None and connection.is_connected:
+                await self._guarded(self._note_mark)
                 await self.lease.release()
         finally:
             for task in self._tasks:
                 task.cancel()
-            await connection.close()
+            await close_quietly(connection)
         if self._failure is not None:
             raise self._failure
 
@@ -127,10 +134,26 @@ class Steward:
 
     async def _on_reconnected(self) -> None:
         """The broker may have come back with an older store, or with another steward."""
-        self._spawn(self._guarded(self._check_after_reconnect))
+        self._spawn(self._check_until_answered())
+
+    async def _check_until_answered(self) -> None:
+        while not self._stop.is_set():
+            try:
+                await self._check_after_reconnect()
+                return
+            except LeaseLost as error:
+                self._fail(error)
+            except TidingsError as error:
+                log.warning("after a reconnect: %s; asking again", error)
+                await asyncio.sleep(0.2)
 
     async def _check_after_reconnect(self) -> None:
-        await self.lease.prove()
+        try:
+            await self.lease.prove()
+        except ApiError as error:
+            if error.err_code != NO_STREAM:
+                raise
+            raise LeaseLost("the broker came back without the log: starting again from what it holds now") from error
         if await self._regression() is not None:
             raise LeaseLost("the log went backwards under this steward: starting again from what it holds now")
 
@@ -146,6 +169,7 @@ class Steward:
         await self._settle_epoch(regression)
         await self._load(key)
         async with self.writer.lock:
+            await self._rotate_again()
             for owner in sorted(self.table.owners()):
                 closed = await close_uncovered(self, owner)
                 if closed:
@@ -157,23 +181,24 @@ class Steward:
             self.gate = await set_gate(self.js, self.subjects, gate_open=False)
 
     async def _load(self, key: KeyPair) -> None:
-        head = await self._head()
-        floor = await read_floor(self.state)
+        head = await self.log_head()
+        floor = await claim_floor(self.state, self.lease.seq)
         self.table = Table(self.subjects, self.info.id, self.info.steward_key, floor=floor)
         self.writer = RulingWriter(self.js, self.lease, self.table, key)
         for record in await read_rulings(self.js, self.subjects, head):
             self.writer.learn(record)
         self.retention = Retention(self.js, self.table, self.state)
 
-    async def _head(self) -> int:
+    async def log_head(self) -> int:
         return int((await self.js.info(self.subjects.log_stream))["state"]["last_seq"])
 
     # --- signing key ---
 
     async def _ruling_key(self) -> KeyPair:
-        """Our key, if the log says that it rules. A rotation interrupted after its record is finished here."""
+        """The key that rules by the word of the log: ours, or the next one if a rotation was interrupted after its
+        record, or a retired one if the log went back to before a rotation."""
         rotations = Table(self.subjects, self.info.id, self.info.steward_key)
-        async for page in self.js.read(self.subjects.log_stream, self.subjects.space_record, 1, await self._head()):
+        async for page in self.js.read(self.subjects.log_stream, self.subjects.space_record, 1, await self.log_head()):
             rotations.apply_all(map(log_record, page))
         key = KeyPair(read_private(self._key_path).strip())
         if key.id == rotations.steward_key:
@@ -183,31 +208,53 @@ class Steward:
             if following.id == rotations.steward_key:
                 self._keep_key(following)
                 return following
+        for retired in self._retired_keys():
+            if retired.id == rotations.steward_key:
+                return retired
         raise TidingsError(
             f"the log of {self.info.name} is ruled by {rotations.steward_key}, but {self._key_path.name} is {key.id}: "
             "restore the steward's key from a backup"
         )
 
+    def _retired_keys(self) -> list[KeyPair]:
+        if not self._retired_path.exists():
+            return []
+        return [KeyPair(seed) for seed in read_private(self._retired_path).split()]
+
     def _keep_key(self, key: KeyPair) -> None:
+        """Make `key` ours. The one before signs nothing that counts, unless the log goes back; then it must."""
+        retired = dict.fromkeys([*(each.seed for each in self._retired_keys()), read_private(self._key_path).strip()])
+        write_private(self._retired_path, "\n".join(seed for seed in retired if seed != key.seed) + "\n")
         write_private(self._key_path, key.seed + "\n")
         self._next_key_path.unlink(missing_ok=True)
+
+    async def _rotate_again(self) -> None:
+        """The log went back to before a rotation: a retired key rules once, to name the one in use."""
+        current = KeyPair(read_private(self._key_path).strip())
+        if current.id != self.writer.key.id:
+            log.warning("the log had lost the rotation to %s; writing it again", current.id)
+            await self._hand_over_to(current, new_id())
 
     async def rotate_signing_key(self, op: str) -> int:
         """Write the record that names the key in `steward.key.next`, and rule with it from then on."""
         if not self._next_key_path.exists():
             raise UsageError("there is no steward.key.next to rotate to: `tidings space rotate-key` makes one")
         following = KeyPair(read_private(self._next_key_path).strip())
+        seq = await self._hand_over_to(following, op)
+        self._keep_key(following)
+        return seq
+
+    async def _hand_over_to(self, following: KeyPair, op: str) -> int:
         current = self.table.space_at(self.position)
         record = msgspec.structs.replace(current, op=op, at=now(), steward_key=following.id)
         seq = await self.writer.write(self.subjects.space_record, record)
-        self._keep_key(following)
         self.writer.key = self.lease.key = following
         return seq
 
     # --- regression ---
 
     async def _regression(self) -> tuple[int, int] | None:
-        return await self.marks.newest_agreed(await self._head(), await read_floor(self.state))
+        return await self.marks.newest_agreed(await self.log_head(), await read_floor(self.state))
 
     async def _settle_epoch(self, regression: tuple[int, int] | None) -> None:
         config = (await self.js.info(self.subjects.log_stream))["config"]
@@ -281,7 +328,8 @@ class Steward:
             self._removed += await self.retention.run(self.gate, self.lease.seq)
 
     async def _note_mark(self) -> None:
-        await self.marks.note(await self._head())
+        await self.lease.prove()  # a stale holder would write its old memory over the new one's
+        await self.marks.note(await self.log_head())
 
     # --- requests ---
 
@@ -319,10 +367,12 @@ class Steward:
 
     async def _handle(self, message: Any, request: Request, handler: Handler) -> None:
         try:
+            if not self.lease.is_fresh:
+                await self.lease.prove()  # paused past a takeover, our table speaks of the past
             reply = answer(await handler(self, request))
         except LeaseLost as error:
             self._fail(error)
-            reply = refusal(error)
+            reply = refusal(OutcomeUnknown(f"this steward was replaced ({error}): ask again with the same op"))
         except TidingsError as error:
             self.counts["refused"] += 1
             reply = refusal(error)
@@ -336,7 +386,11 @@ class Steward:
 
     @staticmethod
     async def _reply(message: Any, payload: bytes) -> None:
-        if message.reply:
+        if not message.reply:
+            return
+        if len(payload) > MAX_ANSWER:  # the broker would close the connection over it
+            payload = refusal(TooLarge(f"the answer has {len(payload)} bytes, more than a message holds: ask for less"))
+        with suppress(NatsError, OSError):  # the broker is gone, and whoever asked hears of that
             await message._client.publish(message.reply, payload)
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:

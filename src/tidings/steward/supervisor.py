@@ -16,17 +16,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidings import failpoints
 from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
-from tidings.broker.private_files import locked, read_private
+from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, die_with_parent, find_binary
 from tidings.errors import BrokerFailed, ConfigError, LeaseHeld, SpaceBusy, TidingsError, UsageError
+from tidings.space.administration import broker_config
 from tidings.space.control import ERRORS_BY_CODE
 from tidings.space.home import SpaceHome
-from tidings.steward.administration import broker_config
 from tidings.wire.keys import KeyPair
 
 START_TIMEOUT = 120.0
@@ -74,7 +76,8 @@ class Supervisor:
     async def run(self) -> None:
         """Bring the space up and keep it up until cancelled."""
         self.home.make()
-        with self._lock():
+        with ExitStack() as stack:
+            self._hold_lock(stack)
             try:
                 await self._bring_up()
                 self.phase("ready")
@@ -82,16 +85,19 @@ class Supervisor:
             finally:
                 await asyncio.shield(self._bring_down())
 
-    def _lock(self) -> Any:
+    def _hold_lock(self, stack: ExitStack) -> None:
         try:
-            return _Held(self.home)
+            stack.enter_context(locked(self.home.up_lock, f"tidings up, space {self.home.name}"))
         except SpaceBusy as error:
-            raise SpaceBusy(f"space {self.home.name} is already up: {error}; `tidings status` shows it") from error
+            raise SpaceBusy(
+                f"space {self.home.name} is already up: {lock_holder(self.home.up_lock)}; `tidings status` shows it"
+            ) from error
 
     def phase(self, name: str, **facts: Any) -> None:
         self._state |= {"phase": name, "pid": os.getpid(), "at": time.time(), **facts}
         self.home.write_state(self._state)
         log.info("phase %s", name)
+        failpoints.reach(f"up.{name}")
 
     # --- up ---
 
@@ -119,9 +125,8 @@ class Supervisor:
         self.tell("starting the steward")
         await self._start_steward()
         self.phase("agents")
-        for each in (await self._child("reconcile"))["done"]:
+        for each in (await self._child("agents", "--person", self.options.person))["done"]:
             self.tell(each)
-        await self._child("person", "--name", self.options.person)
 
     def _create_flags(self) -> list[str]:
         flags = ["--open"] if self.options.open_space else []
@@ -257,7 +262,7 @@ class Supervisor:
             try:
                 await self._start_steward()
                 self.phase("ready")
-                for each in (await self._child("reconcile"))["done"]:
+                for each in (await self._child("agents"))["done"]:
                     log.warning("%s", each)
             except LeaseHeld as error:
                 self._holder = None
@@ -276,20 +281,6 @@ class Supervisor:
             grace = 15 + consumers / 100  # a clean stop writes every consumer's state
             await asyncio.to_thread(self.broker.stop, grace)
         self.phase("down", broker_pid=None, steward_pid=None)
-
-
-class _Held:
-    """The supervisor's lock as a plain context manager whose refusal comes at once."""
-
-    def __init__(self, home: SpaceHome) -> None:
-        self._context = locked(home.up_lock, f"tidings up, space {home.name}")
-        self._context.__enter__()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        self._context.__exit__(None, None, None)
 
 
 async def _end(child: asyncio.subprocess.Process, grace: float) -> None:

@@ -2,7 +2,7 @@
 
 One message can state one expectation, and that is the lease; "subject unchanged" is checked against the table,
 which is right because nobody else writes. After an unknown outcome the lease is written again first, so that the
-unanswered write can no longer arrive late, and only then the subject is read.
+unanswered write can no longer arrive late, and only then the subject is read; nothing else is decided before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from tidings import failpoints
 from tidings.broker.jetstream import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, JetStream
 from tidings.broker.streams import set_gate
-from tidings.errors import LeaseLost, OutcomeUnknown, UnhealthyError
+from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnhealthyError
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.log import log_record
 from tidings.steward.lease import StewardLease
@@ -26,6 +26,7 @@ from tidings.wire.rulings import RulingRecord
 from tidings.wire.signing import SIGNATURE_HEADER
 
 ATTEMPTS = 5
+SETTLE_PAUSE = 0.1
 log = logging.getLogger(__name__)
 
 
@@ -73,8 +74,7 @@ class RulingWriter:
                 seq = await self.js.publish(subject, payload, headers)
             except OutcomeUnknown as error:
                 log.warning("%s; renewing the lease to find out", error)
-                await self.lease.renew()
-                found = await self._find(subject, op)
+                found = await self._settle(subject, op)
                 if found:
                     return found
             except ApiError as error:
@@ -91,6 +91,21 @@ class RulingWriter:
                 failpoints.reach("steward.after_write")
                 return seq
         raise OutcomeUnknown(f"{subject} could not be written in {ATTEMPTS} attempts; ask again with the same op")
+
+    async def _settle(self, subject: str, op: str) -> int | None:
+        """Find out whether a write happened, however long the broker is away.
+
+        The lock stays held: a decision made on a table that may lack this record could contradict it.
+        """
+        while True:
+            try:
+                await self.lease.renew()
+                return await self._find(subject, op)
+            except LeaseLost:
+                raise
+            except TidingsError as error:
+                log.warning("%s; asking again", error)
+                await asyncio.sleep(SETTLE_PAUSE)
 
     async def _find(self, subject: str, op: str) -> int | None:
         """The sequence at which our operation is the newest record of its subject, read from the leader."""

@@ -23,10 +23,10 @@ from tidings.broker.client import Connection, connect
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.broker.server import Broker
+from tidings.space.administration import Administrator, Granted, administer, broker_config, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.steward.administration import Administrator, Granted, administer, broker_config, create_space
 from tidings.steward.service import Pace, Steward
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair

@@ -9,17 +9,13 @@ decides anything.
 
 from __future__ import annotations
 
-import json
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from tidings.errors import InvalidName, MalformedMessage, MalformedRecord
-from tidings.wire import names, signing
+from tidings.wire import names, signing, strict_json
 from tidings.wire.keys import KeyPair, public_bytes
-
-MAX_DEPTH = 32
 
 ChannelClass = Literal["live", "durable"]
 Switch = Literal["on", "off"]
@@ -173,7 +169,7 @@ def decode(kind: str, payload: bytes) -> RulingRecord:
     if struct is None:
         raise MalformedRecord(f"{kind!r} is not a kind of ruling record; one of {', '.join(KINDS)}")
     try:
-        return msgspec.convert(_strict_loads(payload), struct, strict=True)
+        return msgspec.convert(strict_json.loads(payload), struct, strict=True)
     except (msgspec.ValidationError, MalformedMessage, InvalidName) as error:
         raise MalformedRecord(f"this {kind} record does not decode: {error}") from error
 
@@ -192,39 +188,3 @@ def _check_key(key: str, prefix: str = "") -> None:
     if not key.startswith(prefix):
         raise InvalidName(f"{key!r} is not a key of the kind {prefix}")
     public_bytes(key)
-
-
-# --- the strict loader: replace `_strict_loads` by `wire.strict_json.loads`, which makes the same promise ---
-
-
-def _strict_loads(payload: bytes) -> Any:
-    try:
-        value = json.loads(payload.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-        _check_tree(value, 1)
-    except (ValueError, RecursionError) as error:  # covers JSONDecodeError, bad UTF-8 and lone surrogates
-        raise MalformedMessage(f"not strict JSON: {error}") from error
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return fields
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _check_tree(value: Any, depth: int) -> None:
-    if isinstance(value, str):
-        value.encode()
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError("a number is out of range")
-    elif isinstance(value, dict | list):
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
-        for child in value.values() if isinstance(value, dict) else value:
-            _check_tree(child, depth + 1)

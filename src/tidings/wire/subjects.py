@@ -17,6 +17,8 @@ from tidings.wire import names
 from tidings.wire.tags import is_tag
 
 SHARDS = 16
+#: longer than anything we spell; a broker takes subjects of 60 KiB, and what parses is remembered
+MAX_TAIL = 1024
 
 #: control services an agent may call; each is exported by name, so `admin` is not reachable from an agent account
 AGENT_SERVICES = (
@@ -232,7 +234,7 @@ class Subjects:
     def parse(self, subject: str) -> Parsed | None:
         """What a subject names, or None. Live copies are parsed by `parse_live`."""
         root, dot, rest = subject.partition(self.root + ".")
-        if root or not dot:
+        if root or not dot or len(rest) > MAX_TAIL:
             return None
         return _parse_tail(rest)
 
@@ -243,6 +245,8 @@ class Subjects:
             return None
         if rest == "roster":
             return LiveRoster()
+        if len(rest) > MAX_TAIL:
+            return None
         parsed = _parse_tail(rest)
         return parsed if isinstance(parsed, Chat | Via) else None
 

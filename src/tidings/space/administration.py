@@ -15,14 +15,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
 from tidings.broker import jwt
-from tidings.broker.client import Connection, connect
+from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.config import BrokerConfig
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
@@ -128,7 +128,7 @@ class Administrator:
     async def _user(self, account: KeyPair, name: str, *, owner: bool) -> tuple[Connection, str]:
         token, key = self.keyring.short_lived(account, name, self.subjects if owner else None)
         connection = await connect(self.url, jwt.credentials(token, key), key.id, name=name, reconnect=False)
-        self._stack.push_async_callback(connection.close)
+        self._stack.push_async_callback(close_quietly, connection)
         return connection, key.id
 
     async def ask(self, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
@@ -159,6 +159,9 @@ class Administrator:
     async def finish(self) -> list[str]:
         """Complete or undo every row whose operation did not end. Answers what was done, in words."""
         done = []
+        for row in self._outlived():
+            await self.cut(row)
+            done.append(f"cut the key {row.name} had before its rotation")
         for row in self.ledger.unfinished():
             if row.state == "revoking":
                 await self._complete_revocation(row)
@@ -170,12 +173,19 @@ class Administrator:
                 done.append(f"undid an interrupted add of {row.name}: its key was never written")
         return done
 
+    def _outlived(self) -> list[Issued]:
+        """Keys whose successor is active: a rotation that ended before the cut."""
+        followed = {row.succeeds for row in self.ledger.rows() if row.state == "active" and row.succeeds}
+        return [row for row in self.ledger.rows() if row.id in followed and row.state == "active"]
+
     async def _complete_add(self, row: Issued) -> str:
+        self._rewrite_creds(row)
         try:
             await self._grant(row)
         except NameTaken:
             await self._undo(row)
             return f"undid an interrupted add of {row.name}: the name went to another key"
+        self.write_file(self._file_of(row))
         predecessor = self.ledger.get(row.succeeds) if row.succeeds else None
         if predecessor is not None and predecessor.state == "active":
             await self.cut(predecessor)
@@ -195,7 +205,9 @@ class Administrator:
     async def reconcile(self) -> list[str]:
         """After a start: finish rows, and write again what a log that went backwards has forgotten."""
         done = await self.finish()
-        rows = [row for row in self.ledger.rows() if row.state in ("active", "revoked")]
+        # revocations first: a name may have gone from a revoked key to an active one since
+        order = {"revoked": 0, "undone": 0, "active": 1}
+        rows = sorted((row for row in self.ledger.rows() if row.state in order), key=lambda row: order[row.state])
         for chunk in (rows[i : i + 200] for i in range(0, len(rows), 200)):
             found = (await self.ask("issued", ids=[row.id for row in chunk]))["found"]
             for row in chunk:
@@ -203,7 +215,7 @@ class Administrator:
                 if row.state == "active" and (known is None or known["op"] != row.op or known["revoked"]):
                     await self._grant(row)
                     done.append(f"wrote the access of {row.name} again: the log had lost it")
-                elif row.state == "revoked" and known is not None and not known["revoked"]:
+                elif row.state != "active" and known is not None and not known["revoked"]:
                     await self.ask("revoke", id=row.id)
                     done.append(f"wrote the revocation of {row.name} again: the log had lost it")
         return done
@@ -291,6 +303,7 @@ class Administrator:
             void_until=void_until,
             state="pending",
         )
+        failpoints.reach("access.after_ledger")
         self._rewrite_creds(changed)
         changed, closed = await self._grant(changed)
         self.write_file(agent)
@@ -328,6 +341,8 @@ class Administrator:
         row = self.ledger.put(row, void_until=max(row.void_until, row.iat))
         await self.push_revocations()
         await self.ask("revoke", id=row.id)
+        if self._creds_match(row):
+            self.home.agent_creds(row.name).unlink()
         self.ledger.put(row, state="revoked")
 
     async def rotate(self, name: str) -> Granted:
@@ -336,6 +351,7 @@ class Administrator:
         old = self._active(name)
         agent = self.read_file(name)
         row = await self._issue(agent, KeyPair.generate(), succeeds=old.id)
+        failpoints.reach("rotate.before_cut")
         await self.cut(old)
         return Granted(row, created=True, closed=[])
 
@@ -357,6 +373,12 @@ class Administrator:
 
     def read_file(self, name: str) -> AgentFile:
         return read_agent_file(self.home, name)
+
+    def _file_of(self, row: Issued) -> AgentFile:
+        """The agent's file with the rights of a row: what an interrupted change had not come to write."""
+        known = (self.home.agents / f"{row.name}.md").exists()
+        agent = self.read_file(row.name) if known else AgentFile(row.name)
+        return replace(agent, read=row.read, post=row.post, manage=row.manage, roles=row.roles)
 
 
 def read_agent_file(home: SpaceHome, name: str) -> AgentFile:

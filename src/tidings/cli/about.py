@@ -1,0 +1,52 @@
+"""`config` and `version`: what this installation is and where its settings come from."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version as installed
+from typing import Any
+
+from tidings import __version__
+from tidings.cli import output
+from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
+from tidings.errors import PrerequisiteMissing
+
+
+def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Print every setting with its value and where it came from.
+
+    Order: flag, then TIDINGS_<NAME> in the environment, then ./tidings.toml, then config.toml in the home, then the
+    default.
+    """
+    settings = place(space, home).settings.all()
+    if as_json:
+        output.data({each.name: {"value": each.value, "source": each.source} for each in settings})
+        return
+    rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
+    output.table(("setting", "value", "source", "meaning"), rows, empty="")
+
+
+def version(as_json: JsonOption = False) -> None:
+    """Print the versions of Tidings and of what it stands on."""
+    facts: dict[str, Any] = {
+        "tidings": __version__,
+        "python": platform.python_version(),
+        "nats-server": _server_version(),
+        "nats-py": installed("nats-py"),
+        "platform": platform.platform(),
+    }
+    if as_json:
+        output.data(facts)
+        return
+    for name, value in facts.items():
+        output.line(f"{name} {value}")
+
+
+def _server_version() -> str:
+    from tidings.broker.server import binary_version, find_binary
+
+    try:
+        binary = find_binary(place().settings["nats_server"] or None)
+        return ".".join(map(str, binary_version(binary)))
+    except PrerequisiteMissing as error:
+        return f"missing ({error})"

@@ -1,0 +1,321 @@
+"""`tidings agent`: who may be in a space, and what they may read and post."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.errors import UsageError
+from tidings.space.agents import AgentFile, Issued, Ledger, as_patterns, parse_agent_file
+
+app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
+
+NameArgument = Annotated[str, typer.Argument(help="Name of the agent.", metavar="NAME")]
+ReadOption = Annotated[list[str] | None, typer.Option("--read", "-r", help="Channel or pattern it may read.")]
+PostOption = Annotated[list[str] | None, typer.Option("--post", "-p", help="Channel or pattern it may post to.")]
+ManageOption = Annotated[list[str] | None, typer.Option("--manage", help="Channels whose settings it may change.")]
+RoleOption = Annotated[list[str] | None, typer.Option("--role", help="Role whose tasks it may take.")]
+FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Agent file (Markdown with front matter).")]
+
+DEFAULT_CHANNEL = ("general",)
+
+
+@app.command("add")
+def add(
+    name: Annotated[str | None, typer.Argument(help="Name of the agent.", metavar="NAME")] = None,
+    read: ReadOption = None,
+    post: PostOption = None,
+    manage: ManageOption = None,
+    role: RoleOption = None,
+    description: Annotated[str, typer.Option(help="One line about it.")] = "",
+    file: FileOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Provision an agent: a key, an access record and a credential, issued together.
+
+    Examples:
+
+      tidings agent add ada                              may read and post to general
+
+      tidings agent add bob --read 'team.>' --post team.backend --role reviewer
+
+      tidings agent add --file agents/ada.md             card and access from its front matter
+    """
+    where = place(space, home)
+    agent = _described(where, name, read, post, manage, role, description, file)
+    granted = asyncio.run(_administered(where, f"adding {agent.name}", lambda admin: admin.add(agent)))
+    creds = where.home.agent_creds(agent.name)
+    if as_json:
+        output.data({**_public(granted.row), "creds": str(creds)})
+        return
+    output.say(f"agent {agent.name} may read {_listed(agent.read)} and post to {_listed(agent.post)}")
+    output.line(granted.row.id)
+    output.say(f"its credential is {creds}")
+    output.hint(f"tidings agent show {agent.name}")
+
+
+def _described(
+    where: Place,
+    name: str | None,
+    read: list[str] | None,
+    post: list[str] | None,
+    manage: list[str] | None,
+    role: list[str] | None,
+    description: str,
+    file: Path | None,
+) -> AgentFile:
+    if file is not None:
+        try:
+            agent = parse_agent_file(file.read_text(), str(file))
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from error
+        if name and name != agent.name:
+            raise UsageError(f"{file} describes {agent.name}, not {name}")
+    elif name:
+        everything = (">",) if where.home.read_info().open else DEFAULT_CHANNEL
+        agent = AgentFile(name, read=everything, post=everything)
+    else:
+        raise UsageError("name the agent, or give its file: `tidings agent add NAME` or `--file FILE`")
+    return _changed(agent, read, post, manage, role, description)
+
+
+def _changed(
+    agent: AgentFile,
+    read: list[str] | None,
+    post: list[str] | None,
+    manage: list[str] | None,
+    role: list[str] | None,
+    description: str = "",
+) -> AgentFile:
+    """The agent with the rights that were named; what was not named stays."""
+    changes: dict[str, Any] = {
+        key: as_patterns(values)
+        for key, values in (("read", read), ("post", post), ("manage", manage))
+        if values is not None
+    }
+    if role is not None:
+        changes["roles"] = tuple(dict.fromkeys(role))
+    if description:
+        changes["description"] = description
+    return replace(agent, **changes).checked()
+
+
+async def _administered(where: Place, purpose: str, act: Any) -> Any:
+    from tidings.space.administration import administer
+
+    async with administer(where.home, purpose) as admin:
+        return await act(admin)
+
+
+def _public(row: Issued) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "id": row.id,
+        "state": row.state,
+        "roles": list(row.roles),
+        "read": list(row.read),
+        "post": list(row.post),
+        "manage": list(row.manage),
+        "seq": row.seq,
+    }
+
+
+def _listed(patterns: tuple[str, ...]) -> str:
+    return ", ".join(patterns) or "nothing"
+
+
+@app.command("list")
+def list_agents(
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Revoked ones too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the agents of a space."""
+    where = place(space, home)
+    where.home.read_info()
+    shown = [row for row in Ledger(where.home.issued).rows() if every or row.state in ("active", "pending")]
+    rows = sorted(shown, key=lambda row: (row.name, row.iat))
+    if as_json:
+        output.data([_public(row) for row in rows])
+        return
+    output.table(
+        ("name", "id", "state", "roles", "read", "post"),
+        [(row.name, row.id[:12] + "…", row.state, row.roles, row.read, row.post) for row in rows],
+        empty=f"space {where.home.name} has no agents yet: `tidings agent add NAME`",
+    )
+
+
+@app.command("show")
+def show(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show one agent: access, channels it is in, persona."""
+    where = place(space, home)
+    row = _row(where, name)
+    path = where.home.agents / f"{name}.md"
+    facts = {**_public(row), "channels": asyncio.run(_channels(where, row)), "file": str(path)}
+    if as_json:
+        output.data(facts)
+        return
+    output.table(("what", "value"), list(facts.items()), empty="")
+    if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
+        output.line(f"\n{persona}")
+
+
+def _row(where: Place, name: str) -> Issued:
+    where.home.read_info()
+    row = Ledger(where.home.issued).newest(name)
+    if row is None:
+        raise UsageError(f"there is no agent {name} in space {where.home.name}: `tidings agent list`")
+    return row
+
+
+async def _channels(where: Place, row: Issued) -> list[str] | None:
+    """What the agent is in, or None when the space is not running."""
+    from tidings.errors import UnreachableError
+    from tidings.space.administration import administer
+
+    try:
+        async with administer(where.home, f"showing {row.name}") as admin:
+            offset: int | None = 0
+            while offset is not None:
+                page = await admin.ask("table", offset=offset)
+                if row.id in page["table"]["members"]:
+                    return sorted(page["table"]["members"][row.id])
+                offset = page["next"]
+    except UnreachableError:
+        return None
+    return []
+
+
+@app.command("access")
+def access(
+    name: NameArgument,
+    read: ReadOption = None,
+    post: PostOption = None,
+    manage: ManageOption = None,
+    role: RoleOption = None,
+    file: FileOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or change what an agent may read and post. A list that is given replaces the old one.
+
+    Examples:
+
+      tidings agent access ada                                show
+
+      tidings agent access ada --read general --read 'team.>'
+
+      tidings agent access ada --post ''                      may post nowhere
+    """
+    where = place(space, home)
+    row = _row(where, name)
+    if all(given is None for given in (read, post, manage, role, file)):
+        output.data(_public(row)) if as_json else _show_access(row)
+        return
+    current = AgentFile(name, row.roles, "", row.read, row.post, row.manage)
+    path = where.home.agents / f"{name}.md"
+    if path.exists():
+        kept = parse_agent_file(path.read_text(), str(path))
+        current = replace(current, description=kept.description, persona=kept.persona, extra=kept.extra)
+    if file:
+        wanted = _described(where, name, read, post, manage, role, "", file)
+    else:
+        wanted = _changed(current, read, post, manage, role)
+    granted = asyncio.run(_administered(where, f"changing {name}", lambda admin: admin.set_access(name, wanted)))
+    if as_json:
+        output.data({**_public(granted.row), "closed": granted.closed, "note": granted.note})
+        return
+    output.say(f"agent {name} may read {_listed(wanted.read)} and post to {_listed(wanted.post)} ({granted.note})")
+    if granted.closed:
+        output.say(f"it is no longer in {', '.join(granted.closed)}; what it had already fetched is out of reach")
+
+
+def _show_access(row: Issued) -> None:
+    output.table(
+        ("right", "patterns"),
+        [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)],
+        empty="",
+    )
+
+
+@app.command("revoke")
+def revoke(
+    name: NameArgument,
+    yes: YesOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cut an agent for good: its connection, its memberships, its mailboxes."""
+    where = place(space, home)
+    _row(where, name)
+    if not yes and not typer.confirm(f"Revoke {name} in space {where.home.name}? This cannot be undone.", err=True):
+        raise typer.Exit(1)
+    granted = asyncio.run(_administered(where, f"revoking {name}", lambda admin: admin.revoke(name)))
+    if as_json:
+        output.data({**_public(granted.row), "note": granted.note})
+        return
+    output.say(f"agent {name} is revoked and its connection is cut{'; ' + granted.note if granted.note else ''}")
+
+
+@app.command("rotate")
+def rotate(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Give an agent a new key under the same name, in the same channels; the old key is cut."""
+    where = place(space, home)
+    _row(where, name)
+    granted = asyncio.run(_administered(where, f"rotating {name}", lambda admin: admin.rotate(name)))
+    if as_json:
+        output.data(_public(granted.row))
+        return
+    output.say(f"agent {name} has a new key; the old one is cut")
+    output.line(granted.row.id)
+
+
+@app.command("export")
+def export(
+    name: NameArgument,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write (0600); else standard output.")
+    ] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Write everything an agent needs on another machine: address, trust anchor, credential. It is a secret.
+
+    Example:
+
+      tidings agent export ada --output ada.tidings.json
+    """
+    from tidings.broker.private_files import read_private, write_private
+
+    where = place(space, home)
+    info = where.home.read_info()
+    row = _row(where, name)
+    if row.state != "active":
+        raise UsageError(f"agent {name} is {row.state}, so there is nothing to export")
+    bundle = {
+        "tidings": 1,
+        "space": info.name,
+        "space_id": info.id,
+        "steward_key": info.steward_key,
+        "url": info.url,
+        "agent": {"name": row.name, "id": row.id},
+        "creds": read_private(where.home.agent_creds(name)),
+    }
+    text = json.dumps(bundle, indent=1) + "\n"
+    if to is None:
+        output.line(text.rstrip())
+        return
+    write_private(to.absolute(), text)
+    output.say(f"wrote {to}; whoever has it is {name}")

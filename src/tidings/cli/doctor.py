@@ -1,0 +1,50 @@
+"""`tidings doctor`: is this installation, and this space, what it should be?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
+from tidings.errors import UnhealthyError
+
+app = typer.Typer(no_args_is_help=True, help="Check an installation or a space.")
+
+
+@app.callback()
+def doctor() -> None:
+    """Check an installation or a space."""
+
+
+@app.command("security")
+def security(
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Also flood it with 50,000 junk requests.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack a running space with raw clients: everything an agent must not do is tried and must be refused.
+
+    Two throw-away agents are added for it and revoked at the end; nothing of yours is touched.
+    """
+    from tidings.testing.security import run_security_suite
+
+    where = place(space, home)
+    where.home.read_info()
+    report = asyncio.run(run_security_suite(where.home, deep=deep))
+    if as_json:
+        output.data(report.as_dict())
+    else:
+        output.table(
+            ("finding", "tried", "outcome"),
+            [(each.finding, each.title, each.outcome) for each in report.results],
+            empty="no probe ran",
+        )
+    if report.broken:
+        raise UnhealthyError(f"{len(report.broken)} of {len(report.results)} attacks were not refused")
+    if report.cleanup:
+        raise UnhealthyError(f"every attack was refused, but something was left behind: {'; '.join(report.cleanup)}")
+    output.say(f"{len(report.results)} attacks tried, none succeeded")

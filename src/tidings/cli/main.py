@@ -1,0 +1,39 @@
+"""The command `tidings`: every subcommand, and the one place where errors become sentences and exit codes.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 unhealthy, 4 denied, 5 unreachable, 6 conflict.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from tidings.cli import about, agent, demo, doctor, output, running, spaces
+from tidings.errors import TidingsError
+
+app = typer.Typer(
+    name="tidings",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A durable message mesh for AI agents.",
+    epilog="Start with `tidings up`, then `tidings agent add NAME`; `tidings demo` shows it all.",
+)
+for command in (running.up, running.down, running.status, running.logs, about.config, about.version, demo.demo):
+    app.command()(command)
+app.add_typer(agent.app, name="agent")
+app.add_typer(spaces.app, name="space")
+app.add_typer(doctor.app, name="doctor")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line and answer its exit code; nothing escapes as a traceback that was meant as a sentence."""
+    try:
+        app(arguments)
+    except SystemExit as ended:  # the parser's own way to end: usage errors, `--help`, `typer.Exit`
+        return ended.code if isinstance(ended.code, int) else 0
+    except TidingsError as error:
+        output.say(f"tidings: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+    return 0

@@ -1,0 +1,252 @@
+"""`up`, `down`, `status`, `logs`: the life of a space."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.errors import ConfigError, TidingsError, UsageError
+
+DETACH_TIMEOUT = 180.0
+STOP_TIMEOUT = 120.0
+LOG_NAMES = ("broker", "steward", "admin", "up")
+
+
+def up(
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    open_space: Annotated[
+        bool, typer.Option("--open", help="Programs of this user provision themselves on first use.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the space is ready.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of the broker; kept for later starts.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Bytes the log of a new space may take.")] = None,
+    nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
+) -> None:
+    """Start a space: its broker and its steward. Creates it the first time.
+
+    Examples:
+
+      tidings up                         the space "main", in the foreground until Ctrl-C
+
+      tidings up --detach                the same, in the background
+
+      tidings up --space lab --open      another space, where your programs need no `agent add`
+    """
+    if port is not None and not 1 <= port <= 65_535:
+        raise UsageError(f"port {port} is not between 1 and 65535")
+    where = place(space, home, nats_server=nats_server)
+    if detach:
+        _detach(where, open_space=open_space, port=port, budget=budget)
+    else:
+        asyncio.run(_foreground(where, open_space=open_space, port=port, budget=budget))
+
+
+async def _foreground(where: Place, *, open_space: bool, port: int | None, budget: int | None) -> None:
+    from tidings.steward.children import log_to
+    from tidings.steward.supervisor import Supervisor, UpOptions
+
+    where.home.make()
+    log_to(where.home.logs / "up.log")
+    wanted = where.settings.number("budget")
+    options = UpOptions(
+        person=where.agent,
+        open_space=open_space,
+        port=port,
+        budget=budget or (int(wanted) if wanted else None),
+        nats_server=where.settings["nats_server"] or None,
+        lease_ttl=where.settings.number("lease_ttl") or 3.0,
+    )
+    supervisor = Supervisor(where.home, options, tell=output.say)
+    running = asyncio.create_task(supervisor.run())
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if not stopping:
+            stopping = True
+            output.say("stopping")
+            running.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    announced = asyncio.create_task(_announce(where))
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not stopping:
+            raise
+    finally:
+        announced.cancel()
+
+
+async def _announce(where: Place) -> None:
+    while where.home.read_state().get("phase") != "ready" or where.home.read_state().get("pid") != os.getpid():
+        await asyncio.sleep(0.1)
+    info = where.home.read_info()
+    output.say(f"space {info.name} is up at {info.url}; you are {where.agent}. Ctrl-C stops it.")
+    output.hint(f"tidings status{_space_flag(where)}")
+
+
+def _space_flag(where: Place) -> str:
+    return "" if where.home.name == "main" else f" --space {where.home.name}"
+
+
+def _detach(where: Place, *, open_space: bool, port: int | None, budget: int | None) -> None:
+    where.home.make()
+    command = [sys.executable, "-m", "tidings.cli", "up", "--space", where.home.name, "--home", str(where.home.home)]
+    command += ["--open"] if open_space else []
+    command += ["--port", str(port)] if port else []
+    command += ["--budget", str(budget)] if budget else []
+    command += ["--nats-server", where.settings["nats_server"]] if where.settings["nats_server"] else []
+    said = where.home.logs / "up.out"
+    with said.open("w") as file:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, cwd="/"
+        )
+    try:
+        _wait_until_ready(where, child, said)
+    except BaseException:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(STOP_TIMEOUT)
+        raise
+    info = where.home.read_info()
+    output.say(f"space {info.name} is up at {info.url} (pid {child.pid}); you are {where.agent}")
+    output.hint(f"tidings status{_space_flag(where)}")
+
+
+def _wait_until_ready(where: Place, child: subprocess.Popen[bytes], said: Path) -> None:
+    deadline = time.monotonic() + DETACH_TIMEOUT
+    while time.monotonic() < deadline:
+        state = where.home.read_state()
+        if state.get("pid") == child.pid and state.get("phase") == "ready":
+            return
+        if child.poll() is not None:
+            words = said.read_text().strip().splitlines() or ["it said nothing"]
+            error = TidingsError(words[-1].removeprefix("tidings: "))
+            error.exit_code = child.returncode or 1  # type: ignore[misc]
+            raise error
+        time.sleep(0.05)
+    raise TidingsError(f"space {where.home.name} was not ready within {DETACH_TIMEOUT:.0f} s; see `tidings logs up`")
+
+
+def down(space: SpaceOption = None, home: HomeOption = None) -> None:
+    """Stop a space that is running. What it holds stays on disk."""
+    from tidings.broker.private_files import lock_pid
+
+    where = place(space, home)
+    where.home.read_info()
+    pid = lock_pid(where.home.up_lock)
+    if pid is None:
+        output.say(f"space {where.home.name} is not running")
+        return
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise ConfigError(f"space {where.home.name} runs as another user (pid {pid}); stop it as that user") from error
+    except ProcessLookupError:
+        pass
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while lock_pid(where.home.up_lock) is not None or _lives(pid):
+        if time.monotonic() > deadline:
+            raise TidingsError(f"space {where.home.name} (pid {pid}) did not stop within {STOP_TIMEOUT:.0f} s")
+        time.sleep(0.05)
+    output.say(f"space {where.home.name} is down")
+
+
+def _lives(pid: int) -> bool:
+    """Is there still such a process? One that has ended but was not yet collected by its parent does not count."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def status(
+    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
+) -> None:
+    """Every fact of a space with its age. Exit code 0 only when it is healthy."""
+    from tidings.steward.status import collect
+
+    where = place(space, home, acting_as)
+    facts = asyncio.run(collect(where.home, where.agent))
+    output.data(facts) if as_json else _show_status(facts)
+    if facts["exit_code"]:
+        raise typer.Exit(facts["exit_code"])
+
+
+def _show_status(facts: dict[str, Any]) -> None:
+    now = facts["at"]
+    supervisor, broker, steward = facts["supervisor"], facts["broker"], facts["steward"]
+    rows: list[tuple[str, str, str]] = [
+        ("space", f"{facts['space']} ({'healthy' if facts['healthy'] else 'NOT HEALTHY'})", output.age(now, now)),
+        ("supervisor", f"{supervisor['phase']}, pid {supervisor['pid'] or '-'}", output.age(supervisor["at"], now)),
+    ]
+    if broker["answers"]:
+        held = output.size(broker.get("resident_bytes"))
+        rows.append(("broker", f"nats-server {broker['version']}, {held} resident", output.age(broker["at"], now)))
+    if steward["answers"]:
+        rows += _steward_rows(steward, now)
+    output.table(("what", "value", "age"), rows, empty="")
+    if steward["answers"]:
+        output.line()
+        output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward), empty="")
+    for problem in facts["problems"]:
+        output.say(f"problem: {problem}")
+
+
+def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, str]]:
+    gate, when = steward["gate"], output.age(steward["at"], now)
+    used = f"{output.size(gate['used'])} of {output.size(gate['budget'])} ({gate['used'] / gate['budget']:.0%})"
+    waiting = f", held by {steward['floor_held_by']}" if steward["floor_held_by"] else ""
+    return [
+        ("steward", f"{steward['steward']['holder']}, round trip {steward['broker_rtt_ms']} ms", when),
+        ("log", f"head {steward['log_head']}, floor {steward['floor']}{waiting}, epoch {steward['epoch']}", when),
+        ("gate", f"{'open' if gate['open'] else 'CLOSED'}, {used}", when),
+        ("agents", str(steward["agents"]), when),
+        ("void records", str(steward["void_records"]), when),
+        ("free disk", output.size(steward["free_disk"]), when),
+    ]
+
+
+def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
+    return [
+        (name, each["messages"], output.size(each["bytes"]), output.size(each["limit"]), each["consumers"])
+        for name, each in steward["streams"].items()
+    ]
+
+
+def logs(
+    which: Annotated[str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.")] = "steward",
+    lines: Annotated[int, typer.Option("-n", "--lines", help="How many lines from the end.")] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Show a log file of a space: broker, steward, admin or up."""
+    if which not in LOG_NAMES:
+        raise UsageError(f"there is no log {which!r}; one of {', '.join(LOG_NAMES)}")
+    where = place(space, home)
+    where.home.read_info()
+    path = where.home.logs / f"{which}.log"
+    if not path.exists():
+        output.say(f"{path} was not written yet")
+        return
+    with path.open(errors="replace") as file:
+        for text in file.readlines()[-lines:]:
+            output.line(text.rstrip("\n"))
+        while follow:
+            text = file.readline()
+            output.line(text.rstrip("\n")) if text else time.sleep(0.2)

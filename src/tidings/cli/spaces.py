@@ -1,0 +1,165 @@
+"""`tidings space`: the spaces of this home and their settings."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="List, set, remove spaces.")
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+#: setting -> where it lives in the space record, and how its text is read
+_SWITCH = {"on": "on", "off": "off"}
+SETTINGS = ("class", "replay", "replay_window", "channels", "deliver", "archive", "keep_age", "keep_bytes")
+
+
+@app.command("list")
+def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the spaces of this home and whether they run."""
+    from tidings.broker.private_files import lock_holder
+    from tidings.space.home import SpaceHome, list_spaces
+
+    where = place(None, home)
+    found = [SpaceHome(where.home.home, name) for name in list_spaces(where.home.home)]
+    rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().url) for each in found]
+    if as_json:
+        output.data([{"space": name, "running": running, "url": url} for name, running, url in rows])
+        return
+    output.table(
+        ("space", "running", "url"),
+        [(name, "yes" if running else "no", url) for name, running, url in rows],
+        empty="there is no space yet: `tidings up` creates one",
+    )
+
+
+@app.command("show")
+def show(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show the settings of a space."""
+    where = place(space, home)
+    answer = asyncio.run(_ask(where, "table"))
+    settings = answer["table"]["space"]
+    if as_json:
+        output.data(settings)
+        return
+    rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
+    output.table(("setting", "value"), rows, empty="")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    return {**settings, **settings["defaults"], **settings["parts"]}
+
+
+@app.command("set")
+def set_settings(
+    assignments: Annotated[list[str], typer.Argument(help="setting=value ...", metavar="SETTING=VALUE...")],
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a space; what is not named stays.
+
+    Settings: class=live|durable, replay=on|off, replay_window=1h, channels=open|listed, deliver=on|off,
+    archive=on|off, keep_age=7d, keep_bytes=1G. An empty value goes back to the default.
+
+    Examples:
+
+      tidings space set class=live
+
+      tidings space set keep_age=7d archive=off
+    """
+    where = place(space, home)
+    answer = asyncio.run(_ask(where, "space_set", **parse_settings(assignments)))
+    if as_json:
+        output.data(answer["space"])
+        return
+    output.say(f"space {where.home.name} changed at sequence {answer['seq']}")
+
+
+def parse_settings(assignments: list[str]) -> dict[str, Any]:
+    """`setting=value` words as the fields of a space record."""
+    fields: dict[str, Any] = {}
+    for each in assignments:
+        name, equals, value = each.partition("=")
+        if not equals or name not in SETTINGS:
+            raise UsageError(f"{each!r} is not a setting; use SETTING=VALUE with one of {', '.join(SETTINGS)}")
+        if name in ("deliver", "archive"):
+            fields.setdefault("parts", {})[name] = _one_of(name, value, _SWITCH)
+        elif name == "class":
+            choices: dict[str, Any] = {"live": "live", "durable": "durable", "": None}
+            fields.setdefault("defaults", {})["class"] = _one_of(name, value, choices)
+        elif name == "replay":
+            fields.setdefault("defaults", {})["replay"] = _one_of(name, value, {"on": True, "off": False, "": None})
+        elif name == "replay_window":
+            fields.setdefault("defaults", {})["replay_window"] = _amount(name, value)
+        elif name == "channels":
+            fields["channels"] = _one_of(name, value, {"open": "open", "listed": "listed"})
+        else:
+            fields[name] = _amount(name, value)
+    return fields
+
+
+def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
+    if value not in choices:
+        raise UsageError(f"{name} is one of {', '.join(repr(choice) for choice in choices)}, not {value!r}")
+    return choices[value]
+
+
+def _amount(name: str, value: str) -> int | None:
+    if not value:
+        return None
+    match = re.fullmatch(r"(\d+)([smhdkMG]?)", value)
+    if not match:
+        raise UsageError(f"{name}={value!r} is not an amount such as 3600, 90m, 7d or 500M")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+async def _ask(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
+    from tidings.space.administration import administer
+
+    async with administer(where.home, f"space {do}") as admin:
+        return await admin.ask(do, **arguments)
+
+
+@app.command("acknowledge")
+def acknowledge(space: SpaceOption = None, home: HomeOption = None) -> None:
+    """Say that you have seen to a log that went backwards; `status` stops warning."""
+    where = place(space, home)
+    count = asyncio.run(_ask(where, "acknowledge"))["acknowledged"]
+    output.say(f"acknowledged {count} regression{'' if count == 1 else 's'} of space {where.home.name}")
+
+
+@app.command("rotate-key")
+def rotate_key(space: SpaceOption = None, home: HomeOption = None) -> None:
+    """Give the steward a new signing key. The old key signs the record that names it, so readers follow."""
+    from tidings.broker.private_files import write_private
+    from tidings.wire.keys import KeyPair
+
+    where = place(space, home)
+    where.home.read_info()
+    following = where.home.creds / "steward.key.next"
+    if not following.exists():
+        write_private(following, KeyPair.generate().seed + "\n")
+    answer = asyncio.run(_ask(where, "rotate_key"))
+    output.say(f"from sequence {answer['seq']} on the steward of {where.home.name} signs with {answer['steward_key']}")
+
+
+@app.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(help="Space to delete.", metavar="NAME")],
+    yes: YesOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Delete a space with everything in it: messages, keys, agents. Refused while it runs."""
+    where = place(name, home)
+    where.home.read_info()
+    if not yes and not typer.confirm(f"Delete space {name} and everything in it?", err=True):
+        raise typer.Exit(1)
+    where.home.remove()
+    output.say(f"space {name} is gone")

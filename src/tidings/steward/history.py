@@ -1,0 +1,125 @@
+"""History: pages of a channel for those who may read it, newest first.
+
+The access record is checked for every page. The broker cannot read backwards, so the newest records are found by
+windows that double from the end; the round trips that takes stay between steward and broker, and a client pays one
+per page. A page never exceeds what one answer may carry, and says where the next one begins.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.errors import DeniedError, UsageError
+from tidings.steward.requests import Request
+from tidings.steward.services import Answer, Handler, access_of
+from tidings.wire.names import check_channel
+from tidings.wire.patterns import covers_any
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+MAX_PAGE = 200
+MAX_BYTES = 256 * 1024
+FIRST_WINDOW = 512
+
+
+async def page(steward: Steward, request: Request) -> Answer:
+    """`before`: newest first, below it. `after`: oldest first, above it. Both bounded by `limit` and by bytes."""
+    channel = check_channel(request.text("channel"))
+    access = access_of(steward, request.sender)
+    if not covers_any(access.read, channel):
+        raise DeniedError(f"{access.name} may not read {channel}; it may read {', '.join(access.read) or 'nothing'}")
+    limit = min(request.optional("limit", int) or 50, MAX_PAGE)
+    before, after = request.optional("before", int), request.optional("after", int)
+    if limit < 1 or (before is not None and after is not None):
+        raise UsageError("history needs a positive `limit`, and either `before` or `after`")
+    head = await steward.log_head()
+    since = request.optional("since_ns", int) or 0
+    if after is not None:
+        found = await _forwards(steward, channel, after + 1, min(head, request.optional("until", int) or head), limit)
+    else:
+        found = await _backwards(steward, channel, min(head, (before or head + 1) - 1), limit)
+    kept = [record for record in found if record.time_ns >= since]
+    shown, complete = _within_bytes(kept)
+    return {
+        "records": [_encoded(record) for record in shown],
+        "more": not complete or len(found) >= limit,
+        "head": head,
+        "floor": steward.table.floor,
+    }
+
+
+def _filters(steward: Steward, channel: str) -> tuple[str, str]:
+    root = steward.subjects.root
+    return f"{root}.chat.*.{channel}", f"{root}.via.*.*.{channel}"
+
+
+async def _range(steward: Steward, channel: str, start: int, end: int, limit: int | None = None) -> list[StoredRecord]:
+    found: list[StoredRecord] = []
+    for each in _filters(steward, channel):
+        taken = 0
+        async for records in steward.js.read(steward.subjects.log_stream, each, max(1, start), end):
+            found += records
+            taken += len(records)
+            if limit is not None and taken >= limit:
+                break
+    return sorted(found, key=lambda record: record.seq)
+
+
+async def _forwards(steward: Steward, channel: str, start: int, end: int, limit: int) -> list[StoredRecord]:
+    return (await _range(steward, channel, start, end, limit))[:limit]
+
+
+async def _backwards(steward: Steward, channel: str, end: int, limit: int) -> list[StoredRecord]:
+    """The newest `limit` records at or below `end`, newest first."""
+    window, upper = FIRST_WINDOW, end
+    found: list[StoredRecord] = []
+    while upper > 0 and len(found) < limit:
+        lower = max(1, upper - window + 1)
+        found = await _range(steward, channel, lower, upper) + found
+        upper, window = lower - 1, window * 2
+    return list(reversed(found[-limit:]))
+
+
+def _within_bytes(records: list[StoredRecord]) -> tuple[list[StoredRecord], bool]:
+    """As many as fit one answer, at least one; whether that was all."""
+    size = 0
+    for count, record in enumerate(records):
+        size += (len(record.payload) + len(record.own_block)) * 4 // 3 + len(record.subject) + 96
+        if size > MAX_BYTES and count:
+            return records[:count], False
+    return records, True
+
+
+def _encoded(record: StoredRecord) -> dict[str, Any]:
+    """The record as it was stored: nothing is re-encoded, so the reader can verify it."""
+    return {
+        "seq": record.seq,
+        "time_ns": record.time_ns,
+        "subject": record.subject,
+        "headers": base64.b64encode(record.own_block).decode(),
+        "payload": base64.b64encode(record.payload).decode(),
+    }
+
+
+async def confirm(steward: Steward, request: Request) -> Answer:
+    """Is the record at `seq` the caller's own, and which message is it? For acknowledgements that say `duplicate`."""
+    seq = request.optional("seq", int)
+    kind = request.arguments.get("stream", "log")
+    streams = {
+        "log": steward.subjects.log_stream,
+        "dm": steward.subjects.direct_stream,
+        "task": steward.subjects.task_stream,
+    }
+    if seq is None or seq < 1 or kind not in streams:
+        raise UsageError("confirm needs `seq` and, unless it is the log's, `stream` (dm or task)")
+    stored = await steward.js.at(streams[kind], seq)
+    parsed = steward.subjects.parse(stored.subject) if stored else None
+    if stored is None or getattr(parsed, "sender", None) != request.sender:
+        return {"yours": False}
+    return {"yours": True, "subject": stored.subject, "payload": base64.b64encode(stored.payload).decode()}
+
+
+HISTORY_HANDLERS: dict[tuple[str, str], Handler] = {("history", "page"): page, ("confirm", "record"): confirm}

@@ -1,0 +1,82 @@
+"""What is true of a space now, asked of each part itself. Nothing is inferred from a pid file.
+
+The broker is greeted, the steward makes a round trip to the log, the supervisor is known by its lock. Every fact
+has the moment it was learnt, so that whoever reads it sees how old it is.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tidings.broker.private_files import lock_holder, lock_pid
+from tidings.broker.server import greeting
+from tidings.errors import TidingsError
+from tidings.space.home import SpaceHome
+from tidings.space.session import open_session
+
+OK, UNHEALTHY, UNREACHABLE = 0, 3, 5
+
+
+async def collect(home: SpaceHome, agent: str) -> dict[str, Any]:
+    """Every fact of a space, with `healthy`, `problems` and the `exit_code` that says the same."""
+    info = home.read_info()
+    state = home.read_state()
+    facts: dict[str, Any] = {
+        "space": info.name,
+        "url": info.url,
+        "open": info.open,
+        "supervisor": _supervisor(home, state),
+        "broker": _broker(info.port, state),
+        "steward": await _steward(home, agent),
+    }
+    problems = [*_problems_of(facts), *facts["steward"].get("problems", [])]
+    code = UNREACHABLE if not facts["broker"]["answers"] else UNHEALTHY if problems else OK
+    return {"healthy": not problems, "problems": problems, "exit_code": code, "at": time.time(), **facts}
+
+
+def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:
+    holder = lock_holder(home.up_lock)
+    phase = state.get("phase", "never started") if holder else "not running"
+    return {"running": holder is not None, "pid": lock_pid(home.up_lock), "phase": phase, "at": state.get("at")}
+
+
+def _broker(port: int, state: dict[str, Any]) -> dict[str, Any]:
+    started = time.monotonic()
+    said = greeting(port)
+    facts: dict[str, Any] = {"answers": said is not None, "at": time.time()}
+    if said is not None:
+        facts |= {"version": said.get("version"), "greeting_ms": round((time.monotonic() - started) * 1000, 2)}
+        pid = state.get("broker_pid")
+        facts |= {"pid": pid, "resident_bytes": resident_bytes(pid) if pid else None}
+    return facts
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory a process holds now, from the kernel; None where there is no /proc or no such process."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)
+
+
+async def _steward(home: SpaceHome, agent: str) -> dict[str, Any]:
+    try:
+        async with open_session(home, agent, timeout=3) as session:
+            answer = await session.control.call("health", "ping")
+    except TidingsError as error:
+        return {"answers": False, "why": str(error), "code": error.code, "at": time.time()}
+    return {"answers": True, **{key: value for key, value in answer.items() if key != "ok"}}
+
+
+def _problems_of(facts: dict[str, Any]) -> list[str]:
+    found = []
+    if not facts["broker"]["answers"]:
+        found.append(f"no broker answers at {facts['url']}: `tidings up --space {facts['space']}`")
+    elif not facts["steward"]["answers"]:
+        found.append(f"the steward does not answer: {facts['steward']['why']}")
+    if facts["supervisor"]["running"] and facts["supervisor"]["phase"] != "ready":
+        found.append(f"the supervisor is not ready: {facts['supervisor']['phase']}")
+    return found

@@ -1,0 +1,61 @@
+"""The command line as a user meets it, with a home of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+from tidings.broker.private_files import lock_pid
+from tidings.cli.main import main
+from tidings.space.home import SpaceHome, list_spaces
+
+TIDINGS = (sys.executable, "-m", "tidings.cli")
+
+
+class Terminal:
+    """Runs `tidings` commands below `root`; `close` stops whatever they left running."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = SpaceHome(root / "home", "main")
+        self.env = {**os.environ, "TIDINGS_HOME": str(root / "home"), "TIDINGS_AS": "me", "TIDINGS_LEASE_TTL": "1"}
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end: `up` as a process of its own, others in this one, which is quicker."""
+        if words[0] == "up":
+            child = self.start(*words, **env)
+            said = child.communicate(timeout=50)
+            return subprocess.CompletedProcess(words, child.returncode, *said)
+        out, err = io.StringIO(), io.StringIO()
+        with patch.dict(os.environ, self.env | env, clear=True), redirect_stdout(out), redirect_stderr(err):
+            code = main(list(words))
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*TIDINGS, *words], env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def processes(self) -> list[int]:
+        """Every process that names this home on its command line, whoever started it."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes()
+            except OSError:
+                continue
+            if str(self.home.home).encode() in words:
+                found.append(int(path.parent.name))
+        return found
+
+    def close(self) -> None:
+        for space in list_spaces(self.home.home):
+            if lock_pid(SpaceHome(self.home.home, space).up_lock) is not None:
+                self.run("down", "--space", space)
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)

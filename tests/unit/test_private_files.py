@@ -1,0 +1,76 @@
+"""Secrets are 0600 in 0700 or refused; locks name their holder and end with the process."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidings.broker.private_files import (
+    check_private,
+    lock_holder,
+    lock_pid,
+    locked,
+    private_dir,
+    read_private,
+    write_private,
+)
+from tidings.errors import ConfigError, SpaceBusy
+
+
+def test_a_secret_is_written_for_its_owner_only(tmp_path: Path) -> None:
+    os.umask(0)
+    write_private(tmp_path / "seed", "secret")
+    assert stat.S_IMODE((tmp_path / "seed").stat().st_mode) == 0o600
+    assert read_private(tmp_path / "seed") == "secret"
+    assert [path.name for path in tmp_path.iterdir()] == ["seed"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_secret_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "seed"
+    write_private(path, "secret")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        check_private(path)
+
+
+def test_a_missing_secret_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_private(tmp_path / "nowhere")
+
+
+def test_a_directory_is_made_private_and_an_open_one_refused(tmp_path: Path) -> None:
+    made = private_dir(tmp_path / "a" / "b")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.chmod(0o750)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        private_dir(made)
+
+
+def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path, "testing"):
+        assert lock_pid(path) == os.getpid()
+        with pytest.raises(SpaceBusy, match=f"pid {os.getpid()} \\(testing\\)"), locked(path, "again", wait=0.05):
+            pass
+    assert lock_holder(path) is None
+    with locked(path, "afterwards"):
+        pass
+
+
+def test_a_lock_ends_with_the_process_that_held_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    program = (
+        "import sys, time; from pathlib import Path; from tidings.broker.private_files import locked\n"
+        f"with locked(Path({str(path)!r}), 'child'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        assert lock_pid(path) == child.pid
+        child.kill()
+        child.wait(10)
+    assert lock_holder(path) is None
