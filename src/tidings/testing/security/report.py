@@ -1,0 +1,100 @@
+"""What a probe found: refused, held, known, or BROKEN, each with its evidence.
+
+`refused`: the broker said no and nothing changed. `held`: nobody said no, and nothing changed. `known`: something
+can be observed; the sentence about it stands in SECURITY.md. `BROKEN`: a promise does not hold here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tidings.testing.security.stage import Stage
+
+Outcome = Literal["refused", "held", "known", "BROKEN"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: Outcome
+    evidence: str
+
+
+def refused(evidence: str) -> Verdict:
+    return Verdict("refused", evidence)
+
+
+def held(evidence: str) -> Verdict:
+    return Verdict("held", evidence)
+
+
+def known(sentence: str) -> Verdict:
+    """`sentence` stands word for word in SECURITY.md."""
+    return Verdict("known", sentence)
+
+
+def broken(evidence: str) -> Verdict:
+    return Verdict("BROKEN", evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing that is tried. `title` says what, `finding` which weakness it would be."""
+
+    name: str
+    finding: str
+    title: str
+    run: Callable[[Stage], Awaitable[Verdict]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    name: str
+    finding: str
+    title: str
+    outcome: Outcome
+    evidence: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Report:
+    """Every probe's result. `cleanup` holds what could not be taken away again, in words; normally nothing."""
+
+    space: str
+    results: list[ProbeResult] = field(default_factory=list)
+    cleanup: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.results) and not self.broken and not self.cleanup
+
+    @property
+    def broken(self) -> list[ProbeResult]:
+        return [result for result in self.results if result.outcome == "BROKEN"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(result.outcome for result in self.results))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok, "counts": self.counts}
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_dict(), indent=1)
+
+
+class Collection(list[Probe]):
+    """The probes of one module, in the order they are written."""
+
+    def probe(self, finding: str, title: str) -> Callable[[Callable[[Stage], Awaitable[Verdict]]], Any]:
+        def add(run: Callable[[Stage], Awaitable[Verdict]]) -> Any:
+            self.append(Probe(run.__name__, finding, title, run))
+            return run
+
+        return add

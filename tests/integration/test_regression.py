@@ -1,0 +1,274 @@
+"""A log that went backwards is noticed, said, and mended as far as the ledger knows; an ordinary restart is not one."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.broker.private_files import write_private
+from tidings.broker.streams import EPOCH_KEY
+from tidings.errors import AuthRevoked, LeaseLost
+from tidings.space.log import fold_log
+from tidings.steward.service import Steward
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire.keys import KeyPair
+
+
+def serving(space: RealSpace) -> Steward:
+    assert space.steward is not None
+    return space.steward
+
+
+class Backup:
+    """Copies of the broker's store, made while it is stopped."""
+
+    def __init__(self, space: RealSpace, folder: Path) -> None:
+        self.space = space
+        self.folder = folder
+
+    async def take(self) -> None:
+        await self.space.stop_steward()
+        self.space.broker.stop()
+        shutil.copytree(self.space.home.store, self.folder)
+        self.space.broker.start()
+        await self.space.start_steward()
+
+    def put_back(self) -> None:
+        """Replace the store of a stopped broker, and start it."""
+        self.space.broker.stop()
+        shutil.rmtree(self.space.home.store)
+        if self.folder.exists():
+            shutil.copytree(self.folder, self.space.home.store)
+        self.space.broker.start()
+
+
+@pytest.fixture
+def backup(space: RealSpace, tmp_path: Path) -> Backup:
+    return Backup(space, tmp_path / "copy")
+
+
+async def mark_head(space: RealSpace) -> int:
+    """Wait until the head of the log is remembered outside the broker's store."""
+    async with space.core() as js:
+        head = int((await js.info("LOG_main"))["state"]["last_seq"])
+    await eventually(lambda: serving(space).marks.file.marks[-1].seq >= head, what=f"a mark at {head}")
+    return head
+
+
+async def post(space: RealSpace, name: str, count: int = 3) -> list[int]:
+    async with space.agent(name) as agent:
+        return [(await agent.post("general", b"x"))["seq"] for _ in range(count)]
+
+
+async def epoch_of(space: RealSpace) -> str:
+    async with space.core() as js:
+        return str((await js.info("LOG_main"))["config"]["metadata"][EPOCH_KEY])
+
+
+async def health(space: RealSpace, name: str = "ada") -> dict[str, Any]:
+    async with space.agent(name) as agent:
+        return await agent.control.call("health", "ping")
+
+
+async def reconcile(space: RealSpace) -> list[str]:
+    async with space.administer() as admin:
+        return await admin.reconcile()
+
+
+async def test_a_restored_older_store_is_noticed_said_and_acknowledged(space: RealSpace, backup: Backup) -> None:
+    await space.add("ada")
+    await post(space, "ada")
+    kept = await mark_head(space)
+    await backup.take()
+    epoch = await epoch_of(space)
+    await post(space, "ada", 10)
+    lost = await mark_head(space)
+    await space.stop_steward()
+    backup.put_back()
+    steward = await space.start_steward()
+    (found,) = steward.marks.file.regressions
+    assert found.was >= lost
+    assert kept <= found.agreed < lost
+    assert (found.epoch_before, found.epoch_after) == (epoch, await epoch_of(space))
+    assert found.epoch_after != epoch
+    said = await health(space)
+    assert not said["healthy"]
+    assert f"it was at {found.was} and agrees with the past only up to {found.agreed}" in said["problems"][0]
+    assert said["epoch"] == found.epoch_after
+    # said until somebody has seen it, restarts included, and found once
+    await space.stop_steward()
+    steward = await space.start_steward()
+    assert len(steward.marks.file.regressions) == 1
+    assert not (await health(space))["healthy"]
+    async with space.administer() as admin:
+        assert (await admin.ask("acknowledge"))["acknowledged"] == 1
+    assert (await health(space))["healthy"]
+    await space.stop_steward()
+    await space.start_steward()
+    assert (await health(space))["healthy"]
+    assert await epoch_of(space) == found.epoch_after
+
+
+async def test_what_the_log_forgot_of_access_and_revocation_is_written_again(space: RealSpace, backup: Backup) -> None:
+    moved = [f"dan{number}" for number in range(4)]
+    for name in ("ada", "bob", *moved):
+        await space.add(name)
+    async with space.agent("bob") as bob:
+        await bob.control.call("member", "join", pattern="general")
+        old_creds = space.home.agent_creds("bob").read_text()
+    await mark_head(space)
+    await backup.take()
+    await space.add("carol")
+    async with space.administer() as admin:
+        await admin.revoke("bob")
+        for name in moved:
+            await admin.revoke(name)
+    for name in moved:
+        await space.add(name)  # the name went to another key
+    await mark_head(space)
+    await space.stop_steward()
+    backup.put_back()
+    await space.start_steward()
+    done = await reconcile(space)
+    assert {line.partition(" again")[0] for line in done} == {
+        *(f"wrote the access of {name}" for name in ("carol", *moved)),
+        *(f"wrote the revocation of {name}" for name in ("bob", *moved)),
+    }
+    assert len(done) == 10
+    assert await reconcile(space) == []
+    for name in ("ada", "carol", *moved):
+        async with space.agent(name) as agent:
+            assert (await agent.control.call("member", "join", pattern="general"))["state"] == "opened"
+    async with space.core() as js:
+        table = await fold_log(js, space.info, 0)
+    assert bob.id not in table.members_at("general", table.head + 1)
+    write_private(space.home.agent_creds("bob"), old_creds)
+    with pytest.raises(AuthRevoked):
+        async with space.agent("bob"):
+            pass
+
+
+async def test_a_wiped_store_is_noticed_and_the_agents_are_granted_again(space: RealSpace, backup: Backup) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with space.administer() as admin:
+        await admin.revoke("bob")
+    was = await mark_head(space)
+    await space.stop_steward()
+    backup.put_back()  # there is no copy
+    async with space.administer() as admin:
+        await admin.provision()
+    steward = await space.start_steward()
+    (found,) = steward.marks.file.regressions
+    assert (found.was >= was, found.agreed) == (True, 0)
+    assert await epoch_of(space) != space.info.epoch
+    assert await reconcile(space) == ["wrote the access of ada again: the log had lost it"]
+    async with space.agent("ada") as ada:
+        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+
+
+async def test_a_log_that_went_back_to_before_a_key_rotation_is_ruled_and_rotated_again(
+    space: RealSpace, backup: Backup
+) -> None:
+    await space.add("ada")
+    await mark_head(space)
+    await backup.take()
+    for _ in range(2):
+        following = KeyPair.generate()
+        write_private(space.home.creds / "steward.key.next", following.seed + "\n")
+        async with space.administer() as admin:
+            assert (await admin.ask("rotate_key"))["steward_key"] == following.id
+    await mark_head(space)
+    await space.stop_steward()
+    backup.put_back()
+    steward = await space.start_steward()
+    assert steward.table.steward_key == following.id
+    async with space.agent("ada") as ada, space.core() as js:
+        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+        table = await fold_log(js, space.info, 0)
+        assert not table.void
+        assert table.members_at("general", table.head + 1) == {ada.id}
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+async def test_a_store_that_changes_under_a_running_steward_ends_it(
+    space: RealSpace, backup: Backup, wiped: bool
+) -> None:
+    await space.add("ada")
+    if not wiped:
+        await backup.take()
+    await post(space, "ada", 10)
+    await mark_head(space)
+    backup.put_back()
+    assert isinstance(await space.steward_ended(), LeaseLost)
+    if not wiped:
+        steward = await space.start_steward()
+        assert len(steward.marks.file.regressions) == 1
+
+
+async def test_a_log_that_lost_its_tail_under_a_running_steward_ends_it(space: RealSpace, backup: Backup) -> None:
+    """The lease is still the newest in the log: only the marks can tell."""
+    await space.add("ada")
+    await post(space, "ada")
+    await mark_head(space)
+    space.broker.stop()
+    shutil.copytree(space.home.store, backup.folder)
+    space.broker.start()
+    await eventually(lambda: serving(space).js.connection.is_connected)
+    async with space.core() as js:
+        before = await js.last("LOG_main", space.subjects.steward_lease)
+    await post(space, "ada", 5)
+    await mark_head(space)
+    backup.put_back()
+    ended = await space.steward_ended()
+    assert isinstance(ended, LeaseLost)
+    assert "went backwards" in str(ended)
+    async with space.core() as js:
+        assert await js.last("LOG_main", space.subjects.steward_lease) == before
+
+
+@pytest.mark.parametrize("kill", [False, True])
+async def test_an_ordinary_restart_is_not_a_regression(space: RealSpace, kill: bool) -> None:
+    await space.add("ada")
+    for _ in range(2):
+        await post(space, "ada")
+        await mark_head(space)
+        await space.stop_steward()
+        await space.restart_broker(kill=kill)
+        await post(space, "ada")  # before any steward is there
+        steward = await space.start_steward()
+        assert steward.marks.file.regressions == []
+    assert (await health(space))["healthy"]
+
+
+async def test_what_retention_removed_is_not_a_regression(space: RealSpace) -> None:
+    await space.add("ada")
+    for _ in range(4):
+        await post(space, "ada")
+        await mark_head(space)
+    async with space.administer() as admin:
+        await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+    async with space.core() as js:
+
+        async def is_empty() -> bool:
+            return await js.last("LOG_main", "td.main.chat.>") is None
+
+        await eventually(is_empty)
+    for kill in (False, True):
+        await space.stop_steward()
+        await space.restart_broker(kill=kill)
+        assert (await space.start_steward()).marks.file.regressions == []
+    assert (await health(space))["healthy"]
+
+
+async def test_a_clean_stop_remembers_the_last_record(space: RealSpace, backup: Backup) -> None:
+    """A restore of a copy made minutes before is noticed although nothing but the last few records is missing."""
+    await space.add("ada")
+    await backup.take()
+    (last,) = await post(space, "ada", 1)
+    await space.stop_steward()
+    backup.put_back()
+    steward = await space.start_steward()
+    assert [found.was for found in steward.marks.file.regressions] == [last]

@@ -1,0 +1,407 @@
+"""What may leave the log, what holds it, and what goes on when the log is full."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.errors import NoRespondersError
+
+from tidings.broker.jetstream import JetStream
+from tidings.broker.streams import GateState, gate_state
+from tidings.space.agents import AgentFile
+from tidings.space.fold import Table
+from tidings.space.log import fold_log
+from tidings.space.state import StateBucket
+from tidings.steward import retention
+from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
+from tidings.steward.service import Pace, Steward
+from tidings.testing.generated import generate_log
+from tidings.testing.pouring import pour
+from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.testing.waiting import eventually, insist
+from tidings.wire.rulings import Parts, Space
+
+CHAT = "td.main.chat.>"
+OFF = {"deliver": "off", "archive": "off"}
+#: a steward that tends nothing by itself
+IDLE = Pace(lease_ttl=60, gate=60, retention=60, marks=60)
+
+
+def serving(space: RealSpace) -> Steward:
+    assert space.steward is not None
+    return space.steward
+
+
+async def sequences(js: JetStream, subject_filter: str = CHAT) -> list[int]:
+    head = (await js.info("LOG_main"))["state"]["last_seq"]
+    return [record.seq async for page in js.read("LOG_main", subject_filter, 1, head) for record in page]
+
+
+async def set_space(space: RealSpace, **settings: Any) -> None:
+    async with space.administer() as admin:
+        await admin.ask("space_set", **settings)
+
+
+async def post_many(agent: AgentClient, count: int, size: int = 100) -> list[int]:
+    return [(await agent.post("general", b"x" * size))["seq"] for _ in range(count)]
+
+
+async def a_round(space: RealSpace) -> Floors:
+    """Wait until retention has looked at the log as it is now."""
+    before = serving(space).retention.last
+    steward = serving(space)
+    await eventually(lambda: steward.retention.last is not before, what="a round of retention")
+    await eventually(lambda: steward.retention.last is not before and steward.gate is not None)
+    assert steward.retention.last is not None
+    return steward.retention.last
+
+
+# --- what holds the floor ----------------------------------------------------------------------------------------
+
+
+def test_the_floor_is_the_least_of_what_counts() -> None:
+    on, off = Space(op="x"), Space(op="x", parts=Parts(deliver="off", archive="off"))
+    reported = {"deliver": 40, "archive": 30, "link.east": 20}
+    assert Floors(50, counted_parts(on, reported)).floor == 20
+    assert Floors(10, counted_parts(on, reported)).floor == 10
+    assert Floors(50, counted_parts(on, {"deliver": 40})).floor == 0
+    assert Floors(50, counted_parts(off, {})).floor == 50
+    assert Floors(50, counted_parts(on, {"deliver": 40, "archive": 30})).held_by == "archive"
+    assert Floors(10, counted_parts(on, reported)).held_by is None
+
+
+async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_switched_off(space: RealSpace) -> None:
+    await space.add("ada")
+    async with space.agent("ada") as ada, space.core() as js:
+        await ada.control.call("member", "join", pattern="general")
+        posted = await post_many(ada, 20)
+        await set_space(space, keep_age=0)
+        await eventually(lambda: (last := serving(space).retention.last) and last.limit > posted[-1])
+        health = await ada.control.call("health", "ping")
+        assert (health["floor"], health["floor_held_by"]) == (0, "deliver")
+        await set_space(space, parts={"deliver": "off"})
+        await eventually(lambda: (last := serving(space).retention.last) and last.held_by == "archive")
+        assert await sequences(js) == posted
+        rulings = await sequences(js, "td.main.member.>")
+        await set_space(space, parts=OFF)
+
+        async def is_empty() -> bool:
+            return await sequences(js) == []
+
+        await eventually(is_empty, what="messages below the floor are gone")
+        assert await sequences(js, "td.main.member.>") == rulings
+        assert await sequences(js, "td.main.acl.>") != []
+        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "resumed"
+
+
+async def test_the_slowest_part_holds_the_floor(space: RealSpace) -> None:
+    await space.add("ada")
+    async with space.agent("ada") as ada, space.core() as js:
+        posted = await post_many(ada, 30)
+        state = StateBucket(js, space.subjects)
+        await state.put("floor.deliver", {"seq": posted[20]}, 0)
+        await state.put("floor.archive", {"seq": posted[10]}, 0)
+        await set_space(space, keep_age=0)
+
+        async def is_cut() -> bool:
+            return await sequences(js) == posted[10:]
+
+        await eventually(is_cut)
+        await a_round(space)
+        assert await sequences(js) == posted[10:]
+        assert await read_floor(state) == posted[10]
+        assert (await ada.control.call("health", "ping"))["floor_held_by"] == "archive"
+
+
+async def test_the_floor_is_written_before_anything_is_removed_and_purges_go_in_steps(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "STEP", 10)
+    await space.stop_steward()
+    steward = await space.start_steward(IDLE)
+    await space.add("ada")
+    async with space.agent("ada") as ada, space.core() as js:
+        posted = await post_many(ada, 45)
+        await set_space(space, keep_age=0, parts=OFF)
+        state = StateBucket(js, space.subjects)
+        cuts: list[int] = []
+        purge = steward.js.purge
+
+        async def watched(stream: str, *, subject_filter: str, **named: Any) -> int:
+            if subject_filter == CHAT:
+                cuts.append(named["below"])
+                assert await read_floor(state) >= named["below"]
+            return await purge(stream, subject_filter=subject_filter, **named)
+
+        monkeypatch.setattr(steward.js, "purge", watched)
+        removed = await steward.retention.run(await gate_state(js, space.subjects), steward.lease.seq)
+        assert removed >= 45
+        assert await sequences(js) == []
+        assert cuts[-1] > posted[-1]
+        assert max(b - a for a, b in zip([posted[0], *cuts], cuts, strict=False)) <= 10
+
+
+async def test_a_message_that_arrives_while_age_is_measured_is_not_taken_for_old(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await space.stop_steward()
+    steward = await space.start_steward(IDLE)
+    await space.add("ada")
+    await set_space(space, keep_age=3600, parts=OFF)
+    async with space.agent("ada") as ada, space.core() as js:
+        first_after, arrived = steward.js.first_after, list[int]()
+
+        async def then_one_arrives(*arguments: Any) -> int | None:
+            found = await first_after(*arguments)
+            arrived.extend(await post_many(ada, 1))
+            return found
+
+        monkeypatch.setattr(steward.js, "first_after", then_one_arrives)
+        await steward.retention.run(await gate_state(js, space.subjects), steward.lease.seq)
+        assert await sequences(js) == arrived
+
+
+# --- by size -----------------------------------------------------------------------------------------------------
+
+
+async def test_retention_by_size_keeps_the_newest_messages_that_fit(space: RealSpace) -> None:
+    await space.add("ada")
+    async with space.agent("ada") as ada, space.core() as js:
+        posted = await post_many(ada, 300, 1_000)
+        await set_space(space, keep_bytes=150_000, parts=OFF)
+
+        async def fits() -> bool:
+            return bool((await js.info("LOG_main"))["state"]["bytes"] <= 150_000)
+
+        await eventually(fits)
+        await a_round(space)
+        kept = await sequences(js)
+        assert kept == posted[-len(kept) :]
+        assert (await js.info("LOG_main"))["state"]["bytes"] > 140_000
+
+
+async def test_small_rulings_do_not_make_retention_cut_too_far(space: RealSpace) -> None:
+    await space.add("ada", manage=[">"])
+    async with space.agent("ada") as ada, space.core() as js:
+        for number in range(300):
+            await ada.control.call("channel", "set", channel=f"c{number}", description="small")
+        posted = await post_many(ada, 60, 4_000)
+        used = (await js.info("LOG_main"))["state"]["bytes"]
+        await set_space(space, keep_bytes=used - 100_000, parts=OFF)
+
+        async def shrunk() -> bool:
+            return bool((await js.info("LOG_main"))["state"]["bytes"] <= used - 99_000)
+
+        await eventually(shrunk)
+        await a_round(space)
+        kept = await sequences(js)
+        assert kept == posted[-len(kept) :]
+        assert 30 <= len(kept) <= 40
+
+
+# --- the fold after a purge --------------------------------------------------------------------------------------
+
+
+class Unlimited(Retention):
+    """Removes whatever the parts allow."""
+
+    async def _limit(self, space: Space, gate: GateState) -> int:  # noqa: ARG002
+        return await self._head() + 1
+
+
+def answers(table: Table, channels: tuple[str, ...], agents: list[str], since: int, until: int) -> list[Any]:
+    return [
+        (
+            table.as_of(seq),
+            [table.members_at(channel, seq) for channel in channels],
+            [table.owed(seq, agent, channel) for agent in agents for channel in channels],
+        )
+        for seq in range(since, until + 1)
+    ]
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+async def test_the_fold_after_a_purge_equals_the_fold_before_at_and_above_the_floor(tmp_path: Path, seed: int) -> None:
+    log = generate_log(random.Random(seed), 300)
+    records = [record for record in log.records if not record.subject.endswith(".space.extra")]
+    async with real_space(tmp_path / "home", steward=False) as space, space.core() as js:
+        head = (await pour(js, ((r.subject, r.payload, r.headers) for r in records)))[-1]
+        info = type(space.info)(
+            **{name: getattr(space.info, name) for name in type(space.info).__dataclass_fields__}
+            | {"id": log.space_id, "steward_key": log.anchor_key}
+        )
+        before = await fold_log(js, info, 0)
+        state = StateBucket(js, space.subjects)
+        gone = 0
+        for floor in (head // 3, head // 2, head - 5):
+            for part in ("deliver", "archive"):
+                entry = await state.get(f"floor.{part}")
+                await state.put(f"floor.{part}", {"seq": floor}, entry.revision if entry else 0)
+            table = await fold_log(js, info, await read_floor(state))
+            gone += await Unlimited(js, table, state).run(await gate_state(js, space.subjects), 1)
+            assert await read_floor(state) == floor
+            after = await fold_log(js, info, floor)
+            question = (log.channels, log.agents, floor, head)
+            assert answers(after, *question) == answers(before, *question)
+            assert await sequences(js) == [r for r in await sequences(js) if r >= floor]
+            # above the floor nothing is missing
+            above = [r async for page in js.read("LOG_main", "td.main.>", floor, head) for r in page]
+            assert [r.seq for r in above] == list(range(floor, head + 1))
+        assert gone > len(records) // 4
+
+
+async def test_memberships_older_than_any_limit_survive_restart_and_kill(space: RealSpace) -> None:
+    await space.add("ada")
+    async with space.agent("ada") as ada, space.core() as js:
+        joined = (await ada.control.call("member", "join", pattern="general"))["seq"]
+        await post_many(ada, 5)
+        await set_space(space, keep_age=0, parts=OFF)
+
+        async def is_empty() -> bool:
+            return await sequences(js) == []
+
+        await eventually(is_empty)
+    for kill in (False, True):
+        await space.restart_broker(kill=kill)
+        async with space.agent("ada") as ada:
+            told = await insist(lambda agent=ada: agent.control.call("member", "join", pattern="general"))  # type: ignore[misc]
+            assert (told["state"], told["seq"]) == ("resumed", joined)
+
+
+# --- the gate ----------------------------------------------------------------------------------------------------
+
+
+async def fill(agent: AgentClient, size: int = 8_000) -> tuple[list[int], str]:
+    """Post until the log takes no more. Answers what was acknowledged, and how it was refused."""
+    acknowledged: list[int] = []
+    while True:
+        try:
+            said = await agent.post("general", b"x" * size)
+        except NoRespondersError:
+            return acknowledged, "no responders"
+        if "error" in said:
+            return acknowledged, str(said["error"]["err_code"])
+        acknowledged.append(said["seq"])
+
+
+async def fill_to_the_brim(agent: AgentClient) -> list[int]:
+    acknowledged = []
+    for size in (8_000, 500, 1):
+        posted, refusal = await fill(agent, size)
+        assert refusal == "10077"
+        acknowledged += posted
+    return acknowledged
+
+
+def full(size_mib: int = 2) -> int:
+    return size_mib * 1024 * 1024
+
+
+async def test_a_full_log_closes_its_gate_and_ruling_goes_on(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=full()) as space:
+        await space.add("ada", read=["general", "ops"])
+        async with space.agent("ada", reconnect=True) as ada, space.core() as js:
+            await ada.control.call("member", "join", pattern="ops")
+            acknowledged, _ = await fill(ada)
+
+            async def is_closed() -> bool:
+                return not (await gate_state(js, space.subjects)).open
+
+            await eventually(is_closed, what="the gate is closed")
+            with pytest.raises(NoRespondersError):
+                await ada.post("general", b"refused")
+            health = await ada.control.call("health", "ping")
+            assert not health["healthy"]
+            assert "log is full" in health["problems"][0]
+            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert (await ada.control.call("member", "leave", pattern="general"))["state"] == "left"
+            async with space.administer() as admin:
+                narrowed = await admin.set_access("ada", AgentFile("ada", read=("general",), post=("general",)))
+            assert narrowed.closed == ["ops"]
+            await space.stop_steward()
+            await space.start_steward()
+            assert await sequences(js) == acknowledged
+        async with space.agent("ada") as ada, space.core() as js:
+            await set_space(space, keep_bytes=full() // 2, parts=OFF)
+            resumed = await insist_on_posting(ada)
+            assert resumed > acknowledged[-1]
+            left = await sequences(js)
+            assert left[:-1] == acknowledged[-len(left[:-1]) :]
+            assert (await ada.control.call("health", "ping"))["healthy"]
+
+
+async def insist_on_posting(agent: AgentClient) -> int:
+    async def posted() -> int:
+        try:
+            return int((await agent.post("general", b"again")).get("seq", 0))
+        except NoRespondersError:
+            return 0
+
+    return await eventually(posted, what="publishing resumes")
+
+
+async def test_a_steward_that_starts_on_a_log_full_to_the_brim_takes_its_lease(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=full()) as space:
+        await space.add("ada")
+        await space.stop_steward()
+        async with space.agent("ada") as ada, space.core() as js:
+            acknowledged = await fill_to_the_brim(ada)
+            assert (await gate_state(js, space.subjects)).open
+            steward = await space.start_steward(IDLE)
+            assert steward.gate is not None
+            assert not steward.gate.open
+            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert await sequences(js) == acknowledged
+
+
+async def test_a_ruling_or_a_renewal_refused_for_want_of_room_closes_the_gate_itself(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=full(), pace=IDLE) as space:
+        await space.add("ada")
+        async with space.agent("ada") as ada, space.core() as js:
+            acknowledged = await fill_to_the_brim(ada)
+            assert (await gate_state(js, space.subjects)).open
+            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert not (await gate_state(js, space.subjects)).open
+            assert not (await ada.control.call("health", "ping"))["gate"]["open"]
+            assert await sequences(js) == acknowledged
+
+
+async def test_a_lease_refused_for_want_of_room_closes_the_gate_itself(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=full(), pace=IDLE) as space:
+        await space.add("ada")
+        async with space.agent("ada") as ada, space.core() as js:
+            await fill_to_the_brim(ada)
+            before = serving(space).lease.seq
+            assert await serving(space).lease.renew() > before
+            assert not (await gate_state(js, space.subjects)).open
+
+
+async def test_health_warns_before_the_log_is_full_and_says_what_retention_waits_for(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=full()) as space:
+        await space.add("ada")
+        async with space.agent("ada") as ada:
+            await post_many(ada, 190, 8_000)
+            await a_round(space)
+            await a_round(space)
+            health = await ada.control.call("health", "ping")
+            assert health["gate"]["open"]
+            assert "retention waits for" in health["problems"][0]
+
+
+async def test_closing_and_opening_the_gate_under_load_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=full()) as space:
+        await space.add("ada")
+        async with space.agent("ada") as ada, space.core() as js:
+            acknowledged, _ = await fill(ada)
+
+            async def keep_posting() -> list[int]:
+                return [await insist_on_posting(ada) for _ in range(20)]
+
+            posting = asyncio.create_task(keep_posting())
+            await set_space(space, keep_bytes=full() // 2, parts=OFF)
+            acknowledged += await asyncio.wait_for(posting, 20)
+            left = await sequences(js)
+            assert left == [seq for seq in acknowledged if seq >= left[0]]
+            assert left[0] >= await read_floor(StateBucket(js, space.subjects))

@@ -1,0 +1,412 @@
+"""The shipped security suite holds on a real space, fails on a weak one, and what it cannot try is tried here."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.broker import grants, jwt
+from tidings.broker.client import connect
+from tidings.broker.config import MAX_CONNECTIONS
+from tidings.broker.jetstream import NO_ROOM, JetStream
+from tidings.broker.keyring import Keyring
+from tidings.broker.resolver import push_token
+from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, DeniedError, UnreachableError
+from tidings.steward.service import Steward
+from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
+from tidings.testing.security.actor import acting, line
+from tidings.wire import rulings
+from tidings.wire.keys import KeyPair
+from tidings.wire.rulings import Access
+from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.subjects import Subjects, shard_of
+from tidings.wire.tags import is_tag, tag
+
+SECURITY_MD = Path(__file__).parents[2] / "SECURITY.md"
+FINDINGS = {"F1", "F3", "F4", "F14", "F17", "F18", "F24", "F26", "N5", "N6", "N7", "N14", "N23", "S1", "S2"}
+
+
+# --- the suite on a space as it is shipped ---
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, Any]]:
+    """One run of the whole suite, and what it left in the space."""
+    return asyncio.run(_run_and_look(tmp_path_factory.mktemp("suite") / "home"))
+
+
+async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
+    async with real_space(root) as space:
+        report = await run_security_suite(space.home)
+        assert space.steward is not None
+        left = {
+            "files": [path.name for path in space.home.root.rglob("probe-*")],
+            "active": [owner for owner in space.steward.table.owners() if space.steward._is_active(owner)],
+            "members": space.steward.table.as_of(space.steward.position).members,
+        }
+        async with space.core() as js:
+            s = space.subjects
+            for stream in (s.direct_stream, s.task_stream, s.delivery_stream):
+                state = (await js.info(stream))["state"]
+                left[stream] = (state["messages"], state["consumer_count"])
+        return report, left
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+def test_no_probe_finds_a_promise_broken(tried: tuple[Report, dict[str, Any]], probe: Probe) -> None:
+    result = _result(tried[0], probe.name)
+    assert result.outcome != "BROKEN", f"{result.title} {result.evidence}"
+    assert result.evidence
+
+
+def _result(report: Report, name: str) -> ProbeResult:
+    return next(result for result in report.results if result.name == name)
+
+
+def test_the_suite_leaves_no_agent_credential_membership_or_mail_behind(tried: tuple[Report, dict[str, Any]]) -> None:
+    report, left = tried
+    assert report.cleanup == []
+    assert left == {
+        "files": [],
+        "active": [],
+        "members": {},
+        "DM_main": (0, 0),
+        "TASK_main": (0, 0),
+        "DLV_main": (0, 0),
+    }
+
+
+def test_what_remains_observable_is_written_in_security_md(tried: tuple[Report, dict[str, Any]]) -> None:
+    said = " ".join(SECURITY_MD.read_text().split())
+    sentences = {result.evidence for result in tried[0].results if result.outcome == "known"}
+    assert len(sentences) == 6
+    assert [sentence for sentence in sentences if sentence not in said] == []
+
+
+def test_the_report_is_json_and_every_finding_has_a_probe(tried: tuple[Report, dict[str, Any]]) -> None:
+    told = json.loads(tried[0].to_json())
+    assert told["ok"] is True
+    assert len(told["results"]) == len(PROBES) == len({probe.name for probe in PROBES})
+    assert {probe.finding for probe in PROBES} >= FINDINGS
+    assert all(probe.title.endswith(".") for probe in PROBES)
+
+
+@pytest.mark.parametrize("missing", ["steward", "broker"])
+async def test_on_a_space_that_is_not_up_the_suite_says_so_and_writes_nothing(space: RealSpace, missing: str) -> None:
+    await space.stop_steward()
+    if missing == "broker":
+        space.broker.stop()
+    with pytest.raises(UnreachableError):
+        await run_security_suite(space.home)
+    assert [path.name for path in space.home.root.rglob("probe-*")] == []
+    assert list(space.home.issued.glob("*.json")) == []
+
+
+async def test_agents_of_an_interrupted_suite_are_revoked_by_the_next_one(space: RealSpace) -> None:
+    left = await space.add("probe-mal", read=["general"])
+    report = await run_security_suite(space.home, only={"other_sender"})
+    assert report.ok
+    async with space.administer() as admin:
+        row = admin.ledger.get(left.row.id)
+    assert row is not None
+    assert row.state == "revoked"
+
+
+# --- the suite can fail ---
+
+
+def _in_core(self: Keyring, s: Subjects, agent_id: str, name: str, read: Any, post: Any, **when: Any) -> str:
+    """Agents as careful grants make them, but in the account that holds the streams."""
+    permissions = grants.agent_permissions(s, agent_id, read, post)
+    return jwt.user_jwt(self.core, agent_id, name, permissions, grants.agent_limits(), **when)
+
+
+def _unbound(self: Keyring, s: Subjects, agent_id: str, name: str, read: Any, post: Any, **when: Any) -> str:
+    """Agents that may do everything where the streams are."""
+    return jwt.user_jwt(self.core, agent_id, name, None, **when)
+
+
+async def _on_weak_space(root: Path, only: set[str]) -> Report:
+    report = Report("none")
+    with suppress(Exception):  # the attack takes the log away under the steward, which then ends badly
+        async with real_space(root) as space:
+            report = await run_security_suite(space.home, only=only)
+    return report
+
+
+@pytest.mark.parametrize("call", ["chat", "refused_chat", "empty_pull", "expired_pull", "direct_pull", "ack", "dm"])
+async def test_the_suite_finds_that_one_account_obeys_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(Keyring, "agent_token", _in_core)
+    report = await _on_weak_space(tmp_path / "home", {f"reply_of_{call}"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
+    assert not report.results[0].evidence.startswith("the probe could not finish")
+    assert not report.ok
+
+
+async def test_the_suite_finds_rights_that_are_too_broad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keyring, "agent_token", _unbound)
+    broad = {"other_sender", "reserved_subjects", "live_subjects", "foreign_channel", "jetstream_api"}
+    report = await _on_weak_space(tmp_path / "home", broad)
+    assert {result.name for result in report.broken} == broad
+    assert "$JS.API.INFO" in _result(report, "jetstream_api").evidence
+
+
+async def test_the_suite_finds_subscriptions_and_mailboxes_that_are_too_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keyring, "agent_token", _unbound)
+    broad = {"subscriptions", "pull_of_another", "ack_of_another"}
+    report = await _on_weak_space(tmp_path / "home", broad)
+    assert {result.name for result in report.broken} == broad
+
+
+async def test_the_suite_finds_tags_made_without_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steward, "tag", lambda _self, text: tag(b"", text))
+    report = await _on_weak_space(tmp_path / "home", {"spelled_names"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
+
+
+# --- what the suite leaves to tests ---
+
+
+async def test_a_burnt_id_is_acknowledged_as_a_duplicate_of_somebody_elses_record(space: RealSpace) -> None:
+    """F7: the acknowledgement alone does not prove that our message is in the log; the record at its sequence does."""
+    for name in ("mal", "ada"):
+        await space.add(name)
+    async with space.agent("mal") as mal, space.agent("ada") as ada, space.core() as js:
+        first = await mal.post("general", b"{}", Nats_Msg_Id="burnt-1")
+        said = await ada.post("general", b"{}", Nats_Msg_Id="burnt-1")
+        assert (said["duplicate"], said["seq"]) == (True, first["seq"])
+        record = await js.at(space.subjects.log_stream, said["seq"])
+        assert record is not None
+        assert record.subject == space.subjects.chat(mal.id, "general")
+        again = await ada.post("general", b"{}", Nats_Msg_Id="burnt-1.fresh")
+        stored = await js.at(space.subjects.log_stream, again["seq"])
+        assert stored is not None
+        assert stored.subject == space.subjects.chat(ada.id, "general")
+
+
+async def test_ruling_records_carry_no_message_id_and_no_name_in_their_subject(space: RealSpace) -> None:
+    """F7, F18: nobody can burn a ruling, and a tag holds no wildcard whatever the pattern."""
+    await space.add("ada", read=["team.>"], manage=["team.>"])
+    async with space.agent("ada") as ada:
+        for pattern in ("team.>", "team.*", "team.backend"):
+            await ada.control.call("member", "join", pattern=pattern)
+        await ada.control.call("channel", "set", channel="team.backend", description="x")
+    s = space.subjects
+    async with space.core() as js:
+        pages = [page async for page in js.read(s.log_stream, f"{s.root}.>", 1, 1_000)]
+    records = [record for page in pages for record in page]
+    tagged = [r.subject for r in records if s.tail(r.subject).startswith(("member.", "channel."))]
+    assert len(tagged) == 4
+    assert all(is_tag(subject.rpartition(".")[2]) for subject in tagged)
+    assert not any("Nats-Msg-Id" in dict(record.own_fields() or ()) for record in records)
+
+
+async def test_direct_messages_to_an_invented_target_are_bounded_per_pair(space: RealSpace) -> None:
+    """F25: the 1,001st is refused; another pair and another sender go on."""
+    await space.add("mal")
+    await space.add("ada")
+    s, nobody = space.subjects, KeyPair.generate().id
+    async with acting(space.info.url, s, space.home.agent_creds("mal")) as mal, space.core() as js:
+        await mal.send(*(line(s.direct(nobody, mal.id), b"x") for _ in range(1_200)))
+        said = json.loads((await mal.request(s.direct(nobody, mal.id), b"x")).data)
+        assert said["error"]["err_code"] == NO_ROOM
+        info = await js.api(f"STREAM.INFO.{s.direct_stream}", {"subjects_filter": ">"})
+        assert info["state"]["subjects"] == {s.direct(nobody, mal.id): 1_000}
+        assert "seq" in json.loads((await mal.request(s.direct(mal.id, mal.id), b"x")).data)
+        async with acting(space.info.url, s, space.home.agent_creds("ada")) as ada:
+            assert "seq" in json.loads((await ada.request(s.direct(nobody, ada.id), b"x")).data)
+
+
+@asynccontextmanager
+async def _account(space: RealSpace, account: str) -> AsyncIterator[Any]:
+    keyring = Keyring.load(space.home.keys)
+    token, key = keyring.short_lived(getattr(keyring, account), "test")
+    connection = await connect(space.info.url, jwt.credentials(token, key), key.id, name="test", reconnect=False)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _is_let_in(space: RealSpace, creds: str) -> bool:
+    _, key = jwt.split_credentials(creds)
+    try:
+        connection = await connect(space.info.url, creds, key.id, name="test", reconnect=False)
+    except (AuthRevoked, BrokerUnreachable):
+        return False
+    await connection.close()
+    return True
+
+
+async def test_a_revoked_agent_stays_out_after_a_restart_of_the_broker(space: RealSpace) -> None:
+    """N7: the token placed before the first start is older than the revocation; the broker keeps the newer one."""
+    await space.add("ada")
+    creds = space.home.agent_creds("ada").read_text()
+    assert await _is_let_in(space, creds)
+    async with space.administer() as admin:
+        await admin.revoke("ada")
+    assert not await _is_let_in(space, creds)
+    await space.stop_steward()
+    for kill in (False, True):
+        await space.restart_broker(kill=kill)
+        assert not await _is_let_in(space, creds)
+
+
+async def test_an_older_account_token_would_undo_a_revocation_and_every_start_derives_it_afresh(
+    space: RealSpace,
+) -> None:
+    """N7: the server takes an older token without complaint, so nothing of ours ever pushes one it did not derive."""
+    await space.add("ada")
+    creds = space.home.agent_creds("ada").read_text()
+    older = (space.home.resolver / f"{space.info.agents_account}.jwt").read_text()
+    async with space.administer() as admin:
+        await admin.revoke("ada")
+    async with _account(space, "system") as system:
+        await push_token(system, space.info.agents_account, older)
+        assert await _is_let_in(space, creds)
+        async with space.administer() as admin:
+            await admin.provision()
+        assert not await _is_let_in(space, creds)
+        with pytest.raises(BrokerFailed, match="serves another token"):
+            await push_token(system, space.info.id, older)
+
+
+async def test_a_ruling_signed_by_another_key_is_void_on_a_real_log(space: RealSpace) -> None:
+    """N15: whoever can write to the log still cannot rule; the anchor is the key in `space.toml`."""
+    granted = await space.add("ada")
+    owner, s = granted.row.id, space.subjects
+    wide = rulings.encode(Access(op="forged-operation", name="ada", read=(">",), post=(">",), manage=(">",)))
+    forger = KeyPair.generate()
+    signature = rulings.sign_ruling(forger, space.info.id, s.tail(s.access(owner)), wide)
+    moved = rulings.sign_ruling(_steward_key(space), space.info.id, s.tail(s.access(forger.id)), wide)
+    elsewhere = rulings.sign_ruling(_steward_key(space), KeyPair.generate().id, s.tail(s.access(owner)), wide)
+    async with space.core() as js:
+        for forged in (signature, moved, elsewhere):
+            await js.publish(s.access(owner), wide, {SIGNATURE_HEADER: forged})
+    await space.stop_steward()
+    steward = await space.start_steward()
+    assert sum(steward.table.void.values()) == 3
+    access = steward.table.access_at(owner, steward.position)
+    assert access is not None
+    assert access.read == ("general",)
+    async with space.agent("ada") as ada:
+        with pytest.raises(DeniedError):
+            await ada.control.call("member", "join", pattern="secret")
+
+
+def _steward_key(space: RealSpace) -> KeyPair:
+    return KeyPair((space.home.creds / "steward.key").read_text().strip())
+
+
+async def test_the_steward_rules_and_restarts_without_the_keys_that_mint(space: RealSpace) -> None:
+    """N14: operator and account keys are elsewhere while it serves and starts again."""
+    await space.add("ada", read=["general", "ops"])
+    away = space.home.root / "keys-away"
+    space.home.keys.rename(away)
+    try:
+        async with space.agent("ada") as ada:
+            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            await space.stop_steward()
+            await space.start_steward()
+            assert (await ada.control.call("member", "join", pattern="ops"))["state"] == "opened"
+            assert (await ada.control.call("health", "ping"))["healthy"]
+    finally:
+        away.rename(space.home.keys)
+
+
+async def test_the_stewards_credential_can_neither_mint_speak_nor_delete(space: RealSpace) -> None:
+    """N14: it may rule; it has no right in the system account, on messages, frames or streams as such."""
+    granted = await space.add("ada")
+    s, ada = space.subjects, granted.row.id
+    forbidden = ["$SYS.REQ.CLAIMS.UPDATE", f"$SYS.REQ.ACCOUNT.{space.info.agents_account}.CLAIMS.UPDATE"]
+    forbidden += [s.chat(ada, "general"), s.via("x", ada, "general"), s.direct(ada, ada), s.task("x", ada)]
+    forbidden += [s.delivery(ada), s.delivery_lease, f"{s.root}.live.chat.{ada}.general", s.control("admin", ada)]
+    streams = (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream)
+    forbidden += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("DELETE", "CREATE") for name in streams]
+    forbidden += [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in streams]
+    forbidden += [f"$JS.API.CONSUMER.CREATE.{s.log_stream}.x", f"$JS.API.CONSUMER.MSG.NEXT.{s.direct_stream}.dm_{ada}"]
+    async with acting(space.info.url, s, space.home.creds / "steward.creds") as steward:
+        assert await steward.not_refused({name: line(name, b"") for name in forbidden}) == []
+        listening = [">", f"{s.root}.live.>", f"{s.root}.dm.>", f"_INBOX_{ada}.>", "$SYS.>", "$JS.>"]
+        asked = {name: b"SUB %b %d\r\n" % (name.encode(), 900 + n) for n, name in enumerate(listening)}
+        assert await steward.not_refused(asked) == []
+
+
+async def test_fifty_thousand_junk_requests_are_answered_and_the_broker_forgets_them(space: RealSpace) -> None:
+    """N23: an unanswered request through an import stays in the broker's memory; none is left unanswered."""
+    report = await run_security_suite(space.home, deep=True, only={"junk_requests"})
+    assert [result.outcome for result in report.results] == ["held"], report.results[0].evidence
+    assert report.results[0].evidence.startswith("50000 junk requests answered; the broker grew by")
+
+
+async def test_requests_nobody_answers_are_forgotten_by_the_broker(space: RealSpace) -> None:
+    """N23: the broker never answers the acknowledgement of what it did not deliver; it must not remember it either."""
+    report = await run_security_suite(space.home, deep=True, only={"unanswered_requests"})
+    assert [result.outcome for result in report.results] == ["held"], report.results[0].evidence
+    assert "unanswered requests after the first round" in report.results[0].evidence
+
+
+async def test_the_suite_finds_a_broker_that_remembers_unanswered_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACK_ANSWER", "PULL_ANSWER"):
+        monkeypatch.setattr(grants, name, 600)
+    report = await _on_weak_space(tmp_path / "home", {"unanswered_requests"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
+
+
+async def test_agents_cannot_take_every_connection_of_the_broker(space: RealSpace) -> None:
+    served = jwt.decode((space.home.resolver / f"{space.info.agents_account}.jwt").read_text().strip())
+    assert 0 < served["nats"]["limits"]["conn"] < MAX_CONNECTIONS
+
+
+async def test_the_suite_is_not_misled_by_what_others_do_meanwhile(space: RealSpace) -> None:
+    """Somebody posts, joins, leaves and is provisioned while the probes run."""
+    await space.add("ada", read=["general", "team.>"], manage=[">"])
+    quick = {probe.name for probe in PROBES} - {"junk_requests", "forged_tokens"}
+    done = asyncio.Event()
+    async with space.agent("ada") as ada:
+        work = asyncio.create_task(_busy(space, ada, done))
+        report = await run_security_suite(space.home, only=quick)
+        done.set()
+        rounds = await work
+    assert report.ok, report.broken
+    assert rounds > 10
+
+
+async def _busy(space: RealSpace, ada: AgentClient, done: asyncio.Event) -> int:
+    rounds = 0
+    while not done.is_set():
+        rounds += 1
+        await ada.post("general", b"{}")
+        await ada.control.call("member", "join", pattern=f"team.n{rounds % 7}")
+        await ada.control.call("member", "leave", pattern=f"team.n{(rounds + 3) % 7}")
+        await ada.control.call("channel", "set", channel="general", description=f"round {rounds}")
+        await ada.connection.request(space.subjects.direct(ada.id, ada.id), b"{}", timeout=5)
+    return rounds
+
+
+async def test_wrong_shards_and_literal_wildcards_are_no_ones_mail(space: RealSpace) -> None:
+    """F18, F25: what an agent can store under odd direct subjects reaches no mailbox and parses as nothing."""
+    granted = await space.add("vic")
+    await space.add("mal")
+    s, vic = space.subjects, granted.row.id
+    wrong = (shard_of(vic) + 1) % 16
+    async with acting(space.info.url, s, space.home.agent_creds("mal")) as mal, space.core() as js:
+        odd = [f"{s.root}.dm.{wrong}.{vic}.{mal.id}", f"{s.root}.dm.*.*.{mal.id}", f"{s.root}.dm.x.>.{mal.id}"]
+        await mal.send(*(line(subject, b"x") for subject in odd))
+        assert [s.parse(subject) for subject in odd] == [None] * 3
+        assert (await _pending(js, s, vic)) == 0
+
+
+async def _pending(js: JetStream, s: Subjects, owner: str) -> int:
+    return int((await js.api(f"CONSUMER.INFO.{s.direct_stream}.dm_{owner}"))["num_pending"])
