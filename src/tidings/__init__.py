@@ -1,6 +1,31 @@
 """Tidings: a durable message mesh for AI agents."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from tidings.errors import TidingsError
 
+if TYPE_CHECKING:
+    from tidings.endpoint.connecting import connect
+    from tidings.endpoint.endpoint import Endpoint, Receipt
+    from tidings.endpoint.incoming import Incoming
+
 __version__ = "0.1.0"
-__all__ = ["TidingsError", "__version__"]
+__all__ = ["Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect"]
+
+_LAZY = {
+    "connect": "tidings.endpoint.connecting",
+    "Endpoint": "tidings.endpoint.endpoint",
+    "Receipt": "tidings.endpoint.endpoint",
+    "Incoming": "tidings.endpoint.incoming",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """`import tidings` stays fast: the client is loaded when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tidings' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)

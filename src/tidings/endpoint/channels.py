@@ -1,0 +1,334 @@
+"""The channels an endpoint is in: joined and left at run time, live copies, backfill, and holes filled.
+
+Joining subscribes first, then asks the steward; copies that arrive before its answer are held and then surfaced iff
+they came after the join. Leaving asks first and unsubscribes afterwards: an unconfirmed leave changes nothing. After a
+lost connection what was missed is read from history before anything newer counts as contiguous. If the steward is
+away the live subscription stands, the join says so, and it is completed in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidings.broker.client import Connection
+from tidings.endpoint.history import History
+from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.seen import Seen
+from tidings.endpoint.supervision import Supervision
+from tidings.errors import DeniedError, OutcomeUnknown, TidingsError, UnreachableError
+from tidings.wire.ids import new_id
+from tidings.wire.names import check_pattern
+from tidings.wire.patterns import covers, is_concrete
+
+BACKFILL = 100
+FILL_LIMIT = 1_000
+RETRY_PAUSE = 1.0
+log = logging.getLogger(__name__)
+
+#: hand a record to the application; False when there is no room for it
+Surface = Callable[[LiveRecord, bool], bool]
+WaitForRoom = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a join came to. `durable` is False with a `reason` while the steward or the backstop is away."""
+
+    channel: str
+    state: str
+    seq: int
+    durable: bool
+    reason: str
+    backfilled: int = 0
+    cls: str = "durable"
+
+
+@dataclass(eq=False)
+class Membership:
+    """One joined channel or pattern."""
+
+    pattern: str
+    op: str = field(default_factory=new_id)
+    #: sequence of the join; None until the steward answered
+    joined: int | None = None
+    #: live copies that came before the answer
+    held: list[LiveRecord] | None = field(default_factory=list)
+    #: no copy of this session was missed: what arrives is contiguous
+    contiguous: bool = False
+    #: a task reads what was missed
+    catching_up: bool = False
+    subscriptions: list[Any] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Channels:
+    def __init__(
+        self,
+        link: Supervision,
+        opener: RecordOpener,
+        seen: Seen,
+        history: History,
+        surface: Surface,
+        wait_for_room: WaitForRoom,
+        report: Callable[[str, Any], None],
+    ) -> None:
+        self.link = link
+        self.opener = opener
+        self.seen = seen
+        self.history = history
+        self.memberships: dict[str, Membership] = {}
+        self._surface = surface
+        self._wait_for_room = wait_for_room
+        self._report = report
+        self._background: set[asyncio.Task[None]] = set()
+        link.on_session(self._on_session)
+
+    # --- join and leave ---
+
+    async def join(self, pattern: str, *, backfill: int = BACKFILL) -> Joined:
+        check_pattern(pattern)
+        held = self.memberships.get(pattern)
+        if held is not None and held.joined is not None:
+            return self._told(held, "resumed", "", 0)
+        membership = held or Membership(pattern)
+        await self._subscribe(self.link.connection, membership)
+        self.memberships[pattern] = membership
+        try:
+            answer = await self._ask_join(membership)
+        except (UnreachableError, OutcomeUnknown) as error:
+            self._release(membership, 0)
+            self._later(self._complete(membership))
+            return self._told(membership, "live", f"the steward is away, so this is live only for now ({error})", 0)
+        except TidingsError:
+            await self._unsubscribe(membership)
+            del self.memberships[pattern]
+            raise
+        count = await self._settle_join(membership, answer, backfill)
+        return self._told(membership, answer["state"], "", count)
+
+    async def _ask_join(self, membership: Membership, connection: Connection | None = None) -> dict[str, Any]:
+        return await self.link.call(
+            "member", "join", op=membership.op, pattern=membership.pattern, connection=connection
+        )
+
+    async def _settle_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> int:
+        """Take the steward's answer: backfill below it, then what was held, then everything live."""
+        membership.joined = int(answer["seq"])
+        membership.facts = answer
+        count = 0
+        try:
+            if answer["state"] == "opened" and answer.get("replay") and backfill and is_concrete(membership.pattern):
+                count = await self._backfill(membership, backfill)
+            elif answer["state"] == "resumed" and not await self._fill(membership):
+                self._later(self._resume(membership))
+                return 0
+        except TidingsError as error:
+            self._report("error", error)
+        membership.contiguous = True
+        self._release(membership, membership.joined)
+        return count
+
+    async def _backfill(self, membership: Membership, limit: int) -> int:
+        """What was said before the join, oldest first, marked historical."""
+        assert membership.joined is not None
+        records = await self.history.records(
+            membership.pattern, limit, before=membership.joined, window=membership.facts.get("replay_window")
+        )
+        for record in reversed(records):
+            self._offer(record, historical=True, contiguous=False)
+        self.seen.channel(membership.pattern).close_hole(membership.joined)
+        return len(records)
+
+    def _release(self, membership: Membership, after: int) -> None:
+        held, membership.held = membership.held or [], None
+        for record in held:
+            if record.seq > after:
+                self._offer_live(membership, record)
+
+    async def _complete(self, membership: Membership) -> None:
+        """Join in the background until the steward answers, with the same op."""
+        while self.memberships.get(membership.pattern) is membership and membership.joined is None:
+            await asyncio.sleep(RETRY_PAUSE)
+            try:
+                answer = await self._ask_join(membership)
+            except (UnreachableError, OutcomeUnknown):
+                continue
+            except TidingsError as error:
+                self._report("error", error)
+                await self._drop(membership)
+                return
+            await self._settle_join(membership, answer, 0)
+
+    async def leave(self, pattern: str) -> dict[str, Any]:
+        """Close the membership, then unsubscribe what no other pattern covers."""
+        answer = await self.link.call("member", "leave", pattern=check_pattern(pattern))
+        membership = self.memberships.pop(pattern, None)
+        if membership is not None:
+            await self._unsubscribe(membership)
+        return answer
+
+    async def _drop(self, membership: Membership) -> None:
+        self.memberships.pop(membership.pattern, None)
+        await self._unsubscribe(membership)
+
+    def _told(self, membership: Membership, state: str, reason: str, count: int) -> Joined:
+        cls = str(membership.facts.get("class", "durable"))
+        backstop = bool(membership.facts.get("backstop"))
+        if not reason and cls == "durable" and not backstop:
+            reason = "the backstop is not running: while this agent is away, messages stay in the log and come late"
+        return Joined(
+            membership.pattern,
+            state,
+            membership.joined or 0,
+            durable=cls == "durable" and backstop and membership.joined is not None,
+            reason=reason,
+            backfilled=count,
+            cls=cls,
+        )
+
+    # --- live copies ---
+
+    async def _subscribe(self, connection: Connection, membership: Membership) -> None:
+        """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
+        s = self.link.identity.subjects
+        membership.subscriptions = []
+        refusals: list[str] = []
+        connection.on_violation = refusals.append
+        try:
+            for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
+                subscription = await connection.subscribe(subject, cb=self._receiver(membership))
+                membership.subscriptions.append(subscription)
+            await connection.flush(timeout=5)
+        finally:
+            connection.on_violation = None
+        if any(s.live_chat(membership.pattern).lower() in each.lower() for each in refusals):
+            await self._unsubscribe(membership)
+            raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
+
+    def _receiver(self, membership: Membership) -> Any:
+        async def receive(message: Any) -> None:
+            record = self.opener.live(message)
+            if record is None:
+                return
+            if membership.held is not None:
+                membership.held.append(record)
+            elif membership.joined is None or record.seq > membership.joined:
+                self._offer_live(membership, record)
+
+        return receive
+
+    def _offer_live(self, membership: Membership, record: LiveRecord) -> None:
+        """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
+        if not self._offer(record, historical=False, contiguous=membership.contiguous):
+            membership.contiguous = False
+            if not membership.catching_up and membership.joined is not None:
+                self._later(self._resume(membership))
+
+    @staticmethod
+    async def _unsubscribe(membership: Membership) -> None:
+        for subscription in membership.subscriptions:
+            if not subscription._conn.is_closed:
+                await subscription.unsubscribe()
+        membership.subscriptions = []
+
+    def _offer(self, record: LiveRecord, *, historical: bool, contiguous: bool) -> bool:
+        """Surface a record once: by its sequence, and by (sender, id). False if there was no room for it."""
+        seen = self.seen.channel(record.channel)
+        if not seen.is_new(record.seq):
+            return True
+        own = record.received.sender == self.link.identity.id
+        repeated = not own and not self.seen.first_time(record.identity)
+        if not own and not repeated and not self._surface(record, historical):
+            self.seen.forget(record.identity)
+            return False
+        seen.surface(record.seq, contiguous=contiguous)
+        if own or repeated:
+            self.opener.refused["repeated"] += repeated
+            seen.settle(record.seq)
+        return True
+
+    # --- after a lost connection ---
+
+    async def _on_session(self, connection: Connection) -> None:
+        for membership in list(self.memberships.values()):
+            membership.held = [] if membership.joined is not None else membership.held
+            membership.contiguous = False
+            try:
+                await self._subscribe(connection, membership)
+            except DeniedError as error:
+                # The access was narrowed while we were away: the channel is gone, and that is said.
+                self.memberships.pop(membership.pattern, None)
+                self._report("error", error)
+                continue
+            self._later(self._resume(membership))
+
+    async def _resume(self, membership: Membership) -> None:
+        """Confirm the membership and read what was missed; then what is live is contiguous again."""
+        if membership.catching_up:
+            return
+        membership.catching_up = True
+        try:
+            await self._catch_up(membership)
+        finally:
+            membership.catching_up = False
+
+    async def _catch_up(self, membership: Membership) -> None:
+        while self.memberships.get(membership.pattern) is membership and not membership.contiguous:
+            try:
+                await self.link.ready(30)
+                answer = await self._ask_join(membership)
+                membership.joined = int(answer["seq"])
+                membership.facts = answer
+                if not await self._fill(membership):
+                    self._release(membership, membership.joined)
+                    await self._wait_for_room()
+                    continue
+            except (UnreachableError, OutcomeUnknown):
+                self._release_unconfirmed(membership)
+                await asyncio.sleep(RETRY_PAUSE)
+                continue
+            except TidingsError as error:
+                self._report("error", error)
+                await self._drop(membership)
+                return
+            membership.contiguous = True
+            self._release(membership, membership.joined)
+
+    def _release_unconfirmed(self, membership: Membership) -> None:
+        """Nobody can say yet what was missed: live copies surface at once, as not contiguous."""
+        self._release(membership, membership.joined or 0)
+
+    async def _fill(self, membership: Membership) -> bool:
+        """Read what lies between what was seen and now, on every channel of this membership seen before.
+
+        False when the application has no room for all of it: then it goes on when there is.
+        """
+        assert membership.joined is not None
+        known = [name for name in self.seen.channels if covers(membership.pattern, name)]
+        if is_concrete(membership.pattern) and membership.pattern not in known:
+            known.append(membership.pattern)
+        for channel in known:
+            seen = self.seen.channel(channel)
+            start = max(seen.through, membership.joined)
+            records, complete, head = await self.history.after(channel, start, FILL_LIMIT)
+            for record in records:
+                if not self._offer(record, historical=False, contiguous=True):
+                    return False
+            if not complete:
+                return await self._fill(membership)
+            seen.close_hole(max(head, start))
+        return True
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)

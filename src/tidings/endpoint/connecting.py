@@ -1,0 +1,40 @@
+"""`tidings.connect`: from a space and a name to an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.identity import Identity, bundle_identity, local_identity
+from tidings.space.home import SpaceHome
+from tidings.space.settings import Settings
+
+
+def connect(
+    space: str | None = None,
+    *,
+    name: str | None = None,
+    channels: Sequence[str] = (),
+    home: str | Path | None = None,
+    bundle: str | Path | None = None,
+    state: str | Path | None = None,
+    inbox: int = 512,
+    ping_interval: float = 5.0,
+) -> Endpoint:
+    """An endpoint for agent `name` of `space`; use it with `async with`.
+
+    Without arguments: the space and the agent of your settings (`tidings config`). `bundle` is a file written by
+    `tidings agent export`, for an agent on another machine. `state` is a file in which the endpoint remembers what was
+    settled, so that "once" holds across restarts.
+    """
+
+    async def find() -> Identity:
+        if bundle is not None:
+            return bundle_identity(Path(bundle))
+        settings = Settings({"space": space, "as": name, "home": str(home) if home else None})
+        return await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
+
+    return Endpoint(
+        find, channels=channels, state=Path(state) if state else None, inbox=inbox, ping_interval=ping_interval
+    )

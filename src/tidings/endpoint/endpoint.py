@@ -1,0 +1,314 @@
+"""The endpoint: what an agent holds.
+
+    async with tidings.connect("main", name="ada", channels=["general"]) as ada:
+        await ada.send("general", "hello", mentions=["bob"])
+        async for message in ada.messages():
+            print(message.sender.name, message.text)
+
+It joins, sends, receives and reconnects by itself, and surfaces each message once. Sending answers when the log has
+the message (`confirmed`); whatever cannot be known is said as `OutcomeUnknown`, never guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from tidings.endpoint.channels import Channels, Joined
+from tidings.endpoint.history import History
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.incoming import Events, Inbox, Incoming
+from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.seen import Seen
+from tidings.endpoint.supervision import State, Supervision
+from tidings.errors import (
+    ConnectionLost,
+    DeniedError,
+    IdBurned,
+    LogFull,
+    OutcomeUnknown,
+    StewardUnreachable,
+    TidingsError,
+    TooLarge,
+    UsageError,
+)
+from tidings.wire import message as wire
+from tidings.wire import signing
+from tidings.wire.ids import new_id
+from tidings.wire.message import Mention, Message, Part, Sender
+from tidings.wire.names import check_channel
+
+SAVE_EVERY = 0.5
+MSG_ID = "Nats-Msg-Id"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of something sent: its id, and where the broker keeps it."""
+
+    id: str
+    seq: int
+    stage: str = "confirmed"
+    warnings: tuple[str, ...] = ()
+
+
+class Endpoint:
+    """One agent's session. Made by `tidings.connect`; use it as an async context manager."""
+
+    def __init__(
+        self,
+        identity: Callable[[], Any],
+        *,
+        channels: Sequence[str] = (),
+        state: Path | None = None,
+        inbox: int = 512,
+        ping_interval: float = 5.0,
+        role: str | None = None,
+    ) -> None:
+        self._find_identity = identity
+        self._boot_channels = tuple(channels)
+        self._state_path = state
+        self._ping_interval = ping_interval
+        self._role = role
+        self._saver: asyncio.Task[None] | None = None
+        self.inbox = Inbox(inbox)
+        self.events = Events()
+
+    # --- life ---
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        self.identity: Identity = await self._find_identity()
+        self.link = Supervision(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
+        self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
+        self.seen = Seen(self._state_path)
+        self._history = History(self.link, self.opener)
+        self._channels = Channels(
+            self.link,
+            self.opener,
+            self.seen,
+            self._history,
+            self._surface_channel,
+            self.inbox.wait_for_room,
+            self.events.emit,
+        )
+        await self.link.start()
+        try:
+            for channel in self._boot_channels:
+                await self.join(channel)
+        except BaseException:
+            await self.close()
+            raise
+        self._saver = asyncio.create_task(self._save_now_and_then())
+
+    async def close(self) -> None:
+        """Stop receiving. This is not leaving: memberships stay, and what is owed keeps being owed."""
+        if self._saver is not None:
+            self._saver.cancel()
+            await asyncio.gather(self._saver, return_exceptions=True)
+        await self._channels.close()
+        await self.link.stop()
+        self.seen.save()
+        self.inbox.close(asyncio.CancelledError())
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY)
+            self.seen.save()
+
+    def _on_state(self, state: State, error: BaseException | None) -> None:
+        self.events.emit("connection", state)
+        if error is not None:
+            self.events.emit("error", error)
+
+    @property
+    def id(self) -> str:
+        return self.identity.id
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def state(self) -> State:
+        return self.link.state
+
+    def reconnect(self) -> None:
+        """Rebuild the connection now."""
+        self.link.reconnect()
+
+    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
+        """Call back on message, presence, roster, connection, error, gap, superseded or access."""
+        self.events.on(event, callback)
+
+    # --- channels ---
+
+    async def join(self, channel: str, *, backfill: int = 100) -> Joined:
+        return await self._channels.join(channel, backfill=backfill)
+
+    async def leave(self, channel: str) -> dict[str, Any]:
+        return await self._channels.leave(channel)
+
+    @property
+    def joined(self) -> list[str]:
+        return sorted(self._channels.memberships)
+
+    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> list[Incoming]:
+        """The newest messages of a channel, newest first."""
+        records = await self._history.records(check_channel(channel), limit, before=before)
+        return [self._incoming(record, historical=True) for record in records]
+
+    async def recall(self, channel: str, since: int, limit: int = 200) -> list[Incoming]:
+        """Messages after a sequence, oldest first."""
+        records, _complete, _head = await self._history.after(check_channel(channel), since, limit)
+        return [self._incoming(record, historical=True) for record in records]
+
+    # --- sending ---
+
+    async def send(
+        self,
+        channel: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        """Post to a channel; the answer comes once the log has it."""
+        composed = self._compose(
+            text, data, parts, mentions=mentions, priority=priority, reply_to=reply_to, context=context, id=id
+        )
+        subject = self.identity.subjects.chat(self.id, check_channel(channel))
+        seq = await self._publish(subject, "chat", channel, composed, timeout)
+        return Receipt(composed.id, seq)
+
+    def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
+        extra = {} if data is None else {"data": data}
+        try:
+            return wire.compose(Sender(self.id, self.name, self._role), text=text, parts=parts, **extra, **fields)
+        except TidingsError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this cannot be sent: {error}") from error
+
+    async def _publish(self, subject: str, kind: str, destination: str, composed: Message, timeout: float) -> int:
+        """Publish under the message's id, and believe `duplicate` only if the record there is ours."""
+        payload = wire.encode(composed)
+        signature = signing.sign(self.identity.key, self.identity.space_id, kind, destination, payload)
+        answer = await self._confirmed(subject, payload, signature, composed.id, timeout)
+        if not answer.get("duplicate") or await self._is_ours(kind, int(answer["seq"]), subject, payload):
+            return int(answer["seq"])
+        # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
+        answer = await self._confirmed(subject, payload, signature, f"{composed.id}.{new_id()}", timeout)
+        if answer.get("duplicate"):
+            raise IdBurned(f"message {composed.id} could not be stored: its id was used by somebody else, twice")
+        return int(answer["seq"])
+
+    async def _is_ours(self, kind: str, seq: int, subject: str, payload: bytes) -> bool:
+        stream = {"chat": "log"}.get(kind, kind)
+        found = await self.link.call("confirm", "record", seq=seq, stream=stream)
+        return bool(found["yours"] and found["subject"] == subject and base64.b64decode(found["payload"]) == payload)
+
+    async def _confirmed(
+        self, subject: str, payload: bytes, signature: str, msg_id: str, timeout: float
+    ) -> dict[str, Any]:
+        headers = {signing.SIGNATURE_HEADER: signature, MSG_ID: msg_id}
+        deadline = asyncio.get_running_loop().time() + timeout
+        while True:
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                reply = await (await self.link.ready(left)).ask(subject, payload, headers=headers, timeout=left)
+                break
+            except NoRespondersError as error:
+                raise await self._why_nobody_takes_it() from error
+            except TimeoutError as error:
+                raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
+            except (ConnectionLost, NatsError):
+                # It may have been stored. Under the same id the broker stores it once.
+                await asyncio.sleep(0)
+        answer: dict[str, Any] = json.loads(reply.data)
+        if answer.get("error"):
+            raise _refusal(subject, answer["error"])
+        return answer
+
+    async def _why_nobody_takes_it(self) -> TidingsError:
+        """No responders: either the gate is closed, or nothing is there."""
+        try:
+            health = await self.link.call("health", "ping")
+        except TidingsError as error:
+            return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
+        if not (health.get("gate") or {}).get("open", True):
+            return LogFull("the log of this space is full: nothing new is taken until room is made")
+        return StewardUnreachable("nobody takes this message: the broker is starting")
+
+    # --- receiving ---
+
+    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
+        """Messages as they come; asking for the next one settles the one before, unless `manual_ack`."""
+        return self.inbox.iterate(manual_ack=manual_ack)
+
+    async def next_message(self, timeout: float | None = None) -> Incoming:
+        """The next message. It is yours to `ack()`."""
+        async with asyncio.timeout(timeout):
+            incoming = await self.inbox.get()
+        if incoming is None:
+            raise ConnectionLost("this endpoint is closed")
+        return incoming
+
+    def _surface_channel(self, record: LiveRecord, historical: bool) -> bool:
+        if not self.inbox.room:
+            return False
+        incoming = self._incoming(record, historical=historical)
+
+        async def settle() -> None:
+            self.seen.settle(record.channel, record.seq)
+
+        incoming._settle = settle
+        self.seen.hold(record.seq, record.identity)
+        self.inbox.put(incoming)
+        self.events.emit("message", incoming)
+        return True
+
+    def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
+        message = record.received.message
+        return Incoming(
+            kind="channel",
+            sender=message.sender,
+            message=message,
+            channel=record.channel,
+            seq=record.seq,
+            time_ns=record.time_ns,
+            historical=historical,
+            mentions_me=any(mention.id == self.id for mention in message.mentions),
+        )
+
+
+def _refusal(subject: str, error: dict[str, Any]) -> TidingsError:
+    code, words = int(error.get("err_code", 0)), str(error.get("description", ""))
+    if code == 10054 or "maximum message size" in words or "max message" in words:
+        return TooLarge(f"the broker refuses this message: {words}")
+    if code == 10077:
+        return LogFull(f"the broker has no room for this message: {words}")
+    return DeniedError(f"the broker refuses {subject}: {words} ({code})")

@@ -1,0 +1,51 @@
+"""History as an endpoint reads it: one request per page, every record verified here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.supervision import Supervision
+
+PAGE = 100
+
+
+class History:
+    def __init__(self, link: Supervision, opener: RecordOpener) -> None:
+        self.link = link
+        self.opener = opener
+
+    async def records(
+        self, channel: str, limit: int, *, before: int | None = None, window: int | None = None
+    ) -> list[LiveRecord]:
+        """The newest `limit` messages, newest first; below `before`, no older than `window` seconds."""
+        since = time.time_ns() - window * 1_000_000_000 if window else 0
+        found: list[LiveRecord] = []
+        more = True
+        while more and len(found) < limit:
+            answer = await self._page(
+                channel, limit=min(PAGE, limit - len(found)), since_ns=since, **({"before": before} if before else {})
+            )
+            lines = answer["records"]
+            found += [record for line in lines if (record := self.opener.stored(line)) is not None]
+            more = bool(lines) and answer["more"]
+            before = lines[-1]["seq"] if lines else before
+        return found
+
+    async def after(self, channel: str, start: int, limit: int) -> tuple[list[LiveRecord], bool, int]:
+        """Messages above `start`, oldest first; whether that is all there are, and the head it was read at."""
+        found: list[LiveRecord] = []
+        position, taken, head = start, 0, start
+        while taken < limit:
+            answer = await self._page(channel, after=position, limit=min(PAGE, limit - taken))
+            lines, head = answer["records"], max(head, int(answer["head"]))
+            found += [record for line in lines if (record := self.opener.stored(line)) is not None]
+            taken += len(lines)
+            if not lines or not answer["more"]:
+                return found, True, head
+            position = lines[-1]["seq"]
+        return found, False, head
+
+    async def _page(self, channel: str, **arguments: Any) -> dict[str, Any]:
+        return await self.link.call("history", "page", channel=channel, timeout=10, **arguments)

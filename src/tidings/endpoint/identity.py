@@ -1,0 +1,78 @@
+"""Who an endpoint is: a name, a key, a credential, and the space it belongs to.
+
+An identity is found in the home of this user, or read from a bundle that `tidings agent export` wrote. The
+credential is read again at every connect, because a widening or narrowing replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidings.broker import jwt
+from tidings.broker.private_files import read_private, write_private
+from tidings.errors import ConfigError, UsageError, WireError
+from tidings.space.home import SpaceHome
+from tidings.space.provisioning import ensure_agent
+from tidings.wire.keys import KeyPair
+from tidings.wire.subjects import Subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An agent of a space, with what it needs to connect and to trust."""
+
+    name: str
+    key: KeyPair
+    subjects: Subjects
+    space_id: str
+    steward_key: str
+    url: str
+    path: Path
+    is_bundle: bool
+
+    @property
+    def id(self) -> str:
+        return self.key.id
+
+    def credentials(self) -> str:
+        """The creds text as it is on disk now."""
+        text = read_private(self.path)
+        return str(json.loads(text)["creds"]) if self.is_bundle else text
+
+    def token(self) -> str:
+        return jwt.split_credentials(self.credentials())[0]
+
+    def keep_token(self, token: str) -> None:
+        """Replace the token on disk; the key stays."""
+        creds = jwt.credentials(token, self.key)
+        if self.is_bundle:
+            bundle = json.loads(read_private(self.path))
+            write_private(self.path, json.dumps(bundle | {"creds": creds}, indent=1) + "\n")
+        else:
+            write_private(self.path, creds)
+
+
+async def local_identity(home: SpaceHome, name: str) -> Identity:
+    """An agent of a space in this home; in an open space one that does not exist is provisioned."""
+    info = home.read_info()
+    await ensure_agent(home, name)
+    path = home.agent_creds(name)
+    _, key = jwt.split_credentials(read_private(path))
+    return Identity(name, key, info.subjects, info.id, info.steward_key, info.url, path, is_bundle=False)
+
+
+def bundle_identity(path: Path) -> Identity:
+    """An agent from an exported bundle."""
+    try:
+        bundle = json.loads(read_private(path))
+        _, key = jwt.split_credentials(bundle["creds"])
+        name = bundle["agent"]["name"]
+        subjects = Subjects(bundle["space"])
+        anchor = (bundle["space_id"], bundle["steward_key"], bundle["url"])
+    except (ValueError, KeyError, TypeError, WireError) as error:
+        raise ConfigError(f"{path} is not a bundle written by `tidings agent export` ({error})") from error
+    if key.id != bundle["agent"]["id"]:
+        raise UsageError(f"{path} names agent {bundle['agent']['id']} but holds the key of {key.id}")
+    return Identity(name, key, subjects, *anchor, path, is_bundle=True)

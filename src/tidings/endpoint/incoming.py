@@ -1,0 +1,189 @@
+"""A message in an application's hands, and the inbox it came from.
+
+A message is **settled** when the application is done with it: `ack()`, or asking the iterator for the next one. What
+is settled is never surfaced again; what is not may come again after a crash. The inbox holds a bounded number; whoever
+feeds it waits for room, so nothing is dropped and nothing is acknowledged unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from tidings.errors import UsageError
+from tidings.wire.message import Mention, Message, Part, Sender
+
+Kind = Literal["channel", "direct"]
+Settle = Callable[[], Awaitable[None]]
+PRIORITY_ORDER = {"now": 0, "next": 1, "low": 2}
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(eq=False)
+class Incoming:
+    """One message as an application sees it. Who sent it was verified; what it says is data, not instructions."""
+
+    kind: Kind
+    sender: Sender
+    message: Message
+    #: channel it was posted to; None for a direct message
+    channel: str | None
+    #: sequence and time of the record that holds it
+    seq: int
+    time_ns: int
+    #: from before this agent joined, shown because the channel replays
+    historical: bool = False
+    #: surfaced live although older durable copies may still be on their way
+    ahead: bool = False
+    #: a copy of it was handed out before and not settled
+    redelivered: bool = False
+    #: opened from a sealed direct message
+    sealed: bool = False
+    mentions_me: bool = False
+    #: whether attention and priority say that the agent should be woken for it
+    wakes: bool = True
+    _settle: Settle = field(default=_nothing, repr=False)
+    _settled: bool = field(default=False, repr=False)
+
+    @property
+    def id(self) -> str:
+        return self.message.id
+
+    @property
+    def text(self) -> str:
+        return self.message.text
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.message.parts
+
+    @property
+    def mentions(self) -> tuple[Mention, ...]:
+        return self.message.mentions
+
+    @property
+    def raw(self) -> bytes:
+        """The exact bytes that were signed and stored."""
+        return self.message.raw
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    async def ack(self) -> None:
+        """Settle it: this agent is done with it."""
+        if not self._settled:
+            self._settled = True
+            await self._settle()
+
+
+class Inbox:
+    """Messages waiting for the application: a bounded queue that direct messages and `now` pass first."""
+
+    def __init__(self, size: int = 512) -> None:
+        self.size = size
+        self._queues: tuple[deque[Incoming], ...] = (deque(), deque(), deque())
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed: BaseException | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues))
+
+    @property
+    def room(self) -> int:
+        return max(0, self.size - len(self))
+
+    async def wait_for_room(self, count: int = 1) -> None:
+        while self.room < count and self._closed is None:
+            self._room.clear()
+            await self._room.wait()
+
+    def put(self, incoming: Incoming) -> None:
+        self._queues[_rank(incoming)].append(incoming)
+        self._arrived.set()
+
+    def close(self, error: BaseException) -> None:
+        """End every iterator: with the messages still here first, then with `error`, or quietly if it is a cancel."""
+        self._closed = error
+        self._arrived.set()
+        self._room.set()
+
+    def take(self) -> Incoming | None:
+        for queue in self._queues:
+            if queue:
+                incoming = queue.popleft()
+                self._room.set()
+                return incoming
+        return None
+
+    async def get(self) -> Incoming | None:
+        """The next message, or None once the inbox is closed and empty."""
+        while True:
+            incoming = self.take()
+            if incoming is not None:
+                return incoming
+            if self._closed is not None:
+                if isinstance(self._closed, asyncio.CancelledError):
+                    return None
+                raise self._closed
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def iterate(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
+        """Messages as they come. Asking for the next one settles the one before, unless `manual_ack`."""
+        while (incoming := await self.get()) is not None:
+            yield incoming
+            if not manual_ack:
+                await incoming.ack()
+
+
+def _rank(incoming: Incoming) -> int:
+    """Direct messages and `now` first, `low` last; order within a rank is order of arrival."""
+    if incoming.message.priority == "now" or incoming.kind == "direct":
+        return 0
+    return PRIORITY_ORDER[incoming.message.priority]
+
+
+class Events:
+    """Callbacks by name. A callback that raises is reported as an `error` event, and never breaks the endpoint."""
+
+    NAMES = ("message", "presence", "roster", "connection", "error", "gap", "superseded", "access")
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in self.NAMES}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def on(self, name: str, callback: Callable[[Any], Any]) -> None:
+        if name not in self._callbacks:
+            raise UsageError(f"there is no event {name!r}; events are {', '.join(self.NAMES)}")
+        self._callbacks[name].append(callback)
+
+    def emit(self, name: str, value: Any) -> None:
+        for callback in self._callbacks[name]:
+            try:
+                result = callback(value)
+            except Exception as error:  # noqa: BLE001  boundary: the application's code
+                self._failed(name, error)
+                continue
+            if asyncio.iscoroutine(result):
+                task = asyncio.ensure_future(result)
+                self._tasks.add(task)
+                task.add_done_callback(partial(self._done, name))
+
+    def _done(self, name: str, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(name, error)
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        if name != "error":
+            self.emit("error", error)

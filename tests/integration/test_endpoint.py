@@ -1,0 +1,231 @@
+"""The endpoint on a real space: channels, live copies, history, and coming back."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidings
+from tidings.errors import DeniedError, LogFull, TidingsError, TooLarge
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+
+
+def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+
+
+def cut(endpoint: tidings.Endpoint) -> None:
+    """Cut the socket under a client, as a network does."""
+    transport: Any = endpoint.link.connection._transport
+    transport._io_writer.transport.abort()
+
+
+async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        message = await endpoint.next_message(10)
+        await message.ack()
+        found.append(message.text)
+    return found
+
+
+async def test_what_one_sends_the_other_receives_with_its_sender_and_sequence(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada", channels=["general"]) as ada, connect(space, "bob", channels=["general"]) as bob:
+        receipt = await ada.send("general", "hello")
+        async for message in bob.messages():
+            assert (message.text, message.channel, message.seq) == ("hello", "general", receipt.seq)
+            assert (message.sender.id, message.sender.name) == (ada.id, "ada")
+            break
+        assert len(ada.inbox) == 0, "a sender gets no copy of its own"
+
+
+async def test_a_joiner_is_shown_what_was_said_before_and_told_that_it_is_history(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        for number in range(5):
+            await ada.send("general", f"old {number}")
+        joined = await bob.join("general")
+        assert (joined.state, joined.backfilled, joined.durable) == ("opened", 5, False)
+        assert "backstop is not running" in joined.reason
+        await ada.send("general", "new")
+        received = [await bob.next_message(10) for _ in range(6)]
+    assert [(m.text, m.historical) for m in received] == [*((f"old {n}", True) for n in range(5)), ("new", False)]
+
+
+async def test_nothing_is_missed_and_nothing_is_twice_when_one_joins_while_another_publishes(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", inbox=10_000) as bob:
+        sent: list[int] = []
+        stop = asyncio.Event()
+
+        async def publish() -> None:
+            while not stop.is_set():
+                receipts = await asyncio.gather(*(ada.send("general", "x") for _ in range(8)))
+                sent.extend(receipt.seq for receipt in receipts)
+
+        publishing = asyncio.create_task(publish())
+        await eventually(lambda: len(sent) > 50)
+        joined = await bob.join("general", backfill=100_000)
+        await eventually(lambda: len([seq for seq in sent if seq > joined.seq]) > 200)
+        stop.set()
+        await publishing
+        await eventually(lambda: len(bob.inbox) >= len(sent), what="every message arrives")
+        received = [(await bob.next_message(5)).seq for _ in range(len(bob.inbox))]
+    assert sorted(received) == sorted(sent)
+    assert received == sorted(received), "in the order of the log"
+
+
+async def test_leaving_is_a_hard_boundary(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        await ada.send("general", "before")
+        assert (await bob.leave("general"))["state"] == "left"
+        await ada.send("general", "after")
+        await bob.join("general", backfill=0)
+        await ada.send("general", "again")
+        assert await texts(bob, 2) == ["before", "again"]
+
+
+async def test_overlapping_patterns_surface_a_message_once(space: RealSpace) -> None:
+    await space.add("ada", post=["team.>"], read=[">"])
+    await space.add("bob", read=["team.>"])
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["team.>", "team.backend"]) as bob:
+        await ada.send("team.backend", "one")
+        await ada.send("team.frontend", "two")
+        assert await texts(bob, 2) == ["one", "two"]
+        assert len(bob.inbox) == 0
+
+
+async def test_a_channel_it_may_not_read_is_refused_and_not_joined(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada:
+        with pytest.raises(DeniedError):
+            await ada.join("secret")
+        assert ada.joined == []
+        with pytest.raises(DeniedError, match="refuses this agent"):
+            await ada.send("secret", "hello")
+        assert ada.state == "ready"
+
+
+async def test_oversize_is_found_before_sending_and_the_connection_stays(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada:
+        with pytest.raises(TooLarge):
+            await ada.send("general", "x" * (256 * 1024))
+        assert (await ada.send("general", "y" * 200_000)).seq > 0
+        assert ada.link.rebuilds == 0
+
+
+async def test_a_lost_connection_is_rebuilt_and_what_was_missed_is_read(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        await ada.send("general", "one")
+        assert await texts(bob, 1) == ["one"]
+        cut(bob)
+        for text in ("two", "three"):
+            await ada.send("general", text)
+        assert await texts(bob, 2) == ["two", "three"]
+        assert bob.link.rebuilds == 1
+
+
+async def test_a_broker_killed_with_9_loses_nothing_confirmed_and_clients_resume(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        for number in range(20):
+            await ada.send("general", f"before {number}")
+        await space.restart_broker(kill=True)
+        await eventually(lambda: ada.state == "ready" and bob.state == "ready", within=20)
+        await ada.send("general", "after")
+        assert await texts(bob, 21) == [*(f"before {n}" for n in range(20)), "after"]
+
+
+async def test_an_inbox_with_no_room_loses_nothing(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"], inbox=4) as bob:
+        for number in range(30):
+            await ada.send("general", str(number))
+        assert await texts(bob, 30) == [str(n) for n in range(30)]
+
+
+async def test_with_a_state_file_a_message_is_surfaced_once_across_restarts(space: RealSpace, tmp_path: Path) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    state = tmp_path / "bob.state"
+    async with connect(space, "ada") as ada:
+        async with connect(space, "bob", channels=["general"], state=state) as bob:
+            for text in ("one", "two", "three"):
+                await ada.send("general", text)
+            assert await texts(bob, 2) == ["one", "two"]
+        await ada.send("general", "four")
+        async with connect(space, "bob", channels=["general"], state=state) as bob:
+            assert await texts(bob, 2) == ["three", "four"]
+            assert len(bob.inbox) == 0
+
+
+async def test_history_is_newest_first_and_bounded(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada:
+        receipts = await asyncio.gather(*(ada.send("general", str(n)) for n in range(250)))
+        newest = sorted((receipt.seq for receipt in receipts), reverse=True)
+        assert [m.seq for m in await ada.history("general", 10)] == newest[:10]
+        assert [m.seq for m in await ada.history("general", 240)] == newest[:240]
+        assert [m.seq for m in await ada.history("general", 10, before=newest[100])] == newest[101:111]
+        assert [m.seq for m in await ada.recall("general", newest[5])] == list(reversed(newest[:5]))
+        with pytest.raises(DeniedError):
+            await ada.history("secret")
+
+
+async def test_a_burnt_id_does_not_suppress_a_message(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("mal")
+    async with connect(space, "ada") as ada, space.agent("mal") as mal:
+        burnt = tidings.Receipt("", 0).id or "01890a5d-ac96-774b-bcce-b302099a8057"
+        assert "seq" in await mal.post("general", b"junk", Nats_Msg_Id=burnt)
+        receipt = await ada.send("general", "hello", id=burnt)
+        assert receipt.id == burnt
+        newest = (await ada.history("general", 1))[0]
+        assert (newest.seq, newest.text) == (receipt.seq, "hello")
+        again = await ada.send("general", "hello again")
+        assert again.seq == receipt.seq + 1
+
+
+async def test_a_steward_that_is_away_leaves_the_live_path_and_the_join_is_completed_later(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    await space.stop_steward()
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        joined = await bob.join("general")
+        assert (joined.durable, joined.seq) == (False, 0)
+        assert "steward is away" in joined.reason
+        await ada.send("general", "live")
+        assert await texts(bob, 1) == ["live"]
+        await space.start_steward()
+        await eventually(lambda: bob._channels.memberships["general"].joined is not None, within=15)
+        assert space.steward is not None
+        assert bob.id in space.steward.table.members_at("general", space.steward.table.head + 1)
+
+
+async def test_a_closed_gate_is_said_as_a_full_log(space: RealSpace) -> None:
+    from tidings.broker.streams import set_gate
+
+    await space.add("ada")
+    assert space.steward is not None
+    async with connect(space, "ada") as ada, space.core() as core:
+        space.steward._tend_gate = _nothing  # type: ignore[method-assign]
+        await set_gate(core, space.subjects, gate_open=False)
+        with pytest.raises((LogFull, TidingsError), match="full"):
+            await ada.send("general", "hello")
+
+
+async def _nothing() -> None:
+    return None
