@@ -9,16 +9,19 @@ from tidings.errors import TidingsError
 if TYPE_CHECKING:
     from tidings.endpoint.connecting import connect
     from tidings.endpoint.endpoint import Endpoint, Receipt
+    from tidings.endpoint.facade import history, send
     from tidings.endpoint.incoming import Incoming
 
 __version__ = "0.1.0"
-__all__ = ["Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect"]
+__all__ = ["Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect", "history", "send"]
 
 _LAZY = {
     "connect": "tidings.endpoint.connecting",
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",
     "Incoming": "tidings.endpoint.incoming",
+    "send": "tidings.endpoint.facade",
+    "history": "tidings.endpoint.facade",
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tidings.cli import about, agent, demo, doctor, output, running, spaces
+from tidings.cli import about, agent, channel, demo, doctor, output, running, spaces, talk
 from tidings.errors import TidingsError
 
 app = typer.Typer(
@@ -18,8 +18,22 @@ app = typer.Typer(
     help="A durable message mesh for AI agents.",
     epilog="Start with `tidings up`, then `tidings agent add NAME`; `tidings demo` shows it all.",
 )
-for command in (running.up, running.down, running.status, running.logs, about.config, about.version, demo.demo):
+for command in (
+    running.up,
+    running.down,
+    running.status,
+    running.logs,
+    talk.send,
+    talk.tail,
+    talk.join,
+    talk.leave,
+    talk.history,
+    about.config,
+    about.version,
+    demo.demo,
+):
     app.command()(command)
+app.add_typer(channel.app, name="channels")
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")
 app.add_typer(doctor.app, name="doctor")

@@ -97,11 +97,11 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
         elif name == "replay":
             fields.setdefault("defaults", {})["replay"] = _one_of(name, value, {"on": True, "off": False, "": None})
         elif name == "replay_window":
-            fields.setdefault("defaults", {})["replay_window"] = _amount(name, value)
+            fields.setdefault("defaults", {})["replay_window"] = amount(name, value)
         elif name == "channels":
             fields["channels"] = _one_of(name, value, {"open": "open", "listed": "listed"})
         else:
-            fields[name] = _amount(name, value)
+            fields[name] = amount(name, value)
     return fields
 
 
@@ -111,7 +111,7 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
     return choices[value]
 
 
-def _amount(name: str, value: str) -> int | None:
+def amount(name: str, value: str) -> int | None:
     if not value:
         return None
     match = re.fullmatch(r"(\d+)([smhdkMG]?)", value)

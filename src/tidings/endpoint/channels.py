@@ -59,6 +59,8 @@ class Membership:
     held: list[LiveRecord] | None = field(default_factory=list)
     #: no copy of this session was missed: what arrives is contiguous
     contiguous: bool = False
+    #: only looking: live copies without a membership
+    watching: bool = False
     #: a task reads what was missed
     catching_up: bool = False
     subscriptions: list[Any] = field(default_factory=list)
@@ -109,6 +111,12 @@ class Channels:
             raise
         count = await self._settle_join(membership, answer, backfill)
         return self._told(membership, answer["state"], "", count)
+
+    async def watch(self, pattern: str) -> None:
+        """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
+        membership = Membership(check_pattern(pattern), joined=0, held=None, watching=True)
+        await self._subscribe(self.link.connection, membership)
+        self.memberships[pattern] = membership
 
     async def _ask_join(self, membership: Membership, connection: Connection | None = None) -> dict[str, Any]:
         return await self.link.call(
@@ -225,7 +233,7 @@ class Channels:
         """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
         if not self._offer(record, historical=False, contiguous=membership.contiguous):
             membership.contiguous = False
-            if not membership.catching_up and membership.joined is not None:
+            if not membership.catching_up and not membership.watching and membership.joined is not None:
                 self._later(self._resume(membership))
 
     @staticmethod
@@ -255,7 +263,8 @@ class Channels:
 
     async def _on_session(self, connection: Connection) -> None:
         for membership in list(self.memberships.values()):
-            membership.held = [] if membership.joined is not None else membership.held
+            if membership.joined is not None and not membership.watching:
+                membership.held = []
             membership.contiguous = False
             try:
                 await self._subscribe(connection, membership)
@@ -264,7 +273,8 @@ class Channels:
                 self.memberships.pop(membership.pattern, None)
                 self._report("error", error)
                 continue
-            self._later(self._resume(membership))
+            if not membership.watching:
+                self._later(self._resume(membership))
 
     async def _resume(self, membership: Membership) -> None:
         """Confirm the membership and read what was missed; then what is live is contiguous again."""

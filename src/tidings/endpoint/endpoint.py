@@ -158,6 +158,10 @@ class Endpoint:
         """Call back on message, presence, roster, connection, error, gap, superseded or access."""
         self.events.on(event, callback)
 
+    async def access(self) -> dict[str, Any]:
+        """This agent's access record in force: name, roles, what it may read, post and manage."""
+        return dict((await self.link.call("access", "get"))["access"])
+
     # --- channels ---
 
     async def join(self, channel: str, *, backfill: int = 100) -> Joined:
@@ -166,9 +170,13 @@ class Endpoint:
     async def leave(self, channel: str) -> dict[str, Any]:
         return await self._channels.leave(channel)
 
+    async def watch(self, pattern: str) -> None:
+        """See the live copies of a channel or pattern without joining it."""
+        await self._channels.watch(pattern)
+
     @property
     def joined(self) -> list[str]:
-        return sorted(self._channels.memberships)
+        return sorted(name for name, each in self._channels.memberships.items() if not each.watching)
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> list[Incoming]:
         """The newest messages of a channel, newest first."""

@@ -1,0 +1,235 @@
+"""`send`, `tail`, `join`, `leave`, `history`: talking from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.errors import UsageError
+
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
+    from tidings.endpoint.incoming import Incoming
+
+ChannelArgument = Annotated[str, typer.Argument(help="Channel.", metavar="CHANNEL")]
+TextArgument = Annotated[str, typer.Argument(help="What to say; `-` reads standard input.", metavar="TEXT")]
+PriorityOption = Annotated[str, typer.Option(help="now, next or low.")]
+PRIORITIES = ("now", "next", "low")
+
+
+@asynccontextmanager
+async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
+    from tidings.endpoint.connecting import connect
+
+    where.home.read_info()
+    async with connect(where.home.name, name=where.agent, home=where.home.home, **options) as endpoint:
+        yield endpoint
+
+
+def spoken(text: str) -> str:
+    """The words of a command line, or of standard input for `-`."""
+    words = sys.stdin.read() if text == "-" else text
+    if not words.strip():
+        raise UsageError("there is nothing to say: the text is empty")
+    return words
+
+
+def checked_priority(text: str) -> Literal["now", "next", "low"]:
+    if text not in PRIORITIES:
+        raise UsageError(f"priority is one of {', '.join(PRIORITIES)}, not {text!r}")
+    return text  # type: ignore[return-value]
+
+
+def send(
+    channel: ChannelArgument,
+    text: TextArgument,
+    mention: Annotated[list[str] | None, typer.Option("--mention", "-m", help="Agent to wake.")] = None,
+    priority: PriorityOption = "next",
+    reply_to: Annotated[str | None, typer.Option(help="Id of the message this answers.", metavar="ID")] = None,
+    context: Annotated[str | None, typer.Option(help="Conversation this belongs to.")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Post to a channel. Prints the id once the log has it.
+
+    Examples:
+
+      tidings send general 'the build is green' --mention bob
+
+      git log -1 | tidings send deploys -
+    """
+    where = place(space, home, acting_as)
+    words, wakes = spoken(text), checked_priority(priority)
+    mentions: Any = tuple(mention or ())
+
+    async def act() -> Any:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.send(
+                channel, words, mentions=mentions, priority=wakes, reply_to=reply_to, context=context
+            )
+
+    show_receipt(asyncio.run(act()), as_json=as_json)
+    output.hint(f"tidings history {channel}")
+
+
+def show_receipt(receipt: Any, *, as_json: bool) -> None:
+    facts = {"id": receipt.id, "seq": receipt.seq, "stage": receipt.stage, "warnings": list(receipt.warnings)}
+    if as_json:
+        output.data(facts)
+        return
+    output.line(receipt.id)
+    output.say(f"{receipt.stage} at sequence {receipt.seq}")
+    for warning in receipt.warnings:
+        output.say(f"warning: {warning}")
+
+
+def join(
+    channel: ChannelArgument,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Become a member of a channel or pattern: from then on its messages are owed to you."""
+    where = place(space, home, acting_as)
+
+    async def act() -> Any:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.join(channel, backfill=0)
+
+    joined = asyncio.run(act())
+    if as_json:
+        output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
+        return
+    output.say(f"{where.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
+    if joined.reason:
+        output.say(f"note: {joined.reason}")
+    output.hint(f"tidings tail {channel}")
+
+
+def leave(
+    channel: ChannelArgument,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Leave a channel or pattern. What was owed before is still delivered."""
+    where = place(space, home, acting_as)
+
+    async def act() -> Any:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.leave(channel)
+
+    left = asyncio.run(act())
+    if as_json:
+        output.data({key: left[key] for key in ("state", "seq", "still_covered_by")})
+        return
+    word = "left" if left["state"] == "left" else "was not in"
+    output.say(f"{where.agent} {word} {channel}")
+    if left["still_covered_by"]:
+        output.say(f"note: {', '.join(left['still_covered_by'])} still covers it")
+
+
+def history(
+    channel: ChannelArgument,
+    count: Annotated[int, typer.Option("-n", "--count", help="How many, from the newest.")] = 20,
+    before: Annotated[int | None, typer.Option(help="Only below this sequence.", metavar="SEQ")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what was said in a channel, the newest last."""
+    where = place(space, home, acting_as)
+    if count < 1:
+        raise UsageError("--count must be at least 1")
+
+    async def act() -> Any:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.history(channel, count, before=before)
+
+    for message in reversed(asyncio.run(act())):
+        show_message(message, as_json=as_json)
+
+
+def tail(
+    channels: Annotated[list[str] | None, typer.Argument(help="Channels or patterns.", metavar="[CHANNEL]...")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
+    count: Annotated[int | None, typer.Option("--count", help="Stop after this many messages.")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch messages as they come, without joining. Ctrl-C stops.
+
+    Examples:
+
+      tidings tail general 'team.>'
+
+      tidings tail --all --json
+    """
+    where = place(space, home, acting_as)
+    if not channels and not everything:
+        raise UsageError("name the channels to watch, or --all for everything you may read")
+
+    async def act() -> None:
+        async with endpoint_at(where) as endpoint:
+            wanted = list(channels or ()) or (await endpoint.access())["read"]
+            for pattern in wanted:
+                await endpoint.watch(pattern)
+            output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")
+            seen = 0
+            async for message in endpoint.messages():
+                show_message(message, as_json=as_json)
+                seen += 1
+                if count is not None and seen >= count:
+                    return
+
+    try:
+        asyncio.run(act())
+    except KeyboardInterrupt:
+        output.say("stopped")
+
+
+def show_message(message: Incoming, *, as_json: bool) -> None:
+    """One message: a line of JSON, or a line for people. What others wrote is shown as data, control characters out."""
+    when = datetime.fromtimestamp(message.time_ns / 1e9, UTC)
+    if as_json:
+        import json
+
+        facts = {
+            "kind": message.kind,
+            "channel": message.channel,
+            "from": {"id": message.sender.id, "name": message.sender.name},
+            "text": message.text,
+            "id": message.id,
+            "seq": message.seq,
+            "time": when.isoformat(timespec="milliseconds"),
+            "priority": message.message.priority,
+            "mentions": [mention.name for mention in message.mentions],
+            "reply_to": message.message.reply_to,
+            "context": message.message.context,
+        }
+        output.line(json.dumps(facts))
+        sys.stdout.flush()
+        return
+    place_name = f"#{message.channel}" if message.channel else "direct"
+    output.line(f"{when.astimezone():%H:%M:%S} {place_name} {message.sender.name}: {printable(message.text)}")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """Text of somebody else, without what could steer a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)

@@ -1,0 +1,68 @@
+"""Talking from a terminal: every command with its data on standard output and its words beside it."""
+
+import json
+import subprocess
+import time
+
+from terminal import TIDINGS, Terminal
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_channels_are_joined_spoken_in_watched_read_and_left(terminal: Terminal) -> None:
+    assert terminal.run("up", "--detach", "--open").returncode == 0
+
+    joined = json.loads(terminal.run("join", "general", "--json").stdout)
+    assert (joined["state"], joined["durable"]) == ("opened", False)
+    assert "backstop is not running" in joined["reason"]
+    sent = json.loads(terminal.run("send", "general", "hello", "--as", "ada", "--json").stdout)
+    assert sent["stage"] == "confirmed"
+    assert sent["seq"] > joined["seq"]
+
+    with subprocess.Popen(
+        [*TIDINGS, "tail", "general", "--count", "1", "--json"], env=terminal.env, stdout=subprocess.PIPE, text=True
+    ) as watching:
+        deadline = time.monotonic() + 30
+        while watching.poll() is None and time.monotonic() < deadline:
+            assert terminal.run("send", "general", "again", "--as", "ada").returncode == 0
+        assert watching.stdout is not None
+        assert [each["text"] for each in lines(watching.stdout.read())] == ["again"]
+
+    first, *_ = lines(terminal.run("history", "general", "--json", "-n", "200").stdout)
+    assert (first["text"], first["seq"], first["from"]["name"]) == ("hello", sent["seq"], "ada")  # type: ignore[index]
+    assert "#general ada: hello" in terminal.run("history", "general", "-n", "200").stdout
+
+    assert terminal.run("channels", "set", "general", "--class", "live", "--description", "talk").returncode == 0
+    info = json.loads(terminal.run("channels", "info", "general", "--json").stdout)
+    assert (info["class"], info["description"]) == ("live", "talk")
+    assert [each["channel"] for each in json.loads(terminal.run("channels", "list", "--json").stdout)] == ["general"]
+    assert [m["name"] for m in json.loads(terminal.run("channels", "members", "general", "--json").stdout)] == ["me"]
+
+    left = json.loads(terminal.run("leave", "general", "--json").stdout)
+    assert (left["state"], left["still_covered_by"]) == ("left", [])
+    assert json.loads(terminal.run("channels", "members", "general", "--json").stdout) == []
+
+
+def test_mistakes_are_sentences_with_stable_exit_codes(terminal: Terminal) -> None:
+    assert terminal.run("up", "--detach").returncode == 0
+    assert terminal.run("agent", "add", "ada").returncode == 0
+    for words, code, sentence in (
+        (("send", "secret", "hello", "--as", "ada"), 4, "refuses this agent"),
+        (("join", "secret", "--as", "ada"), 4, "may not read secret"),
+        (("history", "secret", "--as", "ada"), 4, "may not read secret"),
+        (("channels", "set", "general", "--class", "live", "--as", "ada"), 4, "may not change settings"),
+        (("channels", "set", "general"), 2, "name at least one setting"),
+        (("send", "general", "  "), 2, "there is nothing to say"),
+        (("send", "general", "x", "--priority", "urgent"), 2, "priority is one of"),
+        (("send", "general", "x", "--as", "nobody"), 4, "there is no agent nobody"),
+        (("tail",), 2, "name the channels to watch"),
+    ):
+        refused = terminal.run(*words)
+        assert (refused.returncode, refused.stdout) == (code, ""), (words, refused)
+        assert sentence in refused.stderr
+    terminal.run("down")
+    gone = terminal.run("send", "general", "hello")
+    assert gone.returncode == 5
+    assert "is the space running?" in gone.stderr
