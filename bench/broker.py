@@ -9,7 +9,6 @@ Run it with `--json` for one line of figures. Both sides use the same client, pa
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -18,9 +17,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from measuring import bare_server, median_ratio, options, pairs, report
+from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.broker.client import Connection
-from tidings.broker.streams import MINUTE_NS
 from tidings.testing.real_space import real_space
 from tidings.wire.ids import new_id
 
@@ -79,23 +77,6 @@ async def bare_client(url: str) -> Connection:
     client = Connection()
     await client.connect(url)
     return client
-
-
-async def bare_stream(url: str) -> None:
-    client = await bare_client(url)
-    config = {
-        "name": "BARE",
-        "subjects": ["bare.>"],
-        "storage": "file",
-        "discard": "new",
-        "allow_direct": True,
-        "duplicate_window": 10 * MINUTE_NS,
-        "max_bytes": 4 * 1024**3,
-    }
-    reply = await client.request("$JS.API.STREAM.CREATE.BARE", json.dumps(config).encode(), timeout=5)
-    if json.loads(reply.data).get("error"):
-        raise RuntimeError(reply.data.decode())
-    await client.close()
 
 
 async def main() -> None:

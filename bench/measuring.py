@@ -17,8 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import nats
+
 from tidings import __version__
 from tidings.broker.server import find_binary, free_port, greeting
+from tidings.broker.streams import MINUTE_NS
 
 Measure = Callable[[], Awaitable[float]]
 
@@ -83,3 +86,21 @@ async def bare_server() -> AsyncIterator[str]:
         finally:
             process.terminate()
             process.wait(20)
+
+
+async def bare_stream(url: str) -> None:
+    """A stream like the log, without republish, on a bare server: subjects `bare.>`."""
+    client = await nats.connect(url)
+    config = {
+        "name": "BARE",
+        "subjects": ["bare.>"],
+        "storage": "file",
+        "discard": "new",
+        "allow_direct": True,
+        "duplicate_window": 10 * MINUTE_NS,
+        "max_bytes": 4 * 1024**3,
+    }
+    reply = await client.request("$JS.API.STREAM.CREATE.BARE", json.dumps(config).encode(), timeout=5)
+    if json.loads(reply.data).get("error"):
+        raise RuntimeError(reply.data.decode())
+    await client.close()

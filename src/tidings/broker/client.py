@@ -10,17 +10,18 @@ It adds no retry policy; who holds a connection decides what to do when it is go
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 from types import FunctionType
 from typing import Any
 
 from nats.aio.client import Client, RawCredentials
+from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from nats.protocol import parser
 
 from tidings.broker.private_files import check_private
@@ -28,18 +29,19 @@ from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError, WireErro
 from tidings.wire.headers import Headers
 
 _VIOLATION = re.compile(r'permissions violation for publish to "([^"]+)"')
+_PLAIN_BLOCK = b"NATS/1.0\r\n"
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 Callback = Callable[[], Awaitable[None]]
 
 
 class HeaderDict(dict[str, str]):
-    """What nats-py expects (a dict), with the block as it came in `.raw` and parsed in `.block`.
+    """What nats-py expects (a dict), with the block as it came in `.raw`.
 
-    A sender can store a block that does not parse; then `.block` is None and `.raw` still has the broker's tail.
+    It holds only what the server itself says: `Status` and `Description`, from the protocol's first line. A sender's
+    fields are for `split_block`; parsing them here would be done twice, and a block may not parse at all.
     """
 
     raw: bytes
-    block: Headers | None
 
 
 class _Parser(parser.Parser):
@@ -70,6 +72,7 @@ class Connection(Client):
         self._ps = _Parser(self)
         #: subject in lower case -> answers awaited for it; nats-py lower-cases the subject of a violation
         self._asked: dict[str, set[asyncio.Future[Any]]] = {}
+        self._tokens = itertools.count(1)
         #: hears permission violations while somebody wants to know
         self.on_violation: Callable[[str], None] | None = None
 
@@ -80,13 +83,13 @@ class Connection(Client):
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         assert self._resp_sub_prefix is not None
-        token = (self._nuid.next() + token_hex(2).encode()).decode()
+        token = f"{next(self._tokens):x}"
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._resp_map[token] = future
         waiting = self._asked.setdefault(subject.lower(), set())
         waiting.add(future)
         try:
-            await self.publish(subject, payload, reply=self._resp_sub_prefix.decode() + token, headers=headers)
+            await self._write(subject, bytes(self._resp_sub_prefix) + token.encode(), headers or {}, payload)
             async with asyncio.timeout(timeout):
                 message = await future
         finally:
@@ -97,6 +100,16 @@ class Connection(Client):
         if message.headers is not None and message.headers.get("Status") == "503":
             raise NoRespondersError
         return message
+
+    async def _write(self, subject: str, reply: bytes, headers: dict[str, str], payload: bytes) -> None:
+        """nats-py's publish without its second look at subjects and headers that we built ourselves."""
+        if not self.is_connected:
+            raise ConnectionClosedError
+        block = b"".join((b"NATS/1.0\r\n", *(f"{k}: {v}\r\n".encode() for k, v in headers.items()), b"\r\n"))
+        first = b"HPUB %b %b %d %d\r\n" % (subject.encode(), reply, len(block), len(block) + len(payload))
+        await self._send_command(b"".join((first, block, payload, b"\r\n")))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     def refuse(self, complaint: str) -> bool:
         """Fail the requests a permission violation speaks of. Answers whether there were any."""
@@ -141,16 +154,12 @@ class Connection(Client):
             return None
         found = HeaderDict()
         found.raw = bytes(headers)
-        try:
-            found.block = Headers.parse(found.raw)
-        except WireError:
-            found.block = None  # the reader decides: quarantine, or no status at all
-            return found
-        # last occurrence wins: the broker appends its own after the sender's
-        found.update({name: value for name, value in found.block.fields if name != "Status"})
-        if found.block.status is not None:
-            found["Status"] = str(found.block.status)
-            found["Description"] = found.block.description
+        if not found.raw.startswith(_PLAIN_BLOCK):
+            with suppress(WireError):  # a block that does not parse says nothing
+                block = Headers.parse(found.raw)
+                if block.status is not None:
+                    found["Status"] = str(block.status)
+                    found["Description"] = block.description
         return found
 
 
@@ -162,9 +171,9 @@ def raw_headers(message: Any) -> bytes:
 def status_of(message: Any) -> Headers | None:
     """The block of a word from the server itself (it has a status), or None for a message."""
     found = message.headers
-    if isinstance(found, HeaderDict) and found.block is not None and found.block.status is not None:
-        return found.block
-    return None
+    if not isinstance(found, HeaderDict) or "Status" not in found:
+        return None
+    return Headers.parse(found.raw)
 
 
 async def _ignore_error(_error: Exception) -> None:

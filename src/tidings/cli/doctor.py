@@ -11,12 +11,28 @@ from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
 from tidings.errors import UnhealthyError
 
-app = typer.Typer(no_args_is_help=True, help="Check an installation or a space.")
+app = typer.Typer(help="Check this installation, or attack a space of yours.")
 
 
-@app.callback()
-def doctor() -> None:
-    """Check an installation or a space."""
+@app.callback(invoke_without_command=True)
+def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Check this installation: versions, ports, clock, disk, Java, permissions. Says what to do."""
+    if context.invoked_subcommand is not None:
+        return
+    from dataclasses import asdict
+
+    from tidings.cli.examination import examine
+
+    where = place(None, home)
+    findings = list(examine(where.home.home, where.settings["nats_server"] or None))
+    if as_json:
+        output.data([asdict(each) for each in findings])
+    else:
+        rows = [(each.what, each.verdict, each.said, each.do) for each in findings]
+        output.table(("what", "verdict", "found", "do"), rows, empty="nothing was checked")
+    problems = sum(each.verdict == "problem" for each in findings)
+    if problems:
+        raise UnhealthyError(f"{problems} thing{'s' if problems > 1 else ''} to mend")
 
 
 @app.command("security")

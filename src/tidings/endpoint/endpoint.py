@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
@@ -223,7 +223,7 @@ class Endpoint:
 
     async def _publish(self, subject: str, kind: str, destination: str, composed: Message, timeout: float) -> int:
         """Publish under the message's id, and believe `duplicate` only if the record there is ours."""
-        payload = wire.encode(composed)
+        payload = composed.raw
         signature = signing.sign(self.identity.key, self.identity.space_id, kind, destination, payload)
         answer = await self._confirmed(subject, payload, signature, composed.id, timeout)
         if not answer.get("duplicate") or await self._is_ours(kind, int(answer["seq"]), subject, payload):
@@ -247,7 +247,8 @@ class Endpoint:
         while True:
             left = deadline - asyncio.get_running_loop().time()
             try:
-                reply = await (await self.link.ready(left)).ask(subject, payload, headers=headers, timeout=left)
+                connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
+                reply = await connection.ask(subject, payload, headers=headers, timeout=left)
                 break
             except NoRespondersError as error:
                 raise await self._why_nobody_takes_it() from error
@@ -256,7 +257,7 @@ class Endpoint:
             except (ConnectionLost, NatsError):
                 # It may have been stored. Under the same id the broker stores it once.
                 await asyncio.sleep(0)
-        answer: dict[str, Any] = json.loads(reply.data)
+        answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if answer.get("error"):
             raise _refusal(subject, answer["error"])
         return answer
