@@ -45,6 +45,7 @@ async def bare_times(publisher: Any, reader: Any) -> list[float]:
 
     subscription = await reader.subscribe("bare.*.general", cb=take)
     await reader.flush()
+    await asyncio.sleep(0.1)  # nats-py's flush does not wait for a subscription that is still queued
     body, js, times = b"x" * 420, publisher.jetstream(), []
     for _ in range(SAMPLES):
         started = time.perf_counter()

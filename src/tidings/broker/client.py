@@ -73,6 +73,8 @@ class Connection(Client):
         #: subject in lower case -> answers awaited for it; nats-py lower-cases the subject of a violation
         self._asked: dict[str, set[asyncio.Future[Any]]] = {}
         self._tokens = itertools.count(1)
+        #: subscriptions whose messages are handed over where they are read, without a queue and a task in between
+        self._direct: dict[int, Callable[[Any], None]] = {}
         #: hears permission violations while somebody wants to know
         self.on_violation: Callable[[str], None] | None = None
 
@@ -107,9 +109,39 @@ class Connection(Client):
             raise ConnectionClosedError
         block = b"".join((b"NATS/1.0\r\n", *(f"{k}: {v}\r\n".encode() for k, v in headers.items()), b"\r\n"))
         first = b"HPUB %b %b %d %d\r\n" % (subject.encode(), reply, len(block), len(block) + len(payload))
-        await self._send_command(b"".join((first, block, payload, b"\r\n")))
+        command = b"".join((first, block, payload, b"\r\n"))
+        if len(self._resp_map) == 1 and not self._pending and self._transport is not None:
+            self._transport.write(command)  # alone on the line: no need to wait for the flusher's turn
+            return
+        await self._send_command(command)
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
+
+    async def listen(self, subject: str, handler: Callable[[Any], None]) -> Any:
+        """Subscribe with a handler that is called where the message is read. It must be quick and must not raise."""
+        sid = self._sid + 1  # what `subscribe` will take, before anything can arrive
+        self._direct[sid] = handler
+        subscription = await self.subscribe(subject)
+        assert subscription._id == sid, "the handler was registered for another subscription"
+        return subscription
+
+    async def _init_request_sub(self) -> None:
+        sid = self._sid + 1
+        self._direct[sid] = self._on_answer
+        await super()._init_request_sub()
+        assert sid in self._subs, "answers were registered for another subscription"
+
+    def _on_answer(self, message: Any) -> None:
+        future = self._resp_map.get(message.subject.rpartition(".")[2])
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler = self._direct.get(sid)
+        if handler is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        elif sid in self._subs:
+            handler(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
 
     def refuse(self, complaint: str) -> bool:
         """Fail the requests a permission violation speaks of. Answers whether there were any."""

@@ -208,7 +208,7 @@ class Channels:
         connection.on_violation = refusals.append
         try:
             for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
-                subscription = await connection.subscribe(subject, cb=self._receiver(membership))
+                subscription = await connection.listen(subject, self._receiver(membership))
                 membership.subscriptions.append(subscription)
             await connection.flush(timeout=5)
         finally:
@@ -218,7 +218,7 @@ class Channels:
             raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
 
     def _receiver(self, membership: Membership) -> Any:
-        async def receive(message: Any) -> None:
+        def receive(message: Any) -> None:
             record = self.opener.live(message)
             if record is None:
                 return
