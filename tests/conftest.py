@@ -17,7 +17,7 @@ settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None
 settings.register_profile("deep", max_examples=1000, deadline=None)
 settings.load_profile("deep" if os.environ.get("TIDINGS_DEEP") else "ci")
 
-NEEDS_BROKER = ("integration", "faults", "e2e")
+NEEDS_BROKER = ("contract", "integration", "faults", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
