@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +74,7 @@ async def test_an_agent_publishes_only_as_itself(pair: RealSpace) -> None:
             pair.subjects.task("reviewer", bob.id),
             pair.subjects.control("presence", bob.id),
         ):
-            complaint = await ada.refused(lambda subject=subject: ada.connection.publish(subject, body(bob)))
+            complaint = await ada.refused(partial(ada.connection.publish, subject, body(bob)))
             assert complaint is not None
             assert "permissions violation" in complaint
         assert (await core.info("LOG_main"))["state"]["last_seq"] == before
@@ -150,7 +152,7 @@ async def test_malformed_json_is_refused_and_the_reader_goes_on(pair: RealSpace)
 async def test_nobody_can_listen_to_the_answers_of_others(pair: RealSpace) -> None:
     async with pair.agent("ada") as ada, pair.agent("bob") as bob:
         for subject in ("_INBOX.>", f"_INBOX_{bob.id}.>", ">", "td.main.>"):
-            complaint = await ada.refused(lambda subject=subject: ada.connection.subscribe(subject))
+            complaint = await ada.refused(partial(ada.connection.subscribe, subject))
             assert complaint is not None
             assert "permissions violation" in complaint
 
@@ -169,7 +171,8 @@ async def test_the_class_of_a_channel_is_the_same_to_everyone_from_one_sequence_
     await pair.add("carol", manage=["general"])
     async with connect(pair, "ada") as ada, connect(pair, "carol") as carol:
         assert (await ada.join("general")).cls == "durable"
-        changed = await carol.link.call("channel", "set", channel="general", **{"class": "live"})
+        live: dict[str, Any] = {"class": "live"}
+        changed = await carol.link.call("channel", "set", channel="general", **live)
         info = await ada.link.call("channel", "info", channel="general")
         assert (info["class"], (await carol.join("general")).cls) == ("live", "live")
         assert pair.steward is not None

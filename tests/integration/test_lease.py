@@ -20,6 +20,7 @@ from tidings.space.state import StateBucket
 from tidings.steward.lease import StewardLease
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Pace, Steward
+from tidings.testing.processes import pause
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire.keys import KeyPair
@@ -210,7 +211,7 @@ async def test_a_write_that_a_paused_broker_did_not_answer_becomes_exactly_one_r
     steward.js.timeout = 0.3
     async with space.agent("ada") as ada:
         subject = space.subjects.member(ada.id, steward.tag("general"))
-        os.kill(space.broker.pid, signal.SIGSTOP)
+        await pause(space.broker.pid)
         try:
             async with steward.writer.lock:
                 record = Member(op="operation-1", state="in", pattern="general")

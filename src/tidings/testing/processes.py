@@ -23,9 +23,22 @@ from typing import Any
 import tidings
 from tidings.broker.server import die_with_parent
 from tidings.space.home import SpaceHome
+from tidings.testing.waiting import eventually
 
 START_SECONDS = 30.0
 END_SECONDS = 20.0
+
+
+async def pause(pid: int) -> None:
+    """Stop a process and return when it is: the signal alone leaves its other threads a moment to answer."""
+    os.kill(pid, signal.SIGSTOP)
+    await eventually(
+        lambda: all(_is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()), what="it is paused"
+    )
+
+
+def _is_stopped(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @dataclass
