@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tidings.endpoint.endpoint import Endpoint
@@ -19,6 +20,7 @@ def connect(
     home: str | Path | None = None,
     bundle: str | Path | None = None,
     state: str | Path | None = None,
+    url: str | None = None,
     inbox: int = 512,
     ping_interval: float = 5.0,
 ) -> Endpoint:
@@ -26,14 +28,16 @@ def connect(
 
     Without arguments: the space and the agent of your settings (`tidings config`). `bundle` is a file written by
     `tidings agent export`, for an agent on another machine. `state` is a file in which the endpoint remembers what was
-    settled, so that "once" holds across restarts.
+    settled, so that "once" holds across restarts. `url` is another way to the same broker, such as a tunnel.
     """
 
     async def find() -> Identity:
         if bundle is not None:
-            return bundle_identity(Path(bundle))
-        settings = Settings({"space": space, "as": name, "home": str(home) if home else None})
-        return await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
+            identity = bundle_identity(Path(bundle))
+        else:
+            settings = Settings({"space": space, "as": name, "home": str(home) if home else None})
+            identity = await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
+        return replace(identity, url=url) if url else identity
 
     return Endpoint(
         find, channels=channels, state=Path(state) if state else None, inbox=inbox, ping_interval=ping_interval
