@@ -14,6 +14,8 @@ import pytest
 from tidings.broker import jwt
 from tidings.broker.jetstream import JetStream
 from tidings.errors import AuthRevoked, LeaseHeld, LeaseLost, OutcomeUnknown, UnreachableError
+from tidings.space import administration
+from tidings.space.agents import AgentFile
 from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.testing.processes import child, steward_child
@@ -318,3 +320,28 @@ async def test_joins_and_leaves_are_exact_through_many_kills(tmp_path: Path, see
         await space.add("ada", read=[">"])
         await space.stop_steward()
         await storm(space, kills=15, rounds=150, rng=random.Random(seed))
+
+
+async def test_a_narrowing_killed_before_its_push_is_enforced_by_the_next_operation(space: RealSpace) -> None:
+    """The old token is void however the change ended: the row stays `changing` until it is."""
+    await space.add("ada", read=["general", "ops"])
+    wide = space.home.agent_creds("ada").read_text()
+    async with space.administer() as admin:
+        row = admin.ledger.active("ada")
+        assert row is not None
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(administration, "NARROWING_GRACE", 0)
+        monkey.setattr(admin, "push_revocations", _killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            await admin.set_access("ada", AgentFile("ada", read=("general",), post=("general",)))
+        monkey.undo()
+    async with space.administer() as admin:
+        assert await admin.finish() == ["completed an interrupted change of ada"]
+    space.home.agent_creds("ada").write_text(wide)
+    with pytest.raises(AuthRevoked):
+        async with space.agent("ada"):
+            pass
+
+
+async def _killed() -> None:
+    raise RuntimeError("killed")

@@ -138,7 +138,7 @@ class JetStream:
         return records[0].seq if records else None
 
     async def read(
-        self, stream: str, subject_filter: str, start: int, end: int, *, page: int = PAGE
+        self, stream: str, subject_filter: str, start: int, end: int, *, page: int = PAGE, max_bytes: int = PAGE_BYTES
     ) -> AsyncIterator[list[StoredRecord]]:
         """Pages of the records of `subject_filter` with start <= seq <= end, in order.
 
@@ -147,7 +147,7 @@ class JetStream:
         """
         position = start
         while position <= end:
-            body = {"seq": position, "next_by_subj": subject_filter, "batch": page, "max_bytes": PAGE_BYTES}
+            body = {"seq": position, "next_by_subj": subject_filter, "batch": page, "max_bytes": max_bytes}
             records = await self._page(stream, body)
             if not records:
                 return

@@ -98,6 +98,10 @@ class Broker:
         return self.process is not None and self.process.poll() is None
 
     @property
+    def exit_code(self) -> int | None:
+        return self.process.returncode if self.process is not None else None
+
+    @property
     def pid(self) -> int:
         assert self.process is not None, "the broker was not started"
         return self.process.pid

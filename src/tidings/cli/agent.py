@@ -288,14 +288,19 @@ def export(
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write (0600); else standard output.")
     ] = None,
+    url: Annotated[str | None, typer.Option(help="Address it will use, such as the near end of a tunnel.")] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Write everything an agent needs on another machine: address, trust anchor, credential. It is a secret.
+    """Write everything an agent needs elsewhere: address, trust anchor, credential. It is a secret.
 
-    Example:
+    The broker listens on loopback only: from another machine the agent needs a tunnel, and `--url` names its near end.
+
+    Examples:
 
       tidings agent export ada --output ada.tidings.json
+
+      tidings agent export ada --url nats://127.0.0.1:7422 --output ada.tidings.json
     """
     from tidings.broker.private_files import read_private, write_private
 
@@ -309,7 +314,7 @@ def export(
         "space": info.name,
         "space_id": info.id,
         "steward_key": info.steward_key,
-        "url": info.url,
+        "url": url or info.url,
         "agent": {"name": row.name, "id": row.id},
         "creds": read_private(where.home.agent_creds(name)),
     }

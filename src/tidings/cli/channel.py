@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output
+from tidings.cli.amounts import seconds
 from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.spaces import amount
 from tidings.cli.talk import ChannelArgument, endpoint_at, printable
 from tidings.errors import UsageError
 
@@ -109,7 +109,7 @@ def set_channel(
             raise UsageError(f"--replay is on or off, not {replay!r}")
         wanted["replay"] = SWITCHES[replay]
     if replay_window is not None:
-        wanted["replay_window"] = amount("replay-window", replay_window)
+        wanted["replay_window"] = seconds("replay-window", replay_window) if replay_window else None
     wanted |= {k: v for k, v in (("description", description), ("instructions", instructions)) if v is not None}
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")

@@ -5,6 +5,8 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 unhealthy, 4 denied, 5 unreachable, 6 con
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from tidings.cli import about, agent, channel, demo, doctor, output, running, spaces, talk
@@ -41,6 +43,7 @@ app.add_typer(doctor.app, name="doctor")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and answer its exit code; nothing escapes as a traceback that was meant as a sentence."""
+    os.umask(0o077)
     try:
         app(arguments)
     except SystemExit as ended:  # the parser's own way to end: usage errors, `--help`, `typer.Exit`

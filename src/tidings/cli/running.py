@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output
+from tidings.cli.amounts import byte_count
 from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
 from tidings.errors import ConfigError, TidingsError, UsageError
 
@@ -30,7 +31,7 @@ def up(
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the space is ready.")] = False,
     port: Annotated[int | None, typer.Option(help="Port of the broker; kept for later starts.")] = None,
-    budget: Annotated[int | None, typer.Option(help="Bytes the log of a new space may take.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
     nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
 ) -> None:
     """Start a space: its broker and its steward. Creates it the first time.
@@ -45,25 +46,35 @@ def up(
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
-    where = place(space, home, nats_server=nats_server)
+    where = place(space, home, nats_server=nats_server, budget=budget)
+    checked_budget(where)
     if detach:
-        _detach(where, open_space=open_space, port=port, budget=budget)
+        _detach(where, open_space=open_space, port=port)
     else:
-        asyncio.run(_foreground(where, open_space=open_space, port=port, budget=budget))
+        asyncio.run(_foreground(where, open_space=open_space, port=port))
 
 
-async def _foreground(where: Place, *, open_space: bool, port: int | None, budget: int | None) -> None:
+def checked_budget(where: Place) -> int | None:
+    from tidings.broker.streams import MIN_BUDGET
+
+    text = where.settings["budget"]
+    wanted = byte_count("budget", text) if text else None
+    if wanted is not None and wanted < MIN_BUDGET:
+        raise UsageError(f"a budget of {wanted} bytes is too small: at least {MIN_BUDGET}, such as 500M")
+    return wanted
+
+
+async def _foreground(where: Place, *, open_space: bool, port: int | None) -> None:
     from tidings.steward.children import log_to
     from tidings.steward.supervisor import Supervisor, UpOptions
 
     where.home.make()
     log_to(where.home.logs / "up.log")
-    wanted = where.settings.number("budget")
     options = UpOptions(
         person=where.agent,
         open_space=open_space,
         port=port,
-        budget=budget or (int(wanted) if wanted else None),
+        budget=checked_budget(where),
         nats_server=where.settings["nats_server"] or None,
         lease_ttl=where.settings.number("lease_ttl") or 3.0,
     )
@@ -103,17 +114,23 @@ def _space_flag(where: Place) -> str:
     return "" if where.home.name == "main" else f" --space {where.home.name}"
 
 
-def _detach(where: Place, *, open_space: bool, port: int | None, budget: int | None) -> None:
+def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
     where.home.make()
     command = [sys.executable, "-m", "tidings.cli", "up", "--space", where.home.name, "--home", str(where.home.home)]
     command += ["--open"] if open_space else []
     command += ["--port", str(port)] if port else []
-    command += ["--budget", str(budget)] if budget else []
-    command += ["--nats-server", where.settings["nats_server"]] if where.settings["nats_server"] else []
+    # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
+    resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in where.settings.all() if each.value}
     said = where.home.logs / "up.out"
     with said.open("w") as file:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, cwd="/"
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            cwd="/",
+            env=os.environ | resolved,
         )
     try:
         _wait_until_ready(where, child, said)
@@ -245,7 +262,7 @@ def logs(
         output.say(f"{path} was not written yet")
         return
     with path.open(errors="replace") as file:
-        for text in file.readlines()[-lines:]:
+        for text in file.readlines()[-lines:] if lines > 0 else []:
             output.line(text.rstrip("\n"))
         while follow:
             text = file.readline()

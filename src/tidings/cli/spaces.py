@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Annotated, Any
 
 import typer
 
 from tidings.cli import output
+from tidings.cli.amounts import byte_count, seconds
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="List, set, remove spaces.")
 
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 #: setting -> where it lives in the space record, and how its text is read
 _SWITCH = {"on": "on", "off": "off"}
 SETTINGS = ("class", "replay", "replay_window", "channels", "deliver", "archive", "keep_age", "keep_bytes")
@@ -79,7 +78,8 @@ def set_settings(
     if as_json:
         output.data(answer["space"])
         return
-    output.say(f"space {where.home.name} changed at sequence {answer['seq']}")
+    kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if name in SETTINGS and value)
+    output.say(f"space {where.home.name} changed at sequence {answer['seq']}: {kept}")
 
 
 def parse_settings(assignments: list[str]) -> dict[str, Any]:
@@ -97,11 +97,13 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
         elif name == "replay":
             fields.setdefault("defaults", {})["replay"] = _one_of(name, value, {"on": True, "off": False, "": None})
         elif name == "replay_window":
-            fields.setdefault("defaults", {})["replay_window"] = amount(name, value)
+            fields.setdefault("defaults", {})["replay_window"] = seconds(name, value) if value else None
         elif name == "channels":
             fields["channels"] = _one_of(name, value, {"open": "open", "listed": "listed"})
+        elif name == "keep_age":
+            fields[name] = seconds(name, value) if value else None
         else:
-            fields[name] = amount(name, value)
+            fields[name] = byte_count(name, value) if value else None
     return fields
 
 
@@ -109,15 +111,6 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
     if value not in choices:
         raise UsageError(f"{name} is one of {', '.join(repr(choice) for choice in choices)}, not {value!r}")
     return choices[value]
-
-
-def amount(name: str, value: str) -> int | None:
-    if not value:
-        return None
-    match = re.fullmatch(r"(\d+)([smhdkMG]?)", value)
-    if not match:
-        raise UsageError(f"{name}={value!r} is not an amount such as 3600, 90m, 7d or 500M")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 async def _ask(where: Place, do: str, **arguments: Any) -> dict[str, Any]:

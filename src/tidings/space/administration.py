@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,10 +28,10 @@ from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import place_tokens, push_token
-from tidings.broker.server import free_port
+from tidings.broker.server import free_port, greeting
 from tidings.broker.streams import default_budget, ensure_streams, storage_needed
 from tidings.errors import NameTaken, OutcomeUnknown, UnreachableError, UsageError
-from tidings.space.agents import AgentFile, Issued, Ledger, parse_agent_file
+from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.wire.ids import new_id
@@ -150,8 +150,12 @@ class Administrator:
         return changes
 
     async def push_revocations(self) -> None:
-        system, _ = await self._user(self.keyring.system, "resolver", owner=False)
+        """Give the broker the account token derived from the ledger. One that does not run finds it at its start."""
         token = self.keyring.agents_token(self.subjects, self.ledger.revocations())
+        if greeting(self.info.port) is None:
+            write_private(self.home.resolver / f"{self.info.agents_account}.jwt", token)
+            return
+        system, _ = await self._user(self.keyring.system, "resolver", owner=False)
         await push_token(system, self.info.agents_account, token)
 
     # --- finishing what was interrupted ---
@@ -166,7 +170,7 @@ class Administrator:
             if row.state == "revoking":
                 await self._complete_revocation(row)
                 done.append(f"finished the revocation of {row.name}")
-            elif self._creds_match(row):
+            elif row.state == "changing" or self._creds_match(row):
                 done.append(await self._complete_add(row))
             else:
                 await self._undo(row)
@@ -181,15 +185,18 @@ class Administrator:
     async def _complete_add(self, row: Issued) -> str:
         self._rewrite_creds(row)
         try:
-            await self._grant(row)
+            row, _ = await self._grant(row)
         except NameTaken:
+            if row.state == "changing":
+                raise
             await self._undo(row)
             return f"undid an interrupted add of {row.name}: the name went to another key"
         self.write_file(self._file_of(row))
         predecessor = self.ledger.get(row.succeeds) if row.succeeds else None
-        if predecessor is not None and predecessor.state == "active":
+        if predecessor is not None and predecessor.state in LIVE:
             await self.cut(predecessor)
         await self.push_revocations()  # it may have been a narrowing
+        self.ledger.put(row, state="active")
         return f"completed an interrupted change of {row.name}"
 
     async def _undo(self, row: Issued) -> None:
@@ -205,20 +212,38 @@ class Administrator:
     async def reconcile(self) -> list[str]:
         """After a start: finish rows, and write again what a log that went backwards has forgotten."""
         done = await self.finish()
-        # revocations first: a name may have gone from a revoked key to an active one since
-        order = {"revoked": 0, "undone": 0, "active": 1}
-        rows = sorted((row for row in self.ledger.rows() if row.state in order), key=lambda row: order[row.state])
+        rows = sorted(
+            (row for row in self.ledger.rows() if row.state in ("revoked", "undone", "active")),
+            key=self._reconcile_order(),
+        )
         for chunk in (rows[i : i + 200] for i in range(0, len(rows), 200)):
             found = (await self.ask("issued", ids=[row.id for row in chunk]))["found"]
             for row in chunk:
                 known = found.get(row.id)
                 if row.state == "active" and (known is None or known["op"] != row.op or known["revoked"]):
-                    await self._grant(row)
+                    await self._grant(replace(row, succeeds=await self._known_predecessor(row)))
+                    self.ledger.put(row)
                     done.append(f"wrote the access of {row.name} again: the log had lost it")
                 elif row.state != "active" and known is not None and not known["revoked"]:
                     await self.ask("revoke", id=row.id)
                     done.append(f"wrote the revocation of {row.name} again: the log had lost it")
         return done
+
+    def _reconcile_order(self) -> Callable[[Issued], int]:
+        """Revocations first, because names move; but a predecessor after its successor, which inherits from it."""
+        followed = {row.succeeds for row in self.ledger.rows() if row.succeeds}
+        return lambda row: 1 if row.state == "active" else 2 if row.id in followed else 0
+
+    async def _known_predecessor(self, row: Issued) -> str:
+        """The nearest key before this one that the log still knows as an agent: whom to inherit from."""
+        before = row.succeeds
+        while before:
+            known = (await self.ask("issued", ids=[before]))["found"].get(before)
+            if known is not None and not known["revoked"]:
+                return before
+            older = self.ledger.get(before)
+            before = older.succeeds if older else ""
+        return ""
 
     # --- operations on agents ---
 
@@ -279,14 +304,16 @@ class Administrator:
             succeeds=row.succeeds or None,
         )
         failpoints.reach("add.after_grant")
-        return self.ledger.put(row, state="active", seq=said["seq"]), said["closed"]
+        # a change ends when the old token is void, not before
+        state = "changing" if row.state == "changing" else "active"
+        return self.ledger.put(row, state=state, seq=said["seq"]), said["closed"]
 
     async def set_access(self, name: str, agent: AgentFile) -> Granted:
         """New rights for an agent. Lost ones are cut after a grace in which its endpoint can fetch the new token."""
         await self.finish()
         row = self._active(name)
         narrowed = _is_narrower(row, agent)
-        iat = max(int(time.time()), row.void_until + 1)
+        iat = max(int(time.time()), row.iat, row.void_until + 1)
         void_until = row.void_until
         if narrowed:
             void_until, iat = iat, iat + 1
@@ -301,27 +328,32 @@ class Administrator:
             token=token,
             iat=iat,
             void_until=void_until,
-            state="pending",
+            state="changing",
         )
         failpoints.reach("access.after_ledger")
         self._rewrite_creds(changed)
         changed, closed = await self._grant(changed)
         self.write_file(agent)
         if narrowed:
+            failpoints.reach("access.before_push")
             await asyncio.sleep(NARROWING_GRACE)
             await self.push_revocations()
+        changed = self.ledger.put(changed, state="active")
         return Granted(changed, created=False, closed=closed, note="narrowed" if narrowed else "widened")
 
     def _rewrite_creds(self, row: Issued) -> None:
-        path = self.home.agent_creds(row.name)
-        _, key = jwt.split_credentials(path.read_text())
-        write_private(path, jwt.credentials(row.token, key))
+        """The new token beside the key, if the key is here: an exported agent fetches it from its access record."""
+        if self._creds_match(row):
+            path = self.home.agent_creds(row.name)
+            _, key = jwt.split_credentials(path.read_text())
+            write_private(path, jwt.credentials(row.token, key))
 
     async def revoke(self, name: str) -> Granted:
-        """Cut an agent for good."""
-        row = await self.cut(self._active(name))
+        """Cut an agent for good: every key under its name, should a rotation have left two."""
+        living = self.ledger.living(name) or [self._active(name)]
+        row = [await self.cut(each) for each in living][-1]
         self.home.agent_creds(name).unlink(missing_ok=True)
-        note = "" if row.state == "revoked" else "its record follows when the steward answers again"
+        note = "" if row.state == "revoked" else "its record follows when the steward answers"
         return Granted(row, created=False, closed=[], note=note)
 
     async def cut(self, row: Issued) -> Issued:
@@ -349,7 +381,7 @@ class Administrator:
         """A new key under the same name, in the same channels; the old key is cut."""
         await self.finish()
         old = self._active(name)
-        agent = self.read_file(name)
+        agent = self._file_of(old)  # rights come from what was granted, not from what a file says meanwhile
         row = await self._issue(agent, KeyPair.generate(), succeeds=old.id)
         failpoints.reach("rotate.before_cut")
         await self.cut(old)
@@ -378,7 +410,7 @@ class Administrator:
         """The agent's file with the rights of a row: what an interrupted change had not come to write."""
         known = (self.home.agents / f"{row.name}.md").exists()
         agent = self.read_file(row.name) if known else AgentFile(row.name)
-        return replace(agent, read=row.read, post=row.post, manage=row.manage, roles=row.roles)
+        return replace(agent, name=row.name, read=row.read, post=row.post, manage=row.manage, roles=row.roles)
 
 
 def read_agent_file(home: SpaceHome, name: str) -> AgentFile:

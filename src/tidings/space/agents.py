@@ -21,7 +21,9 @@ from tidings.broker.private_files import write_private
 from tidings.errors import ConfigError, UsageError
 from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id
 
-State = Literal["pending", "active", "revoking", "revoked", "undone"]
+#: pending: being added. changing: was active, is being given other rights. undone: an add that never was
+State = Literal["pending", "active", "changing", "revoking", "revoked", "undone"]
+LIVE: tuple[State, ...] = ("pending", "active", "changing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,14 @@ class Ledger:
 
     def active(self, name: str) -> Issued | None:
         """The key that holds a name now."""
-        return next((row for row in self.rows() if row.name == name and row.state in ("active", "pending")), None)
+        held = [row for row in self.rows() if row.name == name and row.state in LIVE]
+        # during a rotation two keys do; the successor is the one
+        followed = {row.succeeds for row in held}
+        return next((row for row in held if row.id not in followed), None)
+
+    def living(self, name: str) -> list[Issued]:
+        """Every key under a name that is not cut for good."""
+        return [row for row in self.rows() if row.name == name and row.state in (*LIVE, "revoking")]
 
     def newest(self, name: str) -> Issued | None:
         """The key that holds a name, or held it last."""
@@ -141,7 +150,7 @@ class Ledger:
         return row
 
     def unfinished(self) -> list[Issued]:
-        return [row for row in self.rows() if row.state in ("pending", "revoking")]
+        return [row for row in self.rows() if row.state in ("pending", "changing", "revoking")]
 
     def revocations(self) -> dict[str, int]:
         """For the AGENTS account token: key -> second up to which its tokens are void."""

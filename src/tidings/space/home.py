@@ -2,7 +2,7 @@
 
 <home>/spaces/<S>/space.toml      what anyone of this user may know: ids, port, steward's public key
                   keys/           operator and account seeds: admin processes only
-                  creds/          one creds file per role and agent
+                  creds/          one creds file per role; creds/agents/: one per agent
                   agents/         <name>.md, and issued/<id>.json: what was granted, the source of revocations
                   resolver/       account tokens as the broker serves them
                   js/             the broker's store
@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.private_files import lock_holder, private_dir, write_private
+from tidings.broker.private_files import locked, private_dir, write_private
 from tidings.errors import ConfigError, SpaceBusy, UsageError
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects
@@ -60,6 +61,7 @@ class SpaceHome:
         self.info_path = self.root / "space.toml"
         self.keys = self.root / "keys"
         self.creds = self.root / "creds"
+        self.agent_creds_dir = self.creds / "agents"
         self.agents = self.root / "agents"
         self.issued = self.agents / "issued"
         self.resolver = self.root / "resolver"
@@ -76,11 +78,22 @@ class SpaceHome:
         return self.info_path.exists()
 
     def make(self) -> None:
-        for path in (self.home, self.root, self.keys, self.creds, self.agents, self.issued, self.run, self.logs):
+        for path in (
+            self.home,
+            self.root,
+            self.keys,
+            self.creds,
+            self.agent_creds_dir,
+            self.agents,
+            self.issued,
+            self.run,
+            self.logs,
+        ):
             private_dir(path)
 
     def agent_creds(self, name: str) -> Path:
-        return self.creds / f"{name}.creds"
+        """Agents have a folder of their own: whatever one is called, it is not a role's credential."""
+        return self.agent_creds_dir / f"{name}.creds"
 
     def read_info(self) -> SpaceInfo:
         try:
@@ -116,11 +129,16 @@ class SpaceHome:
 
     def remove(self) -> None:
         """Delete everything of this space. Refused while it runs."""
-        holder = lock_holder(self.up_lock)
-        if holder:
-            raise SpaceBusy(f"space {self.name} is running ({holder}): `tidings down --space {self.name}` first")
-        for path in (self.root, self.run, self.logs):
-            shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+        private_dir(self.run)
+        with ExitStack() as held:
+            for lock in (self.up_lock, self.admin_lock):
+                try:
+                    held.enter_context(locked(lock, f"removing space {self.name}", wait=0.5))
+                except SpaceBusy as error:
+                    raise SpaceBusy(f"space {self.name} is in use: {error}; `tidings down` first") from error
+            for path in (self.root, self.logs, self.run):
+                if path.exists():
+                    shutil.rmtree(path)
 
 
 def list_spaces(home: Path) -> list[str]:

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -73,7 +74,10 @@ async def run_agents(home: SpaceHome, options: argparse.Namespace) -> dict[str, 
     """Finish what was interrupted; and the person at the keyboard is an agent too, one that may do everything."""
     async with administer(home, "reconciling agents") as admin:
         done = await admin.reconcile()
-        if options.person:
+        held = admin.ledger.newest(options.person) if options.person else None
+        if held is not None and held.state == "revoked":
+            done.append(f"{options.person} was revoked and stays so: `tidings agent add {options.person}` undoes it")
+        elif options.person:
             everything = (">",)
             person = AgentFile(
                 options.person,
@@ -106,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=int)
     parser.add_argument("--person")
     options = parser.parse_args(arguments)
+    os.umask(0o077)
     try:
         home = SpaceHome(options.home, options.space)
         home.make()

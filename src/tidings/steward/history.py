@@ -7,11 +7,15 @@ per page. A page never exceeds what one answer may carry, and says where the nex
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import DeniedError, UsageError
+from tidings.errors import ConflictError, DeniedError, UsageError
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.names import check_channel
@@ -23,6 +27,11 @@ if TYPE_CHECKING:
 MAX_PAGE = 200
 MAX_BYTES = 256 * 1024
 FIRST_WINDOW = 512
+#: what is read for one page, whatever the channel holds
+MAX_SCAN = 2 * MAX_BYTES
+#: pages one agent may have under way, and pages under way at all
+PER_SENDER = 4
+AT_ONCE = 8
 
 
 async def page(steward: Steward, request: Request) -> Answer:
@@ -33,8 +42,17 @@ async def page(steward: Steward, request: Request) -> Answer:
         raise DeniedError(f"{access.name} may not read {channel}; it may read {', '.join(access.read) or 'nothing'}")
     limit = min(request.optional("limit", int) or 50, MAX_PAGE)
     before, after = request.optional("before", int), request.optional("after", int)
+    if before is not None and before < 1:
+        raise UsageError("`before` is a sequence, so at least 1")
     if limit < 1 or (before is not None and after is not None):
         raise UsageError("history needs a positive `limit`, and either `before` or `after`")
+    async with steward.pages.turn(request.sender):
+        return await _read_page(steward, request, channel, limit, before, after)
+
+
+async def _read_page(
+    steward: Steward, request: Request, channel: str, limit: int, before: int | None, after: int | None
+) -> Answer:
     head = await steward.log_head()
     since = request.optional("since_ns", int) or 0
     if after is not None:
@@ -51,25 +69,53 @@ async def page(steward: Steward, request: Request) -> Answer:
     }
 
 
+class PageTurns:
+    """Who may read a page now: a few at a time, and not one agent all of them."""
+
+    def __init__(self) -> None:
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._under_way: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, sender: str) -> AsyncIterator[None]:
+        if self._under_way[sender] >= PER_SENDER:
+            raise ConflictError(f"{PER_SENDER} pages are under way for you already: wait for one of them")
+        self._under_way[sender] += 1
+        try:
+            async with self._at_once:
+                yield
+        finally:
+            self._under_way[sender] -= 1
+            if not self._under_way[sender]:
+                del self._under_way[sender]
+
+
 def _filters(steward: Steward, channel: str) -> tuple[str, str]:
     root = steward.subjects.root
     return f"{root}.chat.*.{channel}", f"{root}.via.*.*.{channel}"
 
 
-async def _range(steward: Steward, channel: str, start: int, end: int, limit: int | None = None) -> list[StoredRecord]:
+async def _sample(steward: Steward, channel: str, start: int, end: int, limit: int) -> tuple[list[StoredRecord], bool]:
+    """Records of a range, oldest first, and whether those are all: reading ends soon after `limit` or MAX_SCAN."""
     found: list[StoredRecord] = []
+    complete = True
     for each in _filters(steward, channel):
-        taken = 0
-        async for records in steward.js.read(steward.subjects.log_stream, each, max(1, start), end):
+        taken = size = 0
+        async for records in steward.js.read(
+            steward.subjects.log_stream, each, max(1, start), end, page=limit + 1, max_bytes=MAX_SCAN
+        ):
             found += records
             taken += len(records)
-            if limit is not None and taken >= limit:
+            size += sum(len(record.payload) for record in records)
+            if taken > limit or size > MAX_SCAN:
+                complete = False
                 break
-    return sorted(found, key=lambda record: record.seq)
+    return sorted(found, key=lambda record: record.seq), complete
 
 
 async def _forwards(steward: Steward, channel: str, start: int, end: int, limit: int) -> list[StoredRecord]:
-    return (await _range(steward, channel, start, end, limit))[:limit]
+    found, _complete = await _sample(steward, channel, start, end, limit)
+    return found[:limit]
 
 
 async def _backwards(steward: Steward, channel: str, end: int, limit: int) -> list[StoredRecord]:
@@ -78,9 +124,23 @@ async def _backwards(steward: Steward, channel: str, end: int, limit: int) -> li
     found: list[StoredRecord] = []
     while upper > 0 and len(found) < limit:
         lower = max(1, upper - window + 1)
-        found = await _range(steward, channel, lower, upper) + found
+        found = await _newest(steward, channel, lower, upper, limit - len(found)) + found
+        if sum(len(record.payload) for record in found) > MAX_SCAN:
+            break  # more than one answer can carry: the next page goes on from here
         upper, window = lower - 1, window * 2
     return list(reversed(found[-limit:]))
+
+
+async def _newest(steward: Steward, channel: str, lower: int, upper: int, limit: int) -> list[StoredRecord]:
+    """The newest records of a window, oldest first. A window that is too full is halved, the newer half first."""
+    found, complete = await _sample(steward, channel, lower, upper, max(limit, MAX_PAGE))
+    if complete or lower == upper:
+        return found[-limit:]
+    middle = (lower + upper) // 2
+    newer = await _newest(steward, channel, middle + 1, upper, limit)
+    if len(newer) >= limit or sum(len(record.payload) for record in newer) > MAX_SCAN:
+        return newer
+    return await _newest(steward, channel, lower, middle, limit - len(newer)) + newer
 
 
 def _within_bytes(records: list[StoredRecord]) -> tuple[list[StoredRecord], bool]:

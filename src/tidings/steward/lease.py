@@ -24,7 +24,7 @@ from tidings.broker.jetstream import (
     JetStream,
 )
 from tidings.broker.streams import set_gate
-from tidings.errors import ConflictError, LeaseHeld, LeaseLost, MalformedRecord, OutcomeUnknown
+from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
 from tidings.space.state import StateBucket
 from tidings.wire import rulings
 from tidings.wire.ids import new_id
@@ -133,6 +133,7 @@ class StewardLease:
             SIGNATURE_HEADER: rulings.sign_ruling(self.key, self.space_id, tail, payload),
             EXPECT_SEQUENCE: str(expected),
         }
+        closed = False
         while True:
             try:
                 return await self.js.publish(self.subjects.steward_lease, payload, headers)
@@ -151,7 +152,12 @@ class StewardLease:
                 if error.err_code != NO_ROOM:
                     raise
                 # A full log must not lock its steward out: close the gate, which adds the reserve.
+                if closed:
+                    raise LogFull(
+                        f"the log of {self.subjects.space} has used up its reserve: raise its budget"
+                    ) from error
                 await set_gate(self.js, self.subjects, gate_open=False)
+                closed = True
 
     def _is_ours(self, found: Holder, after: int) -> bool:
         return found.seq > after and found.lease is not None and found.lease.holder == self.holder_id

@@ -44,6 +44,11 @@ class MarkFile(msgspec.Struct):
     regressions: list[Regression] = []
 
 
+def thinned(marks: list[Mark]) -> list[Mark]:
+    """At most KEPT marks: dense where they are new, ever sparser the further back, but always back to the first."""
+    return marks if len(marks) <= KEPT else [*marks[: KEPT // 2 : 2], *marks[KEPT // 2 :]]
+
+
 class Marks:
     """The marks of one space's log."""
 
@@ -71,7 +76,7 @@ class Marks:
         stored = await self.js.at(self.subjects.log_stream, head)
         if stored is None:
             return  # removed by retention since; the older marks still stand
-        self.file.marks = [*self.file.marks[-KEPT + 1 :], Mark(stored.seq, stored.time_ns, stored.subject)]
+        self.file.marks = thinned([*self.file.marks, Mark(stored.seq, stored.time_ns, stored.subject)])
         self.save()
 
     async def newest_agreed(self, head: int, floor: int) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ from tidings.wire.rulings import Space
 
 STEP = 100_000
 RECORD_OVERHEAD = 34
+MEASURED_PER_ROUND = 64 * 1024 * 1024
 LOG_FLOOR = "floor.log"
 #: without a limit of its own a log is kept to this share of its budget, well below the gate
 DEFAULT_SHARE = 0.6
@@ -101,25 +102,25 @@ class Retention:
     async def _size_limit(self, keep: int, gate: GateState) -> int:
         """How far to cut to come below `keep`: after the oldest messages that hold the excess.
 
-        Measured on the first page, because an average over the log would count small rulings and cut too far;
-        what lies beyond that page is taken to be like it.
+        Every message counts with its own size, and nothing is cut beyond what was measured; a round measures only so
+        much, and the next one goes on.
         """
+        excess, measured, limit = gate.used - keep, 0, 0
         head = await self._head()
-        oldest = await self._oldest_messages(head) if gate.used > keep else []
-        if not oldest:
-            return 0
-        excess = gate.used - keep
-        for record in oldest:
-            excess -= stored_size(record)
-            if excess <= 0:
-                return record.seq + 1
-        measured = gate.used - keep - excess
-        span = oldest[-1].seq + 1 - oldest[0].seq
-        return min(oldest[-1].seq + 1 + span * excess // measured, head + 1)
+        while excess > 0 and measured < MEASURED_PER_ROUND:
+            oldest = await self._oldest_messages(limit or 1, head)
+            if not oldest:
+                break
+            for record in oldest:
+                size = stored_size(record)
+                excess, measured, limit = excess - size, measured + size, record.seq + 1
+                if excess <= 0:
+                    break
+        return limit
 
-    async def _oldest_messages(self, head: int) -> list[StoredRecord]:
-        """The oldest messages of all kinds, as far as the first page of each kind goes."""
-        pages = [await anext(self.js.read(self.stream, each, 1, head), []) for each in self.filters]
+    async def _oldest_messages(self, start: int, head: int) -> list[StoredRecord]:
+        """Messages of all kinds from `start` on, as far as the first page of each kind goes."""
+        pages = [await anext(self.js.read(self.stream, each, start, head), []) for each in self.filters]
         complete = min((page[-1].seq for page in pages if page), default=0)
         return sorted((r for page in pages for r in page if r.seq <= complete), key=lambda record: record.seq)
 

@@ -32,12 +32,12 @@ from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record, read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.governance import ADMIN_HANDLERS, close_uncovered
-from tidings.steward.history import HISTORY_HANDLERS
+from tidings.steward.history import HISTORY_HANDLERS, PageTurns
 from tidings.steward.lease import StewardLease
 from tidings.steward.marks import Marks, Regression
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, claim_floor, read_floor
-from tidings.steward.services import AGENT_HANDLERS, Handler, now
+from tidings.steward.services import AGENT_HANDLERS, Handler, JoinPace, now
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -80,6 +80,8 @@ class Steward:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._slots = asyncio.Semaphore(IN_FLIGHT)
+        self.pages = PageTurns()
+        self.join_pace = JoinPace()
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed = 0
 

@@ -6,13 +6,15 @@ so that the check and the record are one step. Repeating a request with the same
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidings.errors import AuthRevoked, DeniedError, UsageError
+from tidings.broker.config import RESERVE
+from tidings.errors import AuthRevoked, ConflictError, DeniedError, LogFull, UsageError
 from tidings.space.membership import Interval
 from tidings.steward.requests import Request
 from tidings.wire.names import check_channel, check_pattern
@@ -22,6 +24,9 @@ from tidings.wire.rulings import Access, Channel, Member
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
+MAX_MEMBERSHIPS = 2_000
+JOIN_BURST = 500
+JOINS_PER_SECOND = 5.0
 Answer = Mapping[str, Any]
 Handler = Callable[["Steward", Request], Awaitable[Answer]]
 
@@ -53,6 +58,7 @@ async def join(steward: Steward, request: Request) -> Answer:
         subject = steward.subjects.member(request.sender, steward.tag(pattern))
         held = open_interval(steward, request.sender, pattern)
         if held is None:
+            _check_room_to_join(steward, request.sender)
             record = Member(op=request.op, at=now(), state="in", pattern=pattern)
             seq, state = await steward.writer.write(subject, record), "opened"
         else:
@@ -60,6 +66,32 @@ async def join(steward: Steward, request: Request) -> Answer:
             same = steward.writer.last_op.get(subject) == (request.op, held.joined)
             seq, state = held.joined, "opened" if same else "resumed"
     return {"state": state, "seq": seq, **channel_facts(steward, pattern)}
+
+
+def _check_room_to_join(steward: Steward, owner: str) -> None:
+    """Every join is a record that stays. Leaving is never refused; joining is, before it could crowd out leaving."""
+    if len(open_intervals(steward, owner)) >= MAX_MEMBERSHIPS:
+        raise ConflictError(f"an agent is in at most {MAX_MEMBERSHIPS} channels and patterns: use a wider pattern")
+    gate = steward.gate
+    if gate is not None and not gate.open and gate.used > gate.budget + RESERVE // 2:
+        raise LogFull("the log is full and half its reserve is used: joins wait until room is made")
+    if not steward.join_pace.allows(owner):
+        raise ConflictError("too many joins in a short time: wait a moment and ask again")
+
+
+class JoinPace:
+    """How often one agent may join: bursts are fine, flapping is not."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def allows(self, owner: str) -> bool:
+        moment = self._clock()
+        left, since = self._left.get(owner, (float(JOIN_BURST), moment))
+        left = min(JOIN_BURST, left + (moment - since) * JOINS_PER_SECOND)
+        self._left[owner] = (left - 1 if left >= 1 else left, moment)
+        return left >= 1
 
 
 async def leave(steward: Steward, request: Request) -> Answer:

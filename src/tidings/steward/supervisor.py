@@ -25,7 +25,16 @@ from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, die_with_parent, find_binary
-from tidings.errors import BrokerFailed, ConfigError, LeaseHeld, SpaceBusy, TidingsError, UsageError
+from tidings.errors import (
+    AuthRevoked,
+    BrokerFailed,
+    ConfigError,
+    LeaseHeld,
+    SpaceBusy,
+    StewardUnreachable,
+    TidingsError,
+    UsageError,
+)
 from tidings.space.administration import broker_config
 from tidings.space.control import ERRORS_BY_CODE
 from tidings.space.home import SpaceHome
@@ -72,6 +81,7 @@ class Supervisor:
         self._holder: str | None = None
         self._last_steward_error: dict[str, Any] | None = None
         self._state: dict[str, Any] = {}
+        self._down: set[str] = set()
 
     async def run(self) -> None:
         """Bring the space up and keep it up until cancelled."""
@@ -87,15 +97,20 @@ class Supervisor:
 
     def _hold_lock(self, stack: ExitStack) -> None:
         try:
-            stack.enter_context(locked(self.home.up_lock, f"tidings up, space {self.home.name}"))
+            # a little patience: whoever asks who holds the lock takes it for an instant
+            stack.enter_context(locked(self.home.up_lock, f"tidings up, space {self.home.name}", wait=0.5))
         except SpaceBusy as error:
             raise SpaceBusy(
                 f"space {self.home.name} is already up: {lock_holder(self.home.up_lock)}; `tidings status` shows it"
             ) from error
 
     def phase(self, name: str, **facts: Any) -> None:
+        """Say where we are. A disk that is full must not keep us from stopping our children."""
         self._state |= {"phase": name, "pid": os.getpid(), "at": time.time(), **facts}
-        self.home.write_state(self._state)
+        try:
+            self.home.write_state(self._state)
+        except ConfigError as error:
+            log.error("cannot write state: %s", error)
         log.info("phase %s", name)
         failpoints.reach(f"up.{name}")
 
@@ -108,8 +123,9 @@ class Supervisor:
             self.tell(f"creating space {self.home.name}")
             self.phase("creating")
             await self._child("create", *self._create_flags())
-        elif self.options.port:
-            self.home.update_info(port=self.options.port)
+        else:
+            changes = {"port": self.options.port, "budget": self.options.budget}
+            self.home.update_info(**{name: value for name, value in changes.items() if value})
         info = self.home.read_info()
         if self.options.open_space and not info.open:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")
@@ -139,11 +155,20 @@ class Supervisor:
     async def _start_broker(self) -> None:
         assert self.broker is not None
         self.broker.spawn()
-        async with asyncio.timeout(START_TIMEOUT):
-            while not self.broker.is_ready():
-                await asyncio.sleep(0.02)
-            while not await self._round_trip():
-                await asyncio.sleep(0.1)
+        await self._until_broker_ready()
+
+    async def _until_broker_ready(self) -> None:
+        assert self.broker is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                while not self.broker.is_ready():
+                    await asyncio.sleep(0.02)
+                while not await self._round_trip():
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise BrokerFailed(
+                f"the broker was not ready within {START_TIMEOUT:.0f} s; `tidings logs broker` says why"
+            ) from None
 
     async def _round_trip(self) -> bool:
         """Ready is when JetStream answers the steward's own credential, not when a port is open."""
@@ -153,8 +178,8 @@ class Supervisor:
             connection = await connect(
                 info.url, self.home.creds / "steward.creds", user.id, name="readiness", reconnect=False, timeout=2
             )
-        except ConfigError:
-            raise
+        except (ConfigError, AuthRevoked):
+            raise  # waiting will not mend a credential
         except TidingsError:
             if self.broker is not None and not self.broker.alive:
                 raise BrokerFailed("nats-server ended while it was starting; `tidings logs broker` says why") from None
@@ -204,8 +229,14 @@ class Supervisor:
     @staticmethod
     async def _first_line(child: asyncio.subprocess.Process) -> dict[str, Any]:
         assert child.stdout is not None
-        async with asyncio.timeout(START_TIMEOUT):
-            line = await child.stdout.readline()
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                line = await child.stdout.readline()
+        except TimeoutError:
+            await _end(child, 2)
+            raise StewardUnreachable(
+                f"the steward was not ready within {START_TIMEOUT:.0f} s; `tidings logs steward` says why"
+            ) from None
         try:
             return dict(json.loads(line))
         except ValueError:
@@ -217,6 +248,9 @@ class Supervisor:
         try:
             async with asyncio.timeout(CHILD_TIMEOUT):
                 said, stderr = await child.communicate()
+        except TimeoutError:
+            await _end(child, 2)
+            raise TidingsError(f"`{program}` did not end within {CHILD_TIMEOUT:.0f} s; `tidings logs admin`") from None
         except BaseException:
             await _end(child, 2)
             raise
@@ -240,15 +274,19 @@ class Supervisor:
         backoff = Backoff()
         while True:
             await asyncio.sleep(0.2)
-            if self.broker.alive:
+            starting = self.broker.alive
+            if starting and "broker" not in self._down:
                 continue
-            log.error("the broker ended with code %s", self.broker.process.returncode if self.broker.process else "?")
-            self.phase("broker restarting")
-            await asyncio.sleep(backoff.next())
             try:
-                await self._start_broker()
-                self.phase("ready", broker_pid=self.broker.pid)
-            except (TidingsError, TimeoutError) as error:
+                if starting:  # a store with much in it may need longer than we waited
+                    await self._until_broker_ready()
+                else:
+                    log.error("the broker ended with code %s", self.broker.exit_code)
+                    self._troubled("broker")
+                    await asyncio.sleep(backoff.next())
+                    await self._start_broker()
+                self._recovered("broker", broker_pid=self.broker.pid)
+            except TidingsError as error:
                 log.error("the broker does not start: %s", error)
 
     async def _watch_steward(self) -> None:
@@ -257,18 +295,27 @@ class Supervisor:
             assert self.steward is not None
             code = await self.steward.wait()
             log.error("the steward ended with code %s", code)
-            self.phase("steward restarting")
+            self._troubled("steward")
             await asyncio.sleep(backoff.next())
             try:
                 await self._start_steward()
-                self.phase("ready")
+                self._recovered("steward")
                 for each in (await self._child("agents"))["done"]:
                     log.warning("%s", each)
             except LeaseHeld as error:
                 self._holder = None
                 log.error("%s", error)
-            except (TidingsError, TimeoutError) as error:
+            except TidingsError as error:
                 log.error("the steward does not start: %s", error)
+
+    def _troubled(self, part: str) -> None:
+        self._down.add(part)
+        self.phase(f"{' and '.join(sorted(self._down))} restarting")
+
+    def _recovered(self, part: str, **facts: Any) -> None:
+        """Ready only when nothing is down: two children may fall at once."""
+        self._down.discard(part)
+        self.phase(f"{' and '.join(sorted(self._down))} restarting" if self._down else "ready", **facts)
 
     # --- down ---
 

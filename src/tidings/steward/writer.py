@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import msgspec
 
 from tidings import failpoints
 from tidings.broker.jetstream import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, JetStream
 from tidings.broker.streams import set_gate
-from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnhealthyError
+from tidings.errors import LeaseLost, LogFull, OutcomeUnknown, TidingsError, UnhealthyError
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.log import log_record
 from tidings.steward.lease import StewardLease
@@ -45,7 +44,6 @@ class RulingWriter:
         #: hold it from the check to the write: a decision and its record are one step
         self.lock = asyncio.Lock()
         self.last_op: dict[str, tuple[str, int]] = {}
-        self.on_gate: Callable[[], None] = lambda: None
 
     def learn(self, record: LogRecord) -> Verdict:
         """Take a record of the log into the table, and remember which operation wrote it."""
@@ -67,6 +65,7 @@ class RulingWriter:
         return seq
 
     async def _publish(self, subject: str, payload: bytes, signature: str, op: str) -> int:
+        closed = False
         for _ in range(ATTEMPTS):
             failpoints.reach("steward.before_write")
             try:
@@ -84,9 +83,13 @@ class RulingWriter:
                     ) from error
                 if error.err_code != NO_ROOM:
                     raise
+                if closed:
+                    raise LogFull(
+                        "the log has used up even its reserve, so nothing can be ruled: raise its budget"
+                    ) from error
                 log.warning("the log is full; closing the gate")
                 await set_gate(self.js, self.table.subjects, gate_open=False)
-                self.on_gate()
+                closed = True
             else:
                 failpoints.reach("steward.after_write")
                 return seq
