@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from tidings.endpoint.connecting import connect
     from tidings.endpoint.endpoint import Endpoint, Receipt
     from tidings.endpoint.incoming import Incoming
+    from tidings.wire.roster import Agent
 
 __version__ = "0.1.0"
-__all__ = ["Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect"]
+__all__ = ["Agent", "Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect"]
 
 _LAZY = {
+    "Agent": "tidings.wire.roster",
     "connect": "tidings.endpoint.connecting",
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",
