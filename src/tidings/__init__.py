@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint, Receipt
     from tidings.endpoint.facade import history, send
     from tidings.endpoint.incoming import Incoming
+    from tidings.wire.roster import Agent
 
 __version__ = "0.1.0"
-__all__ = ["Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect", "history", "send"]
+__all__ = ["Agent", "Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect", "history", "send"]
 
 _LAZY = {
+    "Agent": "tidings.wire.roster",
     "connect": "tidings.endpoint.connecting",
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",

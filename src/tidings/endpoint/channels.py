@@ -87,6 +87,7 @@ class Channels:
         self._wait_for_room = wait_for_room
         self._report = report
         self._background: set[asyncio.Task[None]] = set()
+        self._stopped = False
         link.on_session(self._on_session)
 
     # --- join and leave ---
@@ -198,6 +199,11 @@ class Channels:
             cls=cls,
         )
 
+    def class_of(self, channel: str) -> str | None:
+        """The class of a channel, if the steward told it at a join."""
+        membership = self.memberships.get(channel)
+        return membership.facts.get("class") if membership is not None else None
+
     # --- live copies ---
 
     async def _subscribe(self, connection: Connection, membership: Membership) -> None:
@@ -262,6 +268,8 @@ class Channels:
     # --- after a lost connection ---
 
     async def _on_session(self, connection: Connection) -> None:
+        if self._stopped:
+            return
         for membership in list(self.memberships.values()):
             if membership.joined is not None and not membership.watching:
                 membership.held = []
@@ -337,6 +345,13 @@ class Channels:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def stop(self) -> None:
+        """Receive nothing more, now and after a reconnect. Memberships stay: whoever superseded us has them too."""
+        self._stopped = True
+        await self.close()
+        for membership in self.memberships.values():
+            await self._unsubscribe(membership)
 
     async def close(self) -> None:
         for task in list(self._background):

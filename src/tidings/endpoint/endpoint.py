@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +24,16 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels, Joined
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming
+from tidings.endpoint.presence import Presence
 from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
+from tidings.endpoint.session_lease import SessionLease
 from tidings.endpoint.supervision import State, Supervision
 from tidings.errors import (
     ConnectionLost,
@@ -37,6 +42,7 @@ from tidings.errors import (
     LogFull,
     OutcomeUnknown,
     StewardUnreachable,
+    Superseded,
     TidingsError,
     TooLarge,
     UsageError,
@@ -46,8 +52,11 @@ from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Message, Part, Sender
 from tidings.wire.names import check_channel
+from tidings.wire.roster import Agent, Level, Mode, Status
 
 SAVE_EVERY = 0.5
+#: opening waits so long for the roster; a steward that is away is not waited for
+ROSTER_PATIENCE = 2.0
 MSG_ID = "Nats-Msg-Id"
 
 
@@ -80,6 +89,7 @@ class Endpoint:
         self._ping_interval = ping_interval
         self._role = role
         self._saver: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
         self.events = Events()
 
@@ -97,6 +107,9 @@ class Endpoint:
     async def open(self) -> None:
         self.identity: Identity = await self._find_identity()
         self.link = Supervision(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
+        self.roster = Roster(self.link, self.events.emit)
+        self.session = SessionLease(self.link, self.roster, self._report)
+        self.presence = Presence(self.link, self.roster, self.session.session)
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
         self.seen = Seen(self._state_path)
         self._history = History(self.link, self.opener)
@@ -109,8 +122,12 @@ class Endpoint:
             self.inbox.wait_for_room,
             self.events.emit,
         )
-        await self.link.start()
         try:
+            await self.link.start()
+            self.presence.start()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROSTER_PATIENCE):
+                    await self.roster.asked.wait()
             for channel in self._boot_channels:
                 await self.join(channel)
         except BaseException:
@@ -123,7 +140,12 @@ class Endpoint:
         if self._saver is not None:
             self._saver.cancel()
             await asyncio.gather(self._saver, return_exceptions=True)
+        if self._stopping is not None:
+            await asyncio.gather(self._stopping, return_exceptions=True)
         await self._channels.close()
+        await self.session.close()
+        await self.presence.close()
+        await self.roster.close()
         await self.link.stop()
         self.seen.save()
         self.inbox.close(asyncio.CancelledError())
@@ -137,6 +159,12 @@ class Endpoint:
         self.events.emit("connection", state)
         if error is not None:
             self.events.emit("error", error)
+
+    def _report(self, event: str, value: Any) -> None:
+        if event == "superseded":
+            self.inbox.close(Superseded(f"a newer session of {self.name} receives now; this one can still send"))
+            self._stopping = asyncio.create_task(self._channels.stop())
+        self.events.emit(event, value)
 
     @property
     def id(self) -> str:
@@ -165,6 +193,7 @@ class Endpoint:
     # --- channels ---
 
     async def join(self, channel: str, *, backfill: int = 100) -> Joined:
+        await self.session.ensure()
         return await self._channels.join(channel, backfill=backfill)
 
     async def leave(self, channel: str) -> dict[str, Any]:
@@ -188,6 +217,25 @@ class Endpoint:
         records, _complete, _head = await self._history.after(check_channel(channel), since, limit)
         return [self._incoming(record, historical=True) for record in records]
 
+    # --- who is here ---
+
+    async def who(self, timeout: float = 5.0) -> list[Agent]:
+        """Every agent of the space, offline ones included; `roster.freshness` says how old that is."""
+        await self.roster.wait_loaded(timeout)
+        return self.roster.agents()
+
+    def set_status(self, status: Status, activity: str | None = None) -> None:
+        self.presence.set_status(status, activity)
+
+    def set_model(self, model: str | None) -> None:
+        self.presence.set_model(model)
+
+    def set_attention(self, mode: Mode) -> None:
+        self.presence.set_attention(mode)
+
+    def set_channel_attention(self, pattern: str, level: Level) -> None:
+        self.presence.set_channel_attention(pattern, level)
+
     # --- sending ---
 
     async def send(
@@ -197,29 +245,43 @@ class Endpoint:
         *,
         data: Any = None,
         parts: Iterable[Part] = (),
-        mentions: Iterable[Mention] = (),
+        mentions: Iterable[Mention | str] = (),
         priority: wire.Priority = "next",
         reply_to: str | None = None,
         context: str | None = None,
         id: str | None = None,  # noqa: A002
         timeout: float = 5.0,
     ) -> Receipt:
-        """Post to a channel; the answer comes once the log has it."""
+        """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
+        mentioned = await self.roster.mentions(mentions, timeout)
         composed = self._compose(
-            text, data, parts, mentions=mentions, priority=priority, reply_to=reply_to, context=context, id=id
+            text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
         subject = self.identity.subjects.chat(self.id, check_channel(channel))
         seq = await self._publish(subject, "chat", channel, composed, timeout)
-        return Receipt(composed.id, seq)
+        return Receipt(composed.id, seq, warnings=self._warnings(channel) if mentioned else ())
+
+    def _warnings(self, channel: str) -> tuple[str, ...]:
+        """What a mention does not do on this channel, as far as its class is known here."""
+        if self._channels.class_of(channel) != "live" or self.roster.backstop.running:
+            return ()
+        return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
 
     def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
         extra = {} if data is None else {"data": data}
         try:
-            return wire.compose(Sender(self.id, self.name, self._role), text=text, parts=parts, **extra, **fields)
+            return wire.compose(self._sender(), text=text, parts=parts, **extra, **fields)
         except TidingsError:
             raise
         except (TypeError, ValueError) as error:
             raise UsageError(f"this cannot be sent: {error}") from error
+
+    def _sender(self) -> Sender:
+        """The role is one the access record grants, as far as the roster is known."""
+        row = self.roster.get(self.id)
+        roles = row.roles if row is not None else (self._role,)
+        role = self._role if self._role in roles else next(iter(roles), None)
+        return Sender(self.id, self.name, role)
 
     async def _publish(self, subject: str, kind: str, destination: str, composed: Message, timeout: float) -> int:
         """Publish under the message's id, and believe `duplicate` only if the record there is ours."""
@@ -276,11 +338,21 @@ class Endpoint:
 
     def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
         """Messages as they come; asking for the next one settles the one before, unless `manual_ack`."""
-        return self.inbox.iterate(manual_ack=manual_ack)
+        return self._receive(manual_ack)
+
+    async def _receive(self, manual_ack: bool) -> AsyncIterator[Incoming]:
+        await self._start_receiving()
+        async for incoming in self.inbox.iterate(manual_ack=manual_ack):
+            yield incoming
+
+    async def _start_receiving(self) -> None:
+        with suppress(Superseded):  # the inbox says so, after the messages that are still in it
+            await self.session.ensure()
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
         async with asyncio.timeout(timeout):
+            await self._start_receiving()
             incoming = await self.inbox.get()
         if incoming is None:
             raise ConnectionLost("this endpoint is closed")
@@ -302,6 +374,7 @@ class Endpoint:
 
     def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
         message = record.received.message
+        mentions_me = any(mention.id == self.id for mention in message.mentions)
         return Incoming(
             kind="channel",
             sender=message.sender,
@@ -310,7 +383,9 @@ class Endpoint:
             seq=record.seq,
             time_ns=record.time_ns,
             historical=historical,
-            mentions_me=any(mention.id == self.id for mention in message.mentions),
+            mentions_me=mentions_me,
+            wakes=not historical
+            and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
         )
 
 

@@ -62,7 +62,7 @@ async def _read_page(
     kept = [record for record in found if record.time_ns >= since]
     shown, complete = _within_bytes(kept)
     return {
-        "records": [_encoded(record) for record in shown],
+        "records": [encoded(record) for record in shown],
         "more": not complete or len(found) >= limit,
         "head": head,
         "floor": steward.table.floor,
@@ -153,7 +153,7 @@ def _within_bytes(records: list[StoredRecord]) -> tuple[list[StoredRecord], bool
     return records, True
 
 
-def _encoded(record: StoredRecord) -> dict[str, Any]:
+def encoded(record: StoredRecord) -> dict[str, Any]:
     """The record as it was stored: nothing is re-encoded, so the reader can verify it."""
     return {
         "seq": record.seq,

@@ -37,6 +37,7 @@ from tidings.steward.lease import StewardLease
 from tidings.steward.marks import Marks, Regression
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, claim_floor, read_floor
+from tidings.steward.roster import ROSTER_HANDLERS, RosterService
 from tidings.steward.services import AGENT_HANDLERS, Handler, JoinPace, now
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
@@ -49,7 +50,7 @@ OPEN_BELOW = 0.90
 WARN_AT = 0.70
 IN_FLIGHT = 64
 MAX_ANSWER = 1_000_000
-HANDLERS: dict[tuple[str, str], Handler] = {**AGENT_HANDLERS, **HISTORY_HANDLERS, **ADMIN_HANDLERS}
+HANDLERS: dict[tuple[str, str], Handler] = {**AGENT_HANDLERS, **HISTORY_HANDLERS, **ROSTER_HANDLERS, **ADMIN_HANDLERS}
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +62,12 @@ class Pace:
     gate: float = 1.0
     retention: float = 10.0
     marks: float = 2.0
+    #: deltas of the roster are at least this far apart
+    roster: float = 0.25
+    #: and at most this far, while anyone is online
+    roster_heartbeat: float = 5.0
+    #: an agent that did not beat for so long is offline
+    presence: float = 25.0
 
 
 class Steward:
@@ -104,6 +111,7 @@ class Steward:
             await self._finish_requests()
             if self._failure is None and connection.is_connected:
                 await self._guarded(self._note_mark)
+                await self._guarded(self.roster.save)
                 await self.lease.release()
         finally:
             for task in self._tasks:
@@ -190,6 +198,8 @@ class Steward:
         for record in await read_rulings(self.js, self.subjects, head):
             self.writer.learn(record)
         self.retention = Retention(self.js, self.table, self.state)
+        self.roster = RosterService(self)
+        await self.roster.load()
 
     async def log_head(self) -> int:
         return int((await self.js.info(self.subjects.log_stream))["state"]["last_seq"])
@@ -288,6 +298,7 @@ class Steward:
             asyncio.create_task(self._every(self.pace.gate, self._tend_gate)),
             asyncio.create_task(self._every(self.pace.retention, self._retain)),
             asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
+            asyncio.create_task(self._every(self.pace.roster, self.roster.tick)),
         ]
         try:
             await asyncio.gather(*loops)
@@ -348,10 +359,14 @@ class Steward:
         return {key: settings[key] for key in ("defaults", "channels", "parts", "keep_age", "keep_bytes")}
 
     async def _on_message(self, message: Any) -> None:
-        """Junk is answered here, at once; work gets a task, so that one slow request delays nobody."""
+        """Junk is answered and beats are taken here; work gets a task, so that one slow request delays nobody."""
         self.counts["requests"] += 1
         try:
             request = parse_request(self.subjects, message.subject, message.data)
+            if request.service == "presence":
+                beaten = self.roster.beat(request)
+                await self._reply(message, answer(beaten))
+                return
             handler = HANDLERS.get((request.service, request.do))
             if handler is None:
                 raise UsageError(f"this steward has no {request.service} {request.do!r}")

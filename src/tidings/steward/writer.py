@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -44,12 +45,15 @@ class RulingWriter:
         #: hold it from the check to the write: a decision and its record are one step
         self.lock = asyncio.Lock()
         self.last_op: dict[str, tuple[str, int]] = {}
+        #: hears the subject of every record that changed something
+        self.on_effective: Callable[[str], None] = lambda _subject: None
 
     def learn(self, record: LogRecord) -> Verdict:
         """Take a record of the log into the table, and remember which operation wrote it."""
         verdict = self.table.apply(record)
         if verdict is Verdict.EFFECTIVE:
             self.last_op[record.subject] = (msgspec.json.decode(record.payload, type=_Op).op, record.seq)
+            self.on_effective(record.subject)
         return verdict
 
     async def write(self, subject: str, record: RulingRecord) -> int:

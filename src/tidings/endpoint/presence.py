@@ -1,0 +1,104 @@
+"""What this agent says of itself: a beat on every change, and one now and then while it is connected.
+
+Beats are published without a reply, so nobody waits for the steward. A graceful end beats `offline`; whoever ends
+otherwise is found offline by its silence. Attention set here decides what wakes this agent (`attention.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from nats.errors import Error as NatsError
+
+from tidings.endpoint.roster import Roster
+from tidings.endpoint.supervision import Supervision
+from tidings.errors import TidingsError, UsageError
+from tidings.wire.ids import new_id
+from tidings.wire.roster import Attention, Beat, Level, Mode, Status
+
+#: beats per time to live, rounded down: two may be lost before the steward takes us for offline
+BEATS_PER_TTL = 2.5
+#: changes closer together than this share a beat
+GATHER = 0.05
+
+
+class Presence:
+    def __init__(self, link: Supervision, roster: Roster, session: str) -> None:
+        self.link = link
+        self.roster = roster
+        self.beats = 0
+        self._said = Beat(session=session, status="idle")
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        roster.on_snapshot.append(self._changed.set)
+
+    @property
+    def said(self) -> Beat:
+        """What the last or next beat says."""
+        return self._said
+
+    @property
+    def attention(self) -> Attention:
+        return self._said.attention
+
+    def set_status(self, status: Status, activity: str | None = None) -> None:
+        self._say(status=status, activity=activity)
+
+    def set_model(self, model: str | None) -> None:
+        self._say(model=model)
+
+    def set_attention(self, mode: Mode) -> None:
+        self._say(attention={"mode": mode, "channels": self.attention.channels})
+
+    def set_channel_attention(self, pattern: str, level: Level) -> None:
+        """How loud one channel or pattern is; `normal` forgets it."""
+        channels = {key: value for key, value in self.attention.channels.items() if key != pattern}
+        if level != "normal" or any("*" in key or ">" in key for key in channels):
+            channels[pattern] = level
+        self._say(attention={"mode": self.attention.mode, "channels": channels})
+
+    def _say(self, **changes: Any) -> None:
+        try:
+            said = msgspec.convert(msgspec.to_builtins(self._said) | changes, Beat)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise UsageError(f"this cannot be said of an agent: {error}") from error
+        if said != self._said:
+            self._said = said
+            self._changed.set()
+
+    # --- beating ---
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._beat_on(), name=f"presence of {self.link.identity.name}")
+
+    async def _beat_on(self) -> None:
+        self._changed.set()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.roster.ttl / BEATS_PER_TTL):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self._beat(self._said)
+            await asyncio.sleep(GATHER)
+
+    async def _beat(self, said: Beat) -> None:
+        subject = self.link.identity.subjects.control("presence", self.link.identity.id)
+        body = {"op": new_id(), "do": "beat", **msgspec.to_builtins(said)}
+        # Boundary: while the connection is being rebuilt nobody hears a beat; the next session starts with one.
+        with suppress(TidingsError, NatsError, OSError):
+            await self.link.connection.publish(subject, json.dumps(body).encode())
+            self.beats += 1
+
+    async def close(self) -> None:
+        """Say that we are gone, if anybody hears it."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
+        with suppress(TidingsError, NatsError, OSError, TimeoutError):
+            await self.link.connection.flush(timeout=1)

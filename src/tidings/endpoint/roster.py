@@ -1,0 +1,263 @@
+"""The roster as an endpoint holds it: a snapshot, and the steward's signed deltas on top.
+
+A hole in the deltas, another term of the steward, or a key it does not know makes it ask for a new snapshot; until that
+comes the roster stays what it was and `freshness` says how old it is. It never blocks sending. The steward's key is
+followed from the anchor of this identity through the rotation records, which are verified here. What arrives on the
+roster's subject and is not the steward's word is dropped and counted in `refused`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import difflib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from tidings.broker.client import Connection, HeaderDict
+from tidings.broker.jetstream import StoredRecord
+from tidings.endpoint.supervision import Supervision
+from tidings.errors import (
+    AmbiguousPeer,
+    OutcomeUnknown,
+    StewardUnreachable,
+    TidingsError,
+    UnknownPeer,
+    UnreachableError,
+)
+from tidings.space.fold import Table
+from tidings.space.log import log_record
+from tidings.wire.message import Mention
+from tidings.wire.roster import Agent, Backstop, Delta, open_delta
+
+RETRY_PAUSE = 1.0
+REFUSED_PAUSE = 10.0
+#: snapshots of many endpoints after a steward's restart are spread over this time
+SPREAD = 0.2
+HELD = 1_000
+DEFAULT_TTL = 25.0
+
+Report = Callable[[str, Any], None]
+
+
+def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
+    """Who is meant: an id, a name, or a name in another case if only one agent has it."""
+    known = list(agents)
+    for agent in known:
+        if text in (agent.id, agent.name):
+            return agent
+    alike = [agent for agent in known if agent.name.casefold() == text.casefold()]
+    if len(alike) > 1:
+        raise AmbiguousPeer(f"{text!r} could be {', '.join(sorted(a.name for a in alike))}: say which")
+    if alike:
+        return alike[0]
+    near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
+    raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
+
+
+class Roster:
+    """Who is in the space, as of `freshness` seconds ago."""
+
+    def __init__(self, link: Supervision, report: Report) -> None:
+        self.link = link
+        self.refused: Counter[str] = Counter()
+        self.snapshots = 0
+        self.head = 0
+        self.floor = 0
+        self.backstop = Backstop()
+        #: seconds after which the steward takes a silent agent for offline
+        self.ttl = DEFAULT_TTL
+        #: hear every row of this agent itself, and every snapshot
+        self.on_own_row: list[Callable[[Agent], None]] = []
+        self.on_snapshot: list[Callable[[], None]] = []
+        self._report = report
+        self._agents: dict[str, Agent] = {}
+        self._boot, self._n = "", 0
+        self._key = link.identity.steward_key
+        self._heard: float | None = None
+        self._held: list[Delta] = []
+        self._wanted = asyncio.Event()
+        self._loaded = asyncio.Event()
+        #: set once the steward was asked for the first time, whatever came of it
+        self.asked = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        link.on_session(self._on_session)
+
+    # --- questions ---
+
+    def agents(self) -> list[Agent]:
+        """Everybody, offline ones included, by name."""
+        return sorted(self._agents.values(), key=lambda agent: (agent.name.casefold(), agent.id))
+
+    def get(self, agent_id: str) -> Agent | None:
+        return self._agents.get(agent_id)
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded.is_set()
+
+    @property
+    def freshness(self) -> float | None:
+        """Seconds since the steward last spoke; None if it never did."""
+        return None if self._heard is None else time.monotonic() - self._heard
+
+    def resolve(self, text: str) -> Agent:
+        """Who is meant by an id or a name, by what is known now."""
+        return resolve_among(self._agents.values(), text)
+
+    async def wait_loaded(self, timeout: float = 5.0) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._loaded.wait()
+        except TimeoutError:
+            raise StewardUnreachable("the roster is not known yet: the steward does not answer") from None
+
+    async def find(self, text: str, timeout: float = 5.0) -> Agent:
+        """Like `resolve`, but asks the steward once more before it says that there is nobody."""
+        await self.wait_loaded(timeout)
+        try:
+            return self.resolve(text)
+        except UnknownPeer:
+            with suppress(UnreachableError, OutcomeUnknown):
+                await self._take_snapshot(timeout)
+            return self.resolve(text)
+
+    async def mentions(self, named: Iterable[Mention | str], timeout: float = 5.0) -> list[Mention]:
+        """Mentions by name or id as mentions by both, each agent once; UnknownPeer if one is nobody."""
+        found: dict[str, Mention] = {}
+        for each in named:
+            if isinstance(each, str):
+                agent = await self.find(each, timeout)
+                each = Mention(agent.id, agent.name)
+            found.setdefault(each.id, each)
+        return list(found.values())
+
+    # --- deltas ---
+
+    async def _on_session(self, connection: Connection) -> None:
+        await connection.subscribe(self.link.identity.subjects.live_roster, cb=self._receive)
+        self._wanted.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_known(), name=f"roster of {self.link.identity.name}")
+
+    async def _receive(self, message: Any) -> None:
+        headers = message.headers
+        block = headers.block if isinstance(headers, HeaderDict) else None
+        fields = block.fields if block is not None and block.status is None else ()
+        identity = self.link.identity
+        delta = open_delta(identity.subjects, identity.space_id, self._key, message.subject, fields, message.data)
+        if isinstance(delta, str):
+            self.refused[delta] += 1
+            if delta == "signature":  # nobody but the steward can sign at all here: perhaps with a key we do not know
+                self._wanted.set()
+            return
+        self._take(delta)
+
+    def _take(self, delta: Delta) -> None:
+        if delta.boot == self._boot and delta.n <= self._n:
+            self.refused["stale"] += 1
+            return
+        if self._wanted.is_set() or delta.boot != self._boot or delta.n != self._n + 1:
+            self._held = [*self._held[-HELD:], delta]
+            self._wanted.set()
+            return
+        self._apply(delta)
+
+    def _apply(self, delta: Delta) -> None:
+        self._n, self._heard = delta.n, time.monotonic()
+        self.head, self.floor, self.backstop = delta.head, delta.floor, delta.backstop
+        changed = [row for row in delta.rows if self._put(row)]
+        gone = [self._agents.pop(each) for each in delta.gone if each in self._agents]
+        self._tell([*changed, *(replace(agent, status="offline", attention=None) for agent in gone)])
+
+    def _put(self, row: Agent) -> bool:
+        before = self._agents.get(row.id)
+        self._agents[row.id] = row
+        if row.id == self.link.identity.id:
+            for hear in self.on_own_row:
+                hear(row)
+        return before is None or replace(before, last_seen=row.last_seen) != row
+
+    def _tell(self, changed: list[Agent]) -> None:
+        for agent in changed:
+            self._report("presence", agent)
+        if changed:
+            self._report("roster", self)
+
+    # --- snapshots ---
+
+    async def _keep_known(self) -> None:
+        """One snapshot at a time, whenever one is wanted, for as long as it takes."""
+        while True:
+            await self._wanted.wait()
+            pause = random.uniform(SPREAD / 2, SPREAD)
+            try:
+                await self.link.ready(30)
+                await self._take_snapshot()
+            except (UnreachableError, OutcomeUnknown):
+                pause = RETRY_PAUSE
+            except TidingsError as error:
+                self._report("error", error)
+                pause = REFUSED_PAUSE
+            self.asked.set()
+            await asyncio.sleep(pause)
+
+    async def _take_snapshot(self, timeout: float = 5.0) -> None:
+        async with self._lock:
+            first = page = await self.link.call("roster", "snapshot", timeout=timeout)
+            lines = list(page["rows"])
+            while page["next"] is not None:
+                page = await self.link.call("roster", "snapshot", after=page["next"], timeout=timeout)
+                if page["boot"] != first["boot"]:
+                    raise StewardUnreachable("the steward changed while it was asked for the roster")
+                lines += page["rows"]
+            self._adopt(first, [msgspec.convert(line, Agent) for line in lines])
+
+    def _adopt(self, first: dict[str, Any], rows: list[Agent]) -> None:
+        if first["boot"] == self._boot and first["n"] < self._n and not self._wanted.is_set():
+            return  # deltas were quicker
+        self._key = self._follow_key(first["rotations"])
+        held, self._held = self._held, []
+        self._wanted.clear()
+        self._boot, self._n, self._heard = first["boot"], first["n"], time.monotonic()
+        self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
+        self.backstop = msgspec.convert(first["backstop"], Backstop)
+        gone = self._agents.keys() - {row.id for row in rows}
+        lost = [replace(self._agents.pop(each), status="offline", attention=None) for each in gone]
+        changed = [row for row in rows if self._put(row)]
+        self.snapshots += 1
+        if self.loaded:
+            self._tell([*changed, *lost])
+        else:
+            self._loaded.set()
+            self._report("roster", self)
+        for delta in held:
+            if delta.boot != self._boot or delta.n > self._n:
+                self._take(delta)
+        for hear in self.on_snapshot:
+            hear()
+
+    def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
+        """The key in force by records that verify from the anchor; what does not verify changes nothing."""
+        identity = self.link.identity
+        chain = Table(identity.subjects, identity.space_id, identity.steward_key)
+        for line in sorted(rotations, key=lambda each: int(each["seq"])):
+            headers, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
+            stored = StoredRecord(int(line["seq"]), int(line["time_ns"]), line["subject"], headers, payload)
+            if chain.apply(log_record(stored)).is_void:
+                self.refused["rotation"] += 1
+        return chain.steward_key
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

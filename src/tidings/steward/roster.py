@@ -1,0 +1,330 @@
+"""The steward's roster: who is here, kept in memory from beats, told to everybody as signed deltas.
+
+`RosterTable` is the state, pure and without a clock; `RosterService` publishes what changed and answers snapshots. The
+directory is every agent that is not revoked, offline ones included. Names and roles are the access record's; status,
+activity and model are the agent's own word. Several sessions of one agent may beat: the one that receives speaks for
+it while it lives, else the one that beat first. An unchanged beat costs no delta, and no message gets a task.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from nats.errors import Error as NatsError
+
+from tidings.errors import ConflictError, UsageError
+from tidings.steward.history import encoded
+from tidings.steward.requests import Request
+from tidings.steward.services import Answer, Handler, access_of
+from tidings.wire.roster import Agent, Backstop, Beat, Delta, read_beat, sign_delta
+from tidings.wire.rulings import Access
+from tidings.wire.subjects import AccessSubject
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+#: bytes of rows in one delta or page
+PAGE_BYTES = 256 * 1024
+SESSIONS_KEPT = 8
+SEEN_KEY = "roster.seen"
+SEEN_KEPT = 2_000
+SAVE_EVERY = 60.0
+#: how far ahead of this clock the number of a session may be; numbers are milliseconds, and clocks differ
+CLOCK_SLACK_MS = 86_400_000
+log = logging.getLogger(__name__)
+
+AccessOf = Callable[[str], Access | None]
+
+
+@dataclass(slots=True)
+class _Session:
+    beat: Beat
+    heard: float
+
+
+@dataclass(slots=True)
+class _Presence:
+    """What is known of one agent beyond its access record."""
+
+    sessions: dict[str, _Session] = field(default_factory=dict)
+    last_seen: float | None = None
+    #: the session that receives, and its number
+    holder: str | None = None
+    number: int | None = None
+
+    def speaks(self) -> Beat | None:
+        if self.holder in self.sessions:
+            return self.sessions[self.holder].beat
+        return next((session.beat for session in self.sessions.values()), None)
+
+
+class RosterTable:
+    """Presence of every agent. `heard` times are monotonic, `seen` times are for people."""
+
+    def __init__(self, access: AccessOf, ttl: float) -> None:
+        self.ttl = ttl
+        self._access = access
+        self._presence: dict[str, _Presence] = {}
+        self._told: dict[str, Agent] = {}
+        self._changed: set[str] = set()
+        self._swept: float | None = None
+
+    # --- what happens ---
+
+    def admit(self, ids: Iterable[str]) -> None:
+        """These access records are new or changed."""
+        self._changed.update(ids)
+
+    def remember(self, seen: dict[str, float]) -> None:
+        for owner, when in seen.items():
+            self._of(owner).last_seen = when
+
+    def beat(self, owner: str, beat: Beat, heard: float, seen: float) -> None:
+        presence = self._of(owner)
+        before = presence.speaks()
+        if beat.status == "offline":
+            presence.sessions.pop(beat.session, None)
+        elif (session := presence.sessions.get(beat.session)) is not None:
+            session.beat, session.heard = beat, heard
+        else:
+            if len(presence.sessions) >= SESSIONS_KEPT:
+                del presence.sessions[min(presence.sessions, key=lambda key: presence.sessions[key].heard)]
+            presence.sessions[beat.session] = _Session(beat, heard)
+        presence.last_seen = seen
+        if presence.speaks() != before:
+            self._changed.add(owner)
+
+    def sweep(self, now: float) -> None:
+        """Forget sessions that were silent for too long. If it was us who slept, nobody was silent."""
+        slept, self._swept = now - (self._swept if self._swept is not None else now), now
+        for owner, presence in self._presence.items():
+            for key, session in list(presence.sessions.items()):
+                if slept > self.ttl / 2:
+                    session.heard += slept
+                elif now - session.heard > self.ttl:
+                    del presence.sessions[key]
+                    self._changed.add(owner)
+
+    def take(self, owner: str, session: str, held: int | None, now_ms: int) -> tuple[int, bool]:
+        """Give the receiving session to `session`, unless it `held` one that is older than another's.
+
+        The second answer is whether it is superseded. Numbers are milliseconds, so that a steward that remembers
+        nothing still gives higher ones than the steward before it.
+        """
+        presence = self._of(owner)
+        current = presence.number or 0
+        if presence.holder == session and current:
+            return current, False
+        if held is not None and held < current:
+            return current, True
+        presence.number = held if held is not None else max(current + 1, now_ms)
+        presence.holder = session
+        self._changed.add(owner)
+        return presence.number, False
+
+    # --- what is told ---
+
+    def row(self, owner: str) -> Agent | None:
+        """The agent as others see it; None if it is not one, or no longer."""
+        access = self._access(owner)
+        if access is None or access.revoked:
+            return None
+        presence = self._presence.get(owner) or _Presence()
+        said = presence.speaks()
+        row = Agent(
+            id=owner,
+            name=access.name,
+            roles=access.roles,
+            last_seen=presence.last_seen,
+            session=presence.number,
+        )
+        if said is None:
+            return row
+        return replace(row, status=said.status, activity=said.activity, model=said.model, attention=said.attention.mode)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._changed)
+
+    @property
+    def anyone_online(self) -> bool:
+        return any(presence.sessions for presence in self._presence.values())
+
+    def news(self) -> tuple[list[Agent], list[str]]:
+        """Rows that differ from what was told, and ids that are gone. What is answered counts as told."""
+        rows, gone = [], []
+        for owner in sorted(self._changed):
+            row, told = self.row(owner), self._told.get(owner)
+            if row is None:
+                self._presence.pop(owner, None)
+                if self._told.pop(owner, None) is not None:
+                    gone.append(owner)
+            elif told is None or replace(told, last_seen=row.last_seen) != row:
+                self._told[owner] = row
+                rows.append(row)
+        self._changed.clear()
+        return rows, gone
+
+    def after(self, owner: str) -> list[Agent]:
+        """Every row whose id sorts after `owner`, in order."""
+        known = self._told.keys() | self._changed
+        return [row for each in sorted(known) if each > owner and (row := self.row(each)) is not None]
+
+    def seen(self) -> dict[str, float]:
+        """When each agent was last seen, the latest ones."""
+        found = [(p.last_seen, owner) for owner, p in self._presence.items() if p.last_seen is not None]
+        return {owner: when for when, owner in sorted(found, reverse=True)[:SEEN_KEPT]}
+
+    def _of(self, owner: str) -> _Presence:
+        return self._presence.setdefault(owner, _Presence())
+
+
+def pages(rows: list[Agent], limit: int = PAGE_BYTES) -> list[list[Agent]]:
+    """The rows in pages of at most `limit` bytes, at least one row each."""
+    found: list[list[Agent]] = []
+    used = 0
+    for row in rows:
+        size = len(msgspec.json.encode(row)) + 1
+        if not found or used + size > limit:
+            found.append([])
+            used = 0
+        found[-1].append(row)
+        used += size
+    return found
+
+
+class RosterService:
+    """The roster of one steward's term: beats in, deltas and snapshots out."""
+
+    def __init__(self, steward: Steward) -> None:
+        self.steward = steward
+        self.boot = steward.lease.holder_id
+        self.n = 0
+        self.table = RosterTable(lambda owner: steward.table.access_at(owner, steward.position), steward.pace.presence)
+        self._published = float("-inf")
+        self._swept = 0.0
+        self._saved = time.monotonic()
+        self._saved_seen: dict[str, float] = {}
+        self._rotations: dict[int, dict[str, Any]] = {}
+
+    async def load(self) -> None:
+        """Start from the access records, and from when each agent was last seen."""
+        entry = await self.steward.state.get(SEEN_KEY)
+        if entry is not None:
+            self._saved_seen = {str(owner): float(when) for owner, when in entry.value.get("seen", {}).items()}
+            self.table.remember(self._saved_seen)
+        self.table.admit(self.steward.table.owners())
+        self.steward.writer.on_effective = self._ruled
+
+    def _ruled(self, subject: str) -> None:
+        parsed = self.steward.subjects.parse(subject)
+        if isinstance(parsed, AccessSubject):
+            self.table.admit([parsed.owner])
+
+    def beat(self, request: Request) -> Answer:
+        if request.do != "beat":
+            raise UsageError(f"this steward has no presence {request.do!r}")
+        access_of(self.steward, request.sender)
+        self.table.beat(request.sender, read_beat(request.arguments), time.monotonic(), time.time())
+        return {"boot": self.boot}
+
+    async def tick(self) -> None:
+        """Tell what changed, or at least that we live, while anybody is there to hear it."""
+        now = time.monotonic()
+        if now - self._swept >= self.table.ttl / 25:
+            self._swept = now
+            self.table.sweep(now)
+        due = now - self._published >= self.steward.pace.roster_heartbeat and (self.table.anyone_online or not self.n)
+        if (self.table.has_news or due) and self.steward.lease.is_fresh:
+            await self._publish(due=due)
+        if now - self._saved >= SAVE_EVERY:
+            await self.save()
+
+    async def _publish(self, *, due: bool) -> None:
+        facts = await self.facts()
+        rows, gone = self.table.news()
+        if not rows and not gone and not due:
+            return
+        parts = pages(rows) or [[]]
+        for number, part in enumerate(parts):
+            self.n += 1
+            delta = Delta(boot=self.boot, n=self.n, rows=tuple(part), gone=() if number else tuple(gone), **facts)
+            payload, headers = sign_delta(self.steward.writer.key, self.steward.info.id, delta)
+            try:
+                await self.steward.js.connection.publish(self.steward.subjects.live_roster, payload, headers=headers)
+            except (NatsError, OSError) as error:
+                log.warning("delta %d was not published (%s): readers see the hole and ask", self.n, error)
+        self._published = time.monotonic()
+
+    async def facts(self) -> dict[str, Any]:
+        floor = self.steward.table.floor
+        return {
+            "head": await self.steward.log_head(),
+            "floor": floor,
+            "backstop": Backstop(running=False, behind=None, floor=floor),
+        }
+
+    async def save(self) -> None:
+        """Keep when each agent was last seen, for the steward after this one. Losing it costs nobody a message."""
+        self._saved = time.monotonic()
+        seen = self.table.seen()
+        if seen == self._saved_seen:
+            return
+        entry = await self.steward.state.get(SEEN_KEY)
+        try:
+            await self.steward.state.put(SEEN_KEY, {"seen": seen}, entry.revision if entry else 0)
+        except ConflictError as error:
+            log.warning("last-seen times were not kept: %s", error)
+        else:
+            self._saved_seen = seen
+
+    async def rotations(self) -> list[dict[str, Any]]:
+        """The records that named a new steward key, as they are stored: readers follow them from their anchor."""
+        for seq in self.steward.table.rotations:
+            if seq not in self._rotations:
+                stored = await self.steward.js.at(self.steward.subjects.log_stream, seq)
+                if stored is not None:
+                    self._rotations[seq] = encoded(stored)
+        return [self._rotations[seq] for seq in self.steward.table.rotations if seq in self._rotations]
+
+
+async def snapshot(steward: Steward, request: Request) -> Answer:
+    """A page of the directory, in order of ids; `after` continues it. Deltas above the first page's `n` come on top."""
+    access_of(steward, request.sender)
+    after = request.optional("after", str) or ""
+    roster = steward.roster
+    facts = await roster.facts()
+    rotations = [] if after else await roster.rotations()
+    found = pages(roster.table.after(after))
+    page = found[0] if found else []
+    return {
+        "boot": roster.boot,
+        "n": roster.n,
+        "rows": msgspec.to_builtins(page),
+        "next": page[-1].id if len(found) > 1 else None,
+        "ttl": roster.table.ttl,
+        "rotations": rotations,
+        **msgspec.to_builtins(facts),
+    }
+
+
+async def take_session(steward: Steward, request: Request) -> Answer:
+    """Receive as this session. `held`: the number it had, so that asking again never wins over a newer one."""
+    access_of(steward, request.sender)
+    session, held = request.text("session"), request.optional("held", int)
+    now_ms = time.time_ns() // 1_000_000
+    if not 8 <= len(session) <= 64 or (held is not None and not 0 < held <= now_ms + CLOCK_SLACK_MS):
+        raise UsageError("session take needs `session` (8 to 64 characters) and, if one was held, its number as `held`")
+    number, superseded = steward.roster.table.take(request.sender, session, held, now_ms)
+    return {"number": number, "superseded": superseded, "boot": steward.roster.boot}
+
+
+ROSTER_HANDLERS: dict[tuple[str, str], Handler] = {
+    ("roster", "snapshot"): snapshot,
+    ("session", "take"): take_session,
+}

@@ -1,0 +1,134 @@
+"""Presence on the wire: what an agent beats, a row of the roster, and the signed delta every agent hears.
+
+A beat is a claim about the sender's own state and nothing else: name and roles of a row come from the access record.
+Channel names are known only to those who may read them, so a row tells the mode of an agent's attention and never its
+per-channel levels. Anybody can make an answer of the broker arrive on `td.S.live.roster`: `open_delta` takes only what
+came on exactly that subject with the steward's signature over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidings.errors import MalformedMessage, UsageError
+from tidings.wire import rulings, strict_json
+from tidings.wire.headers import Fields, values_of
+from tidings.wire.keys import KeyPair
+from tidings.wire.names import check_pattern
+from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.subjects import Subjects
+
+Status = Literal["idle", "working", "waiting", "offline"]
+Mode = Literal["open", "dnd", "focus"]
+Level = Literal["normal", "quiet", "muted"]
+
+#: the destination under the signature of a delta: the subject after `td.S.`
+DESTINATION = "live.roster"
+MAX_ACTIVITY = 200
+MAX_LEVELS = 64
+# no control characters: a row ends in terminals and logs
+_LINE = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*(?![\s\S])"
+Activity = Annotated[str, Meta(max_length=MAX_ACTIVITY, pattern=_LINE)]
+Model = Annotated[str, Meta(max_length=100, pattern=_LINE)]
+Session = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{8,64}(?![\s\S])")]
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """What may wake an agent: a mode for everything, and a level for each channel or pattern it names."""
+
+    mode: Mode = "open"
+    channels: dict[str, Level] = {}
+
+    def __post_init__(self) -> None:
+        if len(self.channels) > MAX_LEVELS:
+            raise ValueError(f"attention names at most {MAX_LEVELS} channels or patterns, not {len(self.channels)}")
+        for pattern in self.channels:
+            check_pattern(pattern)
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """`ctl.presence`: the state of one session of an agent."""
+
+    session: Session
+    status: Status
+    activity: Activity | None = None
+    attention: Attention = Attention()
+    model: Model | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """A row of the roster. `last_seen` of somebody online is as old as the row; of somebody offline it is exact."""
+
+    id: str
+    name: str
+    roles: tuple[str, ...] = ()
+    status: Status = "offline"
+    activity: str | None = None
+    model: str | None = None
+    #: mode of its attention; None while it is offline
+    attention: Mode | None = None
+    #: seconds since 1970; None if nobody remembers
+    last_seen: float | None = None
+    #: number of the session that receives for this agent; a higher one supersedes a lower one
+    session: int | None = None
+
+    @property
+    def online(self) -> bool:
+        return self.status != "offline"
+
+
+class Backstop(msgspec.Struct, frozen=True):
+    """How far durable copies are: whether somebody makes them, how many records they lag, and where they are."""
+
+    running: bool = False
+    behind: int | None = None
+    floor: Count = 0
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed since the delta before it. `n` counts without holes while `boot`, the steward's term, lasts."""
+
+    boot: str
+    n: Count
+    rows: tuple[Agent, ...] = ()
+    gone: tuple[str, ...] = ()
+    head: Count = 0
+    floor: Count = 0
+    backstop: Backstop = Backstop()
+
+
+def read_beat(fields: Any) -> Beat:
+    """A beat from the arguments of a request; UsageError says what is wrong with it."""
+    try:
+        return msgspec.convert(dict(fields), Beat, strict=True)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"this is not a beat: {str(error)[:300]}") from error
+
+
+def sign_delta(key: KeyPair, space_id: str, delta: Delta) -> tuple[bytes, dict[str, str]]:
+    """Payload and headers of a delta."""
+    payload = msgspec.json.encode(delta)
+    return payload, {SIGNATURE_HEADER: rulings.sign_ruling(key, space_id, DESTINATION, payload)}
+
+
+def open_delta(
+    subjects: Subjects, space_id: str, steward_key: str, subject: str, headers: Fields, payload: bytes
+) -> Delta | str:
+    """The delta, or the reason it is dropped: `wrong_subject`, `unsigned`, `signature`, `malformed`."""
+    if subject != subjects.live_roster:
+        return "wrong_subject"
+    signatures = values_of(headers, SIGNATURE_HEADER)
+    if len(signatures) != 1:
+        return "unsigned"
+    if not rulings.verify_ruling(signatures[0], space_id, steward_key, DESTINATION, payload):
+        return "signature"
+    try:
+        return msgspec.convert(strict_json.loads(payload), Delta)
+    except (msgspec.ValidationError, MalformedMessage):
+        return "malformed"

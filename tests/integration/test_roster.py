@@ -1,0 +1,345 @@
+"""The roster on a real space: presence, forged deltas, sessions, names, and coming back."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import tidings
+from tidings.broker.private_files import write_private
+from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire.keys import KeyPair
+from tidings.wire.roster import Agent, Delta, sign_delta
+
+
+def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+
+
+def row(endpoint: tidings.Endpoint, name: str) -> Agent:
+    return next(agent for agent in endpoint.roster.agents() if agent.name == name)
+
+
+async def sees(endpoint: tidings.Endpoint, name: str, status: str, within: float = 10) -> Agent:
+    await eventually(lambda: row(endpoint, name).status == status, within=within, what=f"{name} is {status}")
+    return row(endpoint, name)
+
+
+async def vanish(endpoint: tidings.Endpoint) -> None:
+    """The end of a process that had no time to say goodbye."""
+    assert endpoint.presence._task is not None
+    endpoint.presence._task.cancel()
+    await endpoint.link.stop()
+
+
+async def test_who_lists_everybody_with_name_roles_and_state(space: RealSpace) -> None:
+    await space.add("ada", roles=["reviewer"])
+    await space.add("bob")
+    async with connect(space, "ada") as ada:
+        await sees(ada, "ada", "idle")
+        agents = await ada.who()
+        assert [(a.name, a.roles, a.online) for a in agents] == [("ada", ("reviewer",), True), ("bob", (), False)]
+        async with connect(space, "bob") as bob:
+            await sees(ada, "bob", "idle")
+            heard: list[Agent] = []
+            ada.on("presence", heard.append)
+            bob.set_model("a-model")
+            bob.set_attention("dnd")
+            bob.set_status("working", "reading the tests")
+            found = await sees(ada, "bob", "working")
+            assert (found.activity, found.model, found.attention) == ("reading the tests", "a-model", "dnd")
+            assert [agent.name for agent in heard][-1] == "bob"
+        gone = await sees(ada, "bob", "offline", within=1.5)
+        assert (gone.attention, gone.activity) == (None, None), "offline at once, and nothing is claimed for it"
+        assert gone.last_seen is not None
+        assert ada.roster.freshness is not None
+        assert ada.roster.freshness < 5
+
+
+async def test_a_process_that_dies_is_offline_once_it_was_silent_for_its_time(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada:
+        bob = connect(space, "bob")
+        await bob.open()
+        await sees(ada, "bob", "idle")
+        await vanish(bob)
+        await sees(ada, "bob", "offline")
+        assert row(ada, "ada").online, "who beats stays"
+        await bob.close()
+
+
+async def test_unchanged_beats_make_no_news_and_the_heartbeat_tells_the_head(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada:
+        await sees(ada, "ada", "idle")
+        changes: list[Agent] = []
+        ada.on("presence", changes.append)
+        receipt = await ada.send("general", "hello")
+        beats = ada.presence.beats
+        await eventually(lambda: ada.roster.head >= receipt.seq and ada.presence.beats >= beats + 2)
+        assert changes == []
+        assert (ada.roster.backstop.running, ada.roster.backstop.behind) == (False, None)
+        assert ada.roster.snapshots == 1
+
+
+async def test_an_agent_that_is_added_or_revoked_appears_and_goes(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada:
+        await space.add("bob", roles=["builder"])
+        await eventually(lambda: "bob" in {a.name for a in ada.roster.agents()})
+        assert row(ada, "bob").roles == ("builder",)
+        async with space.administer() as admin:
+            await admin.revoke("bob")
+        await eventually(lambda: "bob" not in {a.name for a in ada.roster.agents()})
+        assert ada.roster.snapshots == 1
+
+
+async def test_what_others_put_on_the_rosters_subject_is_dropped_and_counted(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("mal")
+    async with connect(space, "ada") as ada, space.agent("mal") as mal, space.core() as core:
+        live = space.subjects.live_roster
+        before = ada.roster.agents()
+        await mal.connection.publish(space.subjects.chat(mal.id, "general"), b"{}", reply=live)
+        await mal.connection.publish(space.subjects.control("roster", mal.id), b"junk", reply=live)
+        await mal.connection.flush()
+        await eventually(lambda: ada.roster.refused["unsigned"] >= 2, what="both strays are counted")
+        assert await mal.refused(lambda: mal.connection.publish(live, b"{}")), "the broker lets no agent publish there"
+
+        assert space.steward is not None
+        forged = Delta(boot=space.steward.roster.boot, n=space.steward.roster.n + 1, gone=(ada.id,))
+        payload, headers = sign_delta(KeyPair.generate(), space.info.id, forged)
+        await core.connection.publish(live, payload, headers=headers)
+        await core.connection.publish(live, b"\x00junk", headers=headers)
+        await core.connection.flush()
+        await eventually(lambda: ada.roster.refused["signature"] >= 2)
+        assert [a.id for a in ada.roster.agents()] == [a.id for a in before]
+        mine, signed = sign_delta(space.steward.writer.key, space.info.id, Delta(boot=space.steward.roster.boot, n=1))
+        await core.connection.publish(live, mine, headers=signed)
+        await core.connection.flush()
+        await eventually(lambda: ada.roster.refused["stale"] == 1, what="a replayed delta is dropped")
+
+
+async def test_a_hole_in_the_deltas_is_filled_by_a_snapshot(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    assert space.steward is not None
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        await sees(ada, "bob", "idle")
+        taken = ada.roster.snapshots
+        space.steward.roster.n += 1
+        bob.set_status("waiting")
+        await sees(ada, "bob", "waiting")
+        await eventually(lambda: ada.roster.snapshots > taken)
+        bob.set_status("working")
+        await sees(ada, "bob", "working")
+
+
+async def test_a_restarted_steward_knows_who_is_here_and_when_others_were_seen(space: RealSpace) -> None:
+    for name in ("ada", "bob", "eve"):
+        await space.add(name)
+    async with connect(space, "eve"):
+        pass
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        await sees(ada, "bob", "idle")
+        seen, number = (await sees(ada, "eve", "offline")).last_seen, bob.session.number
+        await space.stop_steward()
+        assert len(await ada.who()) == 3, "the roster stays what it was"
+        assert (await ada.send("general", "still works", mentions=["bob"])).seq
+        boot = ada.roster._boot
+        await space.start_steward()
+        await eventually(lambda: ada.roster._boot != boot)
+        bob.set_status("working")
+        await sees(ada, "bob", "working")
+        assert row(ada, "eve").last_seen == seen
+        await eventually(lambda: row(ada, "bob").session == number, what="the steward is told the session again")
+        assert not bob.session.superseded.is_set()
+
+
+async def test_without_a_steward_an_endpoint_opens_sends_and_learns_the_roster_later(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.stop_steward()
+    async with connect(space, "ada") as ada:
+        assert (await ada.send("general", "hello")).seq
+        assert (ada.roster.loaded, ada.roster.freshness) == (False, None)
+        with pytest.raises(TidingsError, match="not known yet"):
+            await ada.who(timeout=0.1)
+        await space.start_steward()
+        assert [agent.name for agent in await ada.who(timeout=10)] == ["ada"]
+
+
+async def test_the_roster_is_followed_through_a_rotation_of_the_stewards_key(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+
+    async def rotate() -> None:
+        write_private(space.home.creds / "steward.key.next", KeyPair.generate().seed + "\n")
+        async with space.administer() as admin:
+            await admin.ask("rotate_key")
+
+    async with connect(space, "ada") as ada:
+        await rotate()
+        await rotate()
+        async with connect(space, "bob") as bob:
+            assert space.steward is not None
+            assert bob.roster._key == space.steward.writer.key.id != bob.identity.steward_key
+            await sees(ada, "bob", "idle")
+            bob.set_status("working")
+            await sees(ada, "bob", "working")
+            assert ada.roster.refused["rotation"] == bob.roster.refused["rotation"] == 0
+
+
+async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada, space.core() as core:
+        stored = await core.last(space.subjects.log_stream, space.subjects.access(ada.id))
+        assert stored is not None
+        line: dict[str, Any] = {"seq": 7, "time_ns": 0, "subject": space.subjects.space_record, "headers": ""}
+        line["payload"] = "eyJvcCI6IngiLCJzdGV3YXJkX2tleSI6IlgifQ=="
+        assert ada.roster._follow_key([line]) == ada.identity.steward_key
+        assert ada.roster.refused["rotation"] == 1
+
+
+# --- sessions ---
+
+
+async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_send(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as older:
+        told: list[Any] = []
+        older.on("superseded", told.append)
+        await ada.send("general", "one")
+        assert (await older.next_message(10)).text == "one"
+        waiting = asyncio.create_task(older.next_message(20))
+        async with connect(space, "bob", channels=["general"]) as newer:
+            with pytest.raises(Superseded):
+                await waiting
+            assert told == [older.session.number]
+            assert older.session.superseded.is_set()
+            with pytest.raises(Superseded):
+                await older.join("general")
+            with pytest.raises(Superseded):
+                async for _ in older.messages():
+                    pass
+            await ada.send("general", "two")
+            texts = [(await newer.next_message(10)).text for _ in range(2)]
+            assert texts == ["one", "two"], "what the older one did not settle for both comes again, then what is new"
+            assert (await older.send("general", "from the older one")).seq
+            older.reconnect()
+            await eventually(lambda: older.link.rebuilds == 1)
+            await ada.send("general", "three")
+            assert (await newer.next_message(10)).text == "three"
+            assert len(older.inbox) == 0
+            assert not newer.session.superseded.is_set()
+        assert row(ada, "bob").online, "the older one lives, so bob does"
+
+
+async def test_a_session_that_was_cut_off_meanwhile_learns_it_when_it_is_back(space: RealSpace) -> None:
+    await space.add("bob")
+    async with connect(space, "bob", channels=["general"]) as older:
+        older.link._open, opening = _never, older.link._open  # type: ignore[method-assign]
+        older.reconnect()
+        await eventually(lambda: older.state == "reconnecting")
+        async with connect(space, "bob", channels=["general"]) as newer:
+            older.link._open = opening  # type: ignore[method-assign]
+            await eventually(older.session.superseded.is_set, what="the older one is told", within=15)
+            assert not newer.session.superseded.is_set()
+
+
+async def _never() -> None:
+    raise ConnectionRefusedError
+
+
+async def test_sending_history_and_who_take_no_session(space: RealSpace) -> None:
+    await space.add("bob")
+    async with connect(space, "bob", channels=["general"]) as receiver:
+        async with connect(space, "bob") as second:
+            await second.send("general", "hello")
+            await second.history("general")
+            await second.who()
+            assert second.session.number is None
+            second.set_status("working")
+            await eventually(lambda: second.presence.beats >= 2)
+        await eventually(lambda: receiver.presence.beats >= 4)
+        assert not receiver.session.superseded.is_set()
+        assert (row(receiver, "bob").status, row(receiver, "bob").session) == ("idle", receiver.session.number)
+
+
+# --- names and attention ---
+
+
+async def test_mentions_are_resolved_and_a_mention_of_nobody_is_refused_before_sending(space: RealSpace) -> None:
+    await space.add("ada", roles=["reviewer"])
+    for name in ("bob", "Bob", "carol"):
+        await space.add(name)
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        await ada.send("general", "hello", mentions=["bob", bob.id, "CAROL"])
+        message = await bob.next_message(10)
+        assert [mention.name for mention in message.mentions] == ["bob", "carol"]
+        assert message.mentions_me
+        assert message.sender.role == "reviewer"
+        with pytest.raises(UnknownPeer, match="did you mean carol"):
+            await ada.send("general", "hello", mentions=["carrol"])
+        with pytest.raises(AmbiguousPeer, match="Bob, bob"):
+            await ada.send("general", "hello", mentions=["BOB"])
+        assert len(await ada.history("general")) == 1, "nothing was sent"
+        await space.add("dave")
+        assert (await ada.send("general", "hello", mentions=["dave"])).warnings == (), "known without waiting"
+
+
+async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> None:
+    await space.add("ada", manage=["general"])
+    await space.add("bob")
+    async with connect(space, "ada") as ada:
+        settings: dict[str, Any] = {"channel": "general", "class": "live"}
+        await ada.link.call("channel", "set", **settings)
+        assert (await ada.send("general", "hello", mentions=["bob"])).warnings == (), "its class is not known yet"
+        await ada.join("general")
+        assert "live channel" in (await ada.send("general", "hello", mentions=["bob"])).warnings[0]
+        assert (await ada.send("general", "hello")).warnings == ()
+
+
+async def test_attention_decides_what_wakes_and_never_what_arrives(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        bob.set_attention("dnd")
+        await ada.send("general", "chatter")
+        await ada.send("general", "urgent", priority="now")
+        await ada.send("general", "for bob", mentions=["bob"])
+        bob_heard = {m.text: m.wakes for m in [await bob.next_message(10) for _ in range(3)]}
+        assert bob_heard == {"chatter": False, "urgent": True, "for bob": True}
+        bob.set_channel_attention("general", "muted")
+        await ada.send("general", "again", mentions=["bob"])
+        assert (await bob.next_message(10)).wakes is False
+
+
+async def test_every_request_of_these_services_is_answered_and_junk_is_counted(space: RealSpace) -> None:
+    await space.add("ada")
+    assert space.steward is not None
+    bodies: list[bytes] = [
+        b"",
+        b"junk",
+        b'{"op":"12345678","do":"nonsense"}',
+        b'{"op":"12345678","do":"beat"}',
+        b'{"op":"12345678","do":"beat","session":"session-1","status":"dancing"}',
+        b'{"op":"12345678","do":"snapshot","after":7}',
+        b'{"op":"12345678","do":"take"}',
+        b'{"op":"12345678","do":"take","session":"session-1","held":99999999999999999}',
+    ]
+    async with space.agent("ada") as ada:
+        for service in ("presence", "roster", "session"):
+            for body in bodies:
+                reply = await ada.connection.request(space.subjects.control(service, ada.id), body, timeout=5)
+                assert json.loads(reply.data)["ok"] is False, (service, body)
+        beat = {"session": "session-1", "status": "idle"}
+        assert (await ada.control.call("presence", "beat", **beat))["boot"] == space.steward.roster.boot
+        refused = space.steward.counts["refused"]
+        await ada.connection.publish(space.subjects.control("presence", ada.id), b"junk")
+        await ada.connection.flush()
+        assert await eventually(lambda: space.steward is not None and space.steward.counts["refused"] == refused + 1)
