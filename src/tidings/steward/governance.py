@@ -57,6 +57,7 @@ async def revoke(steward: Steward, request: Request) -> Answer:
             seq = await steward.writer.write(steward.subjects.access(owner), record)
         closed = await close_uncovered(steward, owner)
         await remove_mailboxes(steward, owner)
+    await steward.mail.give_back(owner)
     return {"seq": seq, "closed": closed}
 
 
@@ -135,7 +136,7 @@ async def remove_mailboxes(steward: Steward, owner: str) -> None:
         except ApiError as error:
             if error.err_code != NO_CONSUMER:
                 raise
-    # Direct messages stay for a grace: `mail.py` tells their senders before it removes them.
+    # Direct messages are left to `mail.py`, which tells their senders before it removes them.
     await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
 
 

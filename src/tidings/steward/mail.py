@@ -2,7 +2,7 @@
 
     read and archived     goes, below min(ack floor of the target's consumer, archive floor)
     unread for too long   goes once archived; its sender is told `expired`
-    to nobody             target never added, or revoked: goes after a grace; its sender is told `undeliverable`
+    to nobody             target never added: goes after a grace; revoked: at once; its sender is told `undeliverable`
 
 The archive counts unless the space record switches it off; not starting it is not switching it off. An ack floor is
 acted on one round after it was seen, so that a receipt which speaks of the record still finds it. Telling comes before
@@ -54,6 +54,16 @@ class Mail:
         removed += await self._remove_expired(floors, archived)
         self._floors = floors
         self._cut = {target: cut for target, cut in self._cut.items() if target in floors}
+        self.removed += removed
+        return removed
+
+    async def give_back(self, target: str) -> int:
+        """Empty the mailbox of a revoked agent now, its senders told. If that is interrupted, a later round does it."""
+        inbox = self.steward.subjects.direct_inbox(target)
+        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        removed = 0
+        async for page in self.steward.js.read(self.stream, inbox, 1, head):
+            removed += await self._tell_and_remove(page, "undeliverable")
         self.removed += removed
         return removed
 
