@@ -29,6 +29,7 @@
     ├── OutcomeUnknown              it may have happened or not; read before you repeat
     ├── UnhealthyError              it runs, but not as promised
     │   ├── LogFull                 the gate is closed: no new messages until space is made
+    │   ├── MailboxFull             too many unread messages of yours in somebody's mailbox
     │   ├── LogRegressed            the log went backwards (power cut, restore)
     │   ├── LogGap                  a sequence is missing above the floor
     │   └── StreamMismatch          a stream exists with settings we cannot reconcile
@@ -167,6 +168,10 @@ class UnhealthyError(TidingsError):
 
 class LogFull(UnhealthyError):
     code = "log_full"
+
+
+class MailboxFull(UnhealthyError):
+    code = "mailbox_full"
 
 
 class LogRegressed(UnhealthyError):

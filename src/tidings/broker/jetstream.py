@@ -131,6 +131,17 @@ class JetStream:
     async def info(self, stream: str) -> dict[str, Any]:
         return dict(await self.api(f"STREAM.INFO.{stream}"))
 
+    async def subjects_of(self, stream: str, subject_filter: str) -> list[str]:
+        """The subjects of a filter that have records now."""
+        found: list[str] = []
+        while True:
+            body = {"subjects_filter": subject_filter, "offset": len(found)}
+            answer = await self.api(f"STREAM.INFO.{stream}", body)
+            page = answer["state"].get("subjects") or {}
+            found += page
+            if not page or len(found) >= int(answer.get("total", 0)):
+                return found
+
     async def first_after(self, stream: str, subject_filter: str, when: datetime) -> int | None:
         """The sequence of the first record of `subject_filter` at or after `when`."""
         body = {"start_time": when.astimezone(UTC).isoformat(), "next_by_subj": subject_filter, "batch": 1}

@@ -30,7 +30,9 @@ async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
     from tidings.endpoint.connecting import connect
 
     where.home.read_info()
-    async with connect(where.home.name, name=where.agent, home=where.home.home, **options) as endpoint:
+    # a command that only sends and looks does not take the receiving session from a program that has it
+    wanted = {"receive": False, **options}
+    async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
         yield endpoint
 
 

@@ -26,6 +26,7 @@ from tidings.wire.patterns import covers, is_concrete
 
 BACKFILL = 100
 FILL_LIMIT = 1_000
+HELD_AT_MOST = 1_000
 RETRY_PAUSE = 1.0
 log = logging.getLogger(__name__)
 
@@ -59,12 +60,18 @@ class Membership:
     held: list[LiveRecord] | None = field(default_factory=list)
     #: no copy of this session was missed: what arrives is contiguous
     contiguous: bool = False
+    #: held copies were let go, so the log must be read once more
+    overrun: bool = False
     #: only looking: live copies without a membership
     watching: bool = False
     #: a task reads what was missed
     catching_up: bool = False
     subscriptions: list[Any] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def take_held(self) -> list[LiveRecord]:
+        held, self.held = self.held or [], None
+        return held
 
 
 class Channels:
@@ -153,9 +160,10 @@ class Channels:
         return len(records)
 
     def _release(self, membership: Membership, after: int) -> None:
-        held, membership.held = membership.held or [], None
-        for record in held:
-            if record.seq > after:
+        for record in membership.take_held():
+            if membership.held is not None:  # one of them found no room: the others wait behind it
+                self._hold(membership, record)
+            elif record.seq > after:
                 self._offer_live(membership, record)
 
     async def _complete(self, membership: Membership) -> None:
@@ -229,17 +237,29 @@ class Channels:
             if record is None:
                 return
             if membership.held is not None:
-                membership.held.append(record)
+                self._hold(membership, record)
             elif membership.joined is None or record.seq > membership.joined:
                 self._offer_live(membership, record)
 
         return receive
 
+    def _hold(self, membership: Membership, record: LiveRecord) -> None:
+        """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
+        assert membership.held is not None
+        self.seen.channel(record.channel)  # so that this channel is among those that are read
+        membership.held.append(record)
+        if len(membership.held) > HELD_AT_MOST:
+            membership.held.clear()
+            membership.overrun = True
+
     def _offer_live(self, membership: Membership, record: LiveRecord) -> None:
         """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
         if not self._offer(record, historical=False, contiguous=membership.contiguous):
             membership.contiguous = False
-            if not membership.catching_up and not membership.watching and membership.joined is not None:
+            if membership.watching or membership.joined is None:
+                return
+            membership.held = membership.held or []  # what comes now waits for what has no room
+            if not membership.catching_up:
                 self._later(self._resume(membership))
 
     @staticmethod
@@ -302,8 +322,10 @@ class Channels:
                 membership.joined = int(answer["seq"])
                 membership.facts = answer
                 if not await self._fill(membership):
-                    self._release(membership, membership.joined)
                     await self._wait_for_room()
+                    continue
+                if membership.overrun:
+                    membership.overrun = False
                     continue
             except (UnreachableError, OutcomeUnknown):
                 self._release_unconfirmed(membership)

@@ -23,12 +23,15 @@ def connect(
     url: str | None = None,
     inbox: int = 512,
     ping_interval: float = 5.0,
+    receive: bool = True,
 ) -> Endpoint:
     """An endpoint for agent `name` of `space`; use it with `async with`.
 
     Without arguments: the space and the agent of your settings (`tidings config`). `bundle` is a file written by
     `tidings agent export`, for an agent on another machine. `state` is a file in which the endpoint remembers what was
     settled, so that "once" holds across restarts. `url` is another way to the same broker, such as a tunnel.
+    settled, so that "once" holds across restarts. `receive=False` leaves direct messages in the mailbox: for
+    programs that only send.
     """
 
     async def find() -> Identity:
@@ -40,5 +43,10 @@ def connect(
         return replace(identity, url=url) if url else identity
 
     return Endpoint(
-        find, channels=channels, state=Path(state) if state else None, inbox=inbox, ping_interval=ping_interval
+        find,
+        channels=channels,
+        state=Path(state) if state else None,
+        inbox=inbox,
+        ping_interval=ping_interval,
+        receive=receive,
     )

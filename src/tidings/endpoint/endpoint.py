@@ -26,10 +26,12 @@ from nats.errors import NoRespondersError
 
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels, Joined
+from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming
 from tidings.endpoint.presence import Presence
+from tidings.endpoint.receipts import wait_for_stage
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
@@ -68,6 +70,8 @@ class Receipt:
     seq: int
     stage: str = "confirmed"
     warnings: tuple[str, ...] = ()
+    #: id of the agent a direct message went to
+    to: str | None = None
 
 
 class Endpoint:
@@ -82,12 +86,14 @@ class Endpoint:
         inbox: int = 512,
         ping_interval: float = 5.0,
         role: str | None = None,
+        receive: bool = True,
     ) -> None:
         self._find_identity = identity
         self._boot_channels = tuple(channels)
         self._state_path = state
         self._ping_interval = ping_interval
         self._role = role
+        self._receives = receive
         self._saver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
@@ -122,6 +128,7 @@ class Endpoint:
             self.inbox.wait_for_room,
             self.events.emit,
         )
+        self._direct = Direct(self)
         try:
             await self.link.start()
             self.presence.start()
@@ -143,6 +150,7 @@ class Endpoint:
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
         await self._channels.close()
+        await self._direct.close()
         await self.session.close()
         await self.presence.close()
         await self.roster.close()
@@ -163,8 +171,16 @@ class Endpoint:
     def _report(self, event: str, value: Any) -> None:
         if event == "superseded":
             self.inbox.close(Superseded(f"a newer session of {self.name} receives now; this one can still send"))
-            self._stopping = asyncio.create_task(self._channels.stop())
+            self._stopping = asyncio.create_task(self._stop_receiving())
         self.events.emit(event, value)
+
+    async def _stop_receiving(self) -> None:
+        await self._channels.stop()
+        await self._direct.close()
+
+    async def resolve(self, name: str) -> Agent:
+        """The agent that is meant by an id or a name."""
+        return await self.roster.find(name)
 
     @property
     def id(self) -> str:
@@ -193,7 +209,8 @@ class Endpoint:
     # --- channels ---
 
     async def join(self, channel: str, *, backfill: int = 100) -> Joined:
-        await self.session.ensure()
+        await self._start_receiving()
+        self.session.check()
         return await self._channels.join(channel, backfill=backfill)
 
     async def leave(self, channel: str) -> dict[str, Any]:
@@ -267,6 +284,43 @@ class Endpoint:
             return ()
         return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
 
+    async def dm(
+        self,
+        to: str,
+        text: str | None = None,
+        *,
+        sealed: bool = True,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
+        target = await peer_id(self, to)
+        composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
+        seq = await self._direct.send(target, composed, sealed=sealed, timeout=timeout)
+        return Receipt(composed.id, seq, to=target)
+
+    async def receipt(
+        self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
+    ) -> Receipt:
+        """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
+        mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
+        known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
+        target = await peer_id(self, to) if to else known_to
+        if target is None:
+            raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
+        answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
+        return Receipt(mid, known_seq, str(answer["stage"]), to=target)
+
+    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+        """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
+        mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
+        return await self.link.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
+
     def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
         extra = {} if data is None else {"data": data}
         try:
@@ -299,7 +353,10 @@ class Endpoint:
     async def _is_ours(self, kind: str, seq: int, subject: str, payload: bytes) -> bool:
         stream = {"chat": "log"}.get(kind, kind)
         found = await self.link.call("confirm", "record", seq=seq, stream=stream)
-        return bool(found["yours"] and found["subject"] == subject and base64.b64decode(found["payload"]) == payload)
+        if not found["yours"] or found["subject"] != subject:
+            return False
+        stored = base64.b64decode(found["payload"])
+        return stored == payload or (kind == "dm" and self._direct.is_same(subject, stored, payload))
 
     async def _confirmed(
         self, subject: str, payload: bytes, signature: str, msg_id: str, timeout: float
@@ -346,8 +403,13 @@ class Endpoint:
             yield incoming
 
     async def _start_receiving(self) -> None:
+        """Take the session and the mailbox, unless this endpoint only sends and looks."""
+        if not self._receives:
+            return
         with suppress(Superseded):  # the inbox says so, after the messages that are still in it
             await self.session.ensure()
+            self.session.check()
+            self._direct.begin()
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""

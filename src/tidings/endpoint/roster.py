@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.client import Connection, HeaderDict
+from tidings.broker.client import Connection, raw_headers
 from tidings.broker.jetstream import StoredRecord
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import (
@@ -31,9 +31,11 @@ from tidings.errors import (
     TidingsError,
     UnknownPeer,
     UnreachableError,
+    WireError,
 )
 from tidings.space.fold import Table
 from tidings.space.log import log_record
+from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
 from tidings.wire.roster import Agent, Backstop, Delta, open_delta
 
@@ -150,9 +152,11 @@ class Roster:
             self._task = asyncio.create_task(self._keep_known(), name=f"roster of {self.link.identity.name}")
 
     async def _receive(self, message: Any) -> None:
-        headers = message.headers
-        block = headers.block if isinstance(headers, HeaderDict) else None
-        fields = block.fields if block is not None and block.status is None else ()
+        try:
+            block = Headers.parse(raw) if (raw := raw_headers(message)) else Headers()
+        except WireError:
+            block = Headers()
+        fields = block.fields if block.status is None else ()
         identity = self.link.identity
         delta = open_delta(identity.subjects, identity.space_id, self._key, message.subject, fields, message.data)
         if isinstance(delta, str):

@@ -61,6 +61,8 @@ class Seen:
         self.channels: dict[str, ChannelSeen] = {}
         self._identities: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._unsettled: dict[int, tuple[str, str]] = {}
+        #: direct messages have sequences of their own, so they are held by identity
+        self._unsettled_direct: set[tuple[str, str]] = set()
         self._dirty = False
         if path is not None and path.exists():
             self._load(path)
@@ -97,12 +99,19 @@ class Seen:
         self._unsettled.pop(seq, None)
         self._dirty = True
 
+    def hold_direct(self, identity: tuple[str, str]) -> None:
+        self._unsettled_direct.add(identity)
+
+    def settle_direct(self, identity: tuple[str, str]) -> None:
+        self._unsettled_direct.discard(identity)
+        self._dirty = True
+
     def save(self) -> None:
         """Write what was settled. Cheap when nothing was."""
         if self.path is None or not self._dirty:
             return
         channels = {name: seen.settled_through for name, seen in self.channels.items() if seen.settled_through}
-        unsettled = set(self._unsettled.values())
+        unsettled = {*self._unsettled.values(), *self._unsettled_direct}
         identities = [identity for identity in self._identities if identity not in unsettled]
         write_private(self.path, json.dumps({"channels": channels, "identities": identities[-1_024:]}))
         self._dirty = False

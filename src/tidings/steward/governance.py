@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidings.broker.acks import ACK_WAIT
 from tidings.broker.jetstream import NO_CONSUMER, ApiError
 from tidings.errors import NameTaken, UsageError
 from tidings.space.view import TableView
@@ -22,7 +23,7 @@ from tidings.wire.rulings import Access, Member, Space
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-ACK_WAIT_NS = 30 * 1_000_000_000
+ACK_WAIT_NS = int(ACK_WAIT * 1_000_000_000)
 PAGE = 500
 PAGE_BYTES = 512 * 1024
 
@@ -56,6 +57,7 @@ async def revoke(steward: Steward, request: Request) -> Answer:
             seq = await steward.writer.write(steward.subjects.access(owner), record)
         closed = await close_uncovered(steward, owner)
         await remove_mailboxes(steward, owner)
+    await steward.mail.give_back(owner)
     return {"seq": seq, "closed": closed}
 
 
@@ -128,16 +130,14 @@ async def _consumer(steward: Steward, stream: str, name: str, subject_filter: st
 
 async def remove_mailboxes(steward: Steward, owner: str) -> None:
     s = steward.subjects
-    for stream, name, subject_filter in (
-        (s.delivery_stream, f"dlv_{owner}", s.delivery(owner)),
-        (s.direct_stream, f"dm_{owner}", s.direct_inbox(owner)),
-    ):
+    for stream, name in ((s.delivery_stream, f"dlv_{owner}"), (s.direct_stream, f"dm_{owner}")):
         try:
             await steward.js.api(f"CONSUMER.DELETE.{stream}.{name}")
         except ApiError as error:
             if error.err_code != NO_CONSUMER:
                 raise
-        await steward.js.purge(stream, subject_filter=subject_filter)
+    # Direct messages are left to `mail.py`, which tells their senders before it removes them.
+    await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
 
 
 async def space_set(steward: Steward, request: Request) -> Answer:

@@ -14,8 +14,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,9 @@ from tidings.space.state import StateBucket
 from tidings.steward.governance import ADMIN_HANDLERS, close_uncovered
 from tidings.steward.history import HISTORY_HANDLERS, PageTurns
 from tidings.steward.lease import StewardLease
+from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks, Regression
+from tidings.steward.receipts import RECEIPT_HANDLERS, Receipts
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.roster import ROSTER_HANDLERS, RosterService
@@ -50,7 +52,13 @@ OPEN_BELOW = 0.90
 WARN_AT = 0.70
 IN_FLIGHT = 64
 MAX_ANSWER = 1_000_000
-HANDLERS: dict[tuple[str, str], Handler] = {**AGENT_HANDLERS, **HISTORY_HANDLERS, **ROSTER_HANDLERS, **ADMIN_HANDLERS}
+HANDLERS: dict[tuple[str, str], Handler] = {
+    **AGENT_HANDLERS,
+    **HISTORY_HANDLERS,
+    **ROSTER_HANDLERS,
+    **RECEIPT_HANDLERS,
+    **ADMIN_HANDLERS,
+}
 log = logging.getLogger(__name__)
 
 
@@ -68,6 +76,11 @@ class Pace:
     roster_heartbeat: float = 5.0
     #: an agent that did not beat for so long is offline
     presence: float = 25.0
+    mail: float = 10.0
+    #: unread direct messages are given back to their sender's knowledge after this long
+    mail_ttl: float = 30 * 24 * 3600.0
+    #: how long a direct message to nobody is kept, should its target just be on its way in
+    mail_grace: float = 60.0
 
 
 class Steward:
@@ -91,6 +104,8 @@ class Steward:
         self.join_pace = JoinPace()
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed = 0
+        self.receipts = Receipts(self)
+        self.mail = Mail(self)
 
     # --- life ---
 
@@ -299,6 +314,7 @@ class Steward:
             asyncio.create_task(self._every(self.pace.retention, self._retain)),
             asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
             asyncio.create_task(self._every(self.pace.roster, self.roster.tick)),
+            asyncio.create_task(self._every(self.pace.mail, self.mail.run)),
         ]
         try:
             await asyncio.gather(*loops)
@@ -377,6 +393,15 @@ class Steward:
         await self._slots.acquire()
         self._spawn(self._handle(message, request, handler))
 
+    @asynccontextmanager
+    async def idle(self) -> AsyncIterator[None]:
+        """A request that only waits gives its slot to one that works."""
+        self._slots.release()
+        try:
+            yield
+        finally:
+            await self._slots.acquire()
+
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -419,6 +444,7 @@ class Steward:
             log.warning("%s", error)
 
     async def _finish_requests(self) -> None:
+        self.receipts.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
 
@@ -458,6 +484,7 @@ class Steward:
             "agents": sum(1 for owner in self.table.owners() if self._is_active(owner)),
             "void_records": sum(self.table.void.values()),
             "counts": self.counts,
+            "mail": {"removed": self.mail.removed, "receipts_unrecorded": self.receipts.unrecorded},
             "regressions": [msgspec.to_builtins(each) for each in self.marks.file.regressions],
             "at": time.time(),
         }

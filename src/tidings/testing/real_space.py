@@ -34,7 +34,16 @@ from tidings.wire.subjects import Subjects
 
 DEFAULT_BUDGET = 64 * 1024 * 1024
 #: quick enough for tests, slow enough for two busy cores
-TEST_PACE = Pace(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, roster=0.05, roster_heartbeat=0.5, presence=2.5)
+TEST_PACE = Pace(
+    lease_ttl=1.0,
+    gate=0.1,
+    retention=0.2,
+    marks=0.1,
+    roster=0.05,
+    roster_heartbeat=0.5,
+    presence=2.5,
+    mail=0.5,
+)
 
 
 @dataclass

@@ -12,9 +12,9 @@ from typing import Any
 
 import nkeys
 
-from tidings.wire import keys, signing, subjects, tags
+from tidings.wire import keys, seal, signing, subjects, tags
 from tidings.wire.headers import CONTROL_HEADERS, DIRECT_GET_HEADERS, REPUBLISH_HEADERS
-from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, MAX_PAYLOAD
+from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, MAX_PAYLOAD, decode
 from tidings.wire.strict_json import MAX_DEPTH
 
 
@@ -99,6 +99,7 @@ def vectors() -> dict[str, Any]:
         "shards": [{"owner": key.id, "shard": subjects.shard_of(key.id)} for key in (ADA, BOB)],
         "subjects": {"space": SPACE_NAME, "valid": _valid_subjects(), "invalid": _invalid_subjects()},
         "signatures": _signatures(),
+        "sealed": _sealed(),
         "messages": {"valid": _valid_messages(), "invalid": _invalid_messages()},
         "headers": _header_blocks(),
     }
@@ -185,6 +186,23 @@ def _signatures() -> list[dict[str, str]]:
             }
         )
     return made
+
+
+def _sealed() -> list[dict[str, str]]:
+    """Ada writes to Bob; `nonce` is fixed here and random everywhere else."""
+    nonce = bytes(range(24))
+    message = decode(json.dumps(_base(context="plan", reply_to=MESSAGE_ID)).encode())
+    sealed = seal.seal_message(ADA, BOB.id, message, nonce=nonce)
+    return [
+        {
+            "sender": ADA.id,
+            "target": BOB.id,
+            "shared_hex": ADA.shared_with(BOB.id).hex(),
+            "nonce_hex": nonce.hex(),
+            "message": message.raw.decode(),
+            "sealed": sealed.raw.decode(),
+        }
+    ]
 
 
 def _base(**changes: Any) -> dict[str, Any]:

@@ -44,6 +44,14 @@ class KeyPair:
         # crypto_sign is a third cheaper than nacl.signing.SigningKey.sign (24 against 34 microseconds)
         return bindings.crypto_sign(message, self._secret)[: bindings.crypto_sign_BYTES]
 
+    def shared_with(self, other: str) -> bytes:
+        """The X25519 secret this key and the holder of `other` share, over both keys converted from ed25519."""
+        try:
+            point = bindings.crypto_sign_ed25519_pk_to_curve25519(public_bytes(other))
+            return bindings.crypto_scalarmult(bindings.crypto_sign_ed25519_sk_to_curve25519(self._secret), point)
+        except Exception as error:  # nacl: not a point of the curve, or one of small order
+            raise InvalidName(f"{other!r} is not a key one can share a secret with") from error
+
     def __repr__(self) -> str:
         return f"KeyPair({self.id})"
 

@@ -176,14 +176,14 @@ def decode(payload: bytes) -> Message:
     """The message in `payload`: TooLarge beyond the limit, MalformedMessage for anything that is not one."""
     if len(payload) > MAX_PAYLOAD:
         raise TooLarge(f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD}: send an artifact reference")
-    document = strict_json.loads(payload)
-    if not isinstance(document, dict):
+    found = strict_json.loads(payload)
+    if not isinstance(found, dict):
         raise MalformedMessage("not a message: the payload is not a JSON object")
-    if isinstance(parts := document.get("parts"), list):
-        document["parts"] = [_wrapped(part) for part in parts]
-    document["raw"] = payload
+    if isinstance(parts := found.get("parts"), list):
+        found["parts"] = [_wrapped(part) for part in parts]
+    found["raw"] = payload
     try:
-        message = msgspec.convert(document, Message)
+        message = msgspec.convert(found, Message)
         datetime.fromisoformat(message.ts)  # the pattern cannot know the days of a month
     except ValueError as error:
         # the text may quote the payload, and ends in logs and terminals
@@ -192,13 +192,18 @@ def decode(payload: bytes) -> Message:
     return message
 
 
+def document(message: Message) -> dict[str, Any]:
+    """The message as the JSON object it travels as, without `raw`."""
+    fields = msgspec.to_builtins(msgspec.structs.replace(message, parts=(), raw=b""))
+    fields["parts"] = [_written(part) for part in message.parts]
+    return dict(fields)
+
+
 def _frozen(draft: Message) -> Message:
     """The draft as every reader will see it, `raw` included: what cannot be read back cannot be sent."""
     if all(type(part) is TextPart for part in draft.parts):
         return _frozen_text(draft)
-    document = msgspec.to_builtins(msgspec.structs.replace(draft, parts=()))
-    document["parts"] = [_written(part) for part in draft.parts]
-    return decode(strict_json.write(document))
+    return decode(strict_json.write(document(draft)))
 
 
 def _frozen_text(draft: Message) -> Message:

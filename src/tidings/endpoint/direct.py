@@ -1,0 +1,299 @@
+"""Direct messages: sealed and sent to one agent, pulled from one's own mailbox, acknowledged when settled.
+
+    pulled -> opened -> surfaced (delivered) -> settled (read) -> acknowledged
+
+Nothing is acknowledged before the application has settled it: what it holds is kept in progress however long it
+takes, and what it had not settled when its process died comes again, marked `redelivered`. As much is pulled as the
+inbox has room for. What cannot be opened is terminated at once, counted and reported, so that it blocks nobody. A
+message to oneself is allowed: a note to a later session. Who may be told of delivery is in `receipts.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nats.errors import Error as NatsError
+
+from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery
+from tidings.broker.client import Connection, raw_headers
+from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.pull import pull
+from tidings.endpoint.receipts import ReceiptSender
+from tidings.errors import IdBurned, LogFull, MailboxFull, TidingsError, UnknownPeer, WireError
+from tidings.wire import message as wire
+from tidings.wire.envelope import Received, open_record
+from tidings.wire.headers import Headers
+from tidings.wire.message import Message
+from tidings.wire.names import is_agent_id
+from tidings.wire.seal import is_sealed, open_sealed, seal_message
+
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
+
+#: messages per pull; the broker has no more than this many unsettled ones out
+BATCH = 64
+EXPIRES = 10.0
+REFUSED_PAUSE = 0.5
+#: how long `ack()` waits for the broker's word before it goes on in the background
+ACK_PATIENCE = 2.0
+ACK_TRIES = 5
+SENT_KEPT = 1_024
+log = logging.getLogger(__name__)
+
+
+async def peer_id(endpoint: Endpoint, to: str) -> str:
+    """The id of an agent given by id, or by name if this endpoint can resolve names."""
+    if is_agent_id(to):
+        return to
+    resolve = getattr(endpoint, "resolve", None)
+    if resolve is None:
+        raise UnknownPeer(f"{to!r} is not an agent's id, and this endpoint knows no names")
+    found = resolve(to)
+    if inspect.isawaitable(found):
+        found = await found
+    return str(getattr(found, "id", found))
+
+
+@dataclass(eq=False)
+class Held:
+    """A message the broker waits to hear about."""
+
+    delivery: Delivery
+    identity: tuple[str, str]
+    settled: bool = False
+    acking: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Direct:
+    """The direct messages of one endpoint, both ways."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.link = endpoint.link
+        self.identity = endpoint.identity
+        self.receipts = ReceiptSender(self.link)
+        self.held: dict[int, Held] = {}
+        #: id -> (to, seq) of what this process sent
+        self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        self._arrived: asyncio.Queue[tuple[Held, Incoming]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulling: asyncio.Task[None] | None = None
+        self._closed = False
+        self._begun = False
+
+    def begin(self) -> None:
+        """Pull from now on, on this session and every later one."""
+        if self._begun or self._closed:
+            return
+        self._begun = True
+        self._start(self._surface_arrived())
+        self._start(self._keep_in_progress())
+        self._start(self.receipts.run())
+        self.link.on_session(self._on_session)
+        if self.link.state == "ready":
+            self._pulling = self._start(self._pull_all(self.link.connection))
+
+    # --- sending ---
+
+    async def send(self, target: str, composed: Message, *, sealed: bool, timeout: float) -> int:
+        """Store it in the target's mailbox; the answer is its sequence there."""
+        subject = self.identity.subjects.direct(target, self.identity.id)
+        outgoing = seal_message(self.identity.key, target, composed) if sealed else composed
+        try:
+            seq = await self.endpoint._publish(subject, "dm", target, outgoing, timeout)
+        except LogFull as error:
+            if "per subject" not in str(error):
+                raise
+            raise MailboxFull(
+                f"the mailbox of {target} is full from you: 1,000 messages of yours wait there to be read and archived"
+            ) from error
+        self.sent[composed.id] = (target, seq)
+        if len(self.sent) > SENT_KEPT:
+            self.sent.popitem(last=False)
+        return seq
+
+    def is_same(self, subject: str, stored: bytes, payload: bytes) -> bool:
+        """Is what is stored under our id what we are sending now? Sealing it again gives other bytes."""
+        target = subject.split(".")[-2]
+        try:
+            was, now = self._inside(target, stored), self._inside(target, payload)
+        except WireError:
+            return False
+        if was.id == now.id and wire.document(was) | {"ts": ""} != wire.document(now) | {"ts": ""}:
+            raise IdBurned(f"you already sent another message under the id {now.id}: choose a new one")
+        return was.id == now.id
+
+    def _inside(self, target: str, payload: bytes) -> Message:
+        message = wire.decode(payload)
+        own = self.identity
+        return open_sealed(own.key, own.id, message, target_id=target) if is_sealed(message) else message
+
+    # --- receiving ---
+
+    async def _on_session(self, connection: Connection) -> None:
+        """A pull does not survive its connection, so every session begins with a new one."""
+        if self._pulling is not None:
+            self._pulling.cancel()
+        self._pulling = self._start(self._pull_all(connection))
+
+    async def _pull_all(self, connection: Connection) -> None:
+        stream, consumer = self.identity.subjects.direct_stream, f"dm_{self.identity.id}"
+        inbox = self.endpoint.inbox
+
+        async def take(message: Any, delivery: Delivery) -> None:
+            await self._take(connection, message, delivery)
+
+        while not self._closed and not connection.is_closed:
+            room = min(BATCH, inbox.room - self._arrived.qsize())
+            if room < 1:
+                await inbox.wait_for_room(min(inbox.size, self._arrived.qsize() + 1))
+                await asyncio.sleep(0)
+                continue
+            try:
+                ended = await pull(connection, stream, consumer, room, EXPIRES, take)
+            except (NatsError, OSError) as error:
+                log.debug("a pull of %s ended with %s", self.identity.name, error)
+                ended = "refused"
+            if ended == "refused":
+                await asyncio.sleep(REFUSED_PAUSE)
+
+    async def _take(self, connection: Connection, message: Any, delivery: Delivery) -> None:
+        held = self.held.get(delivery.seq)
+        if held is not None:
+            # It comes again while we have it: it is not surfaced twice, and answered by its newest name.
+            held.delivery = delivery
+            if held.settled:
+                self._acknowledge(held)
+            return
+        try:
+            received, inside = self._opened(message)
+        except WireError as error:
+            await connection.publish(delivery.reply, TERM)
+            self.endpoint.opener.refused["direct"] += 1
+            self.endpoint.events.emit("error", error)
+            return
+        held = Held(delivery, received.identity)
+        self.held[delivery.seq] = held
+        if not self.endpoint.seen.first_time(received.identity):
+            # Settled before, or another record of a message that is held under its own sequence.
+            self.endpoint.opener.refused["repeated"] += 1
+            self._acknowledge(held)
+            return
+        self.endpoint.seen.hold_direct(received.identity)
+        self._arrived.put_nowait((held, self._incoming(held, received, inside)))
+
+    def _opened(self, message: Any) -> tuple[Received, Message]:
+        block = raw_headers(message)
+        fields = Headers.parse(block).fields if block else ()
+        own = self.identity
+        opened = open_record(own.subjects, own.space_id, message.subject, fields, message.data)
+        if not isinstance(opened, Received):
+            raise WireError(f"a direct message was refused ({opened.reason}): {opened.detail}")
+        if opened.kind != "dm" or opened.destination != own.id:
+            raise WireError(f"a {opened.kind} to {opened.destination} was in the mailbox of {own.id}")
+        if not is_sealed(opened.message):
+            return opened, opened.message
+        return opened, open_sealed(own.key, opened.sender, opened.message)
+
+    def _incoming(self, held: Held, received: Received, inside: Message) -> Incoming:
+        async def settle() -> None:
+            await self._settle(held)
+
+        return Incoming(
+            kind="direct",
+            sender=inside.sender,
+            message=inside,
+            channel=None,
+            seq=held.delivery.seq,
+            time_ns=held.delivery.time_ns,
+            redelivered=held.delivery.count > 1,
+            sealed=is_sealed(received.message),
+            mentions_me=any(mention.id == self.identity.id for mention in inside.mentions),
+            _settle=settle,
+        )
+
+    async def _surface_arrived(self) -> None:
+        while True:
+            held, incoming = await self._arrived.get()
+            await self.endpoint.inbox.wait_for_room()
+            self.endpoint.inbox.put(incoming)
+            self.receipts.note(held.delivery.seq, "delivered")
+            self.endpoint.events.emit("message", incoming)
+
+    # --- settling ---
+
+    async def _settle(self, held: Held) -> None:
+        self.endpoint.seen.settle_direct(held.identity)
+        self.receipts.note(held.delivery.seq, "read")
+        self._acknowledge(held)
+        assert held.acking is not None
+        await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)
+
+    def _acknowledge(self, held: Held) -> None:
+        held.settled = True
+        if held.acking is None or held.acking.done():
+            held.acking = self._start(self._until_acknowledged(held))
+
+    async def _until_acknowledged(self, held: Held) -> None:
+        """Acknowledge and hear that it was heard, on this connection or the next.
+
+        The broker does not answer for a delivery it does not remember; then it delivers again, and `seen` knows it.
+        """
+        tries = 0
+        while tries < ACK_TRIES and not self._closed:
+            try:
+                connection = await self.link.ready(30)
+                await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
+            except TimeoutError:
+                tries += 1
+            except (TidingsError, NatsError, OSError):
+                await asyncio.sleep(0.1)
+            else:
+                break
+        self.held.pop(held.delivery.seq, None)
+
+    async def _keep_in_progress(self) -> None:
+        """An application may think for minutes: say so well before the broker would deliver again."""
+        while True:
+            await asyncio.sleep(ACK_WAIT / 3)
+            for held in list(self.held.values()):
+                if not held.settled:
+                    await self._say(held, IN_PROGRESS)
+
+    async def _say(self, held: Held, word: bytes) -> None:
+        with suppress(TidingsError, NatsError, OSError):  # no connection: the broker delivers again, and we know it
+            await self.link.connection.publish(held.delivery.reply, word)
+
+    # --- life ---
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Stop pulling, let acknowledgements under way finish, and give back what was not settled."""
+        if self._closed:
+            return
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.gather(self._pulling, return_exceptions=True)
+        acking = {held.acking for held in self.held.values() if held.acking is not None}
+        if acking and self.link.state == "ready":
+            await asyncio.wait(acking, timeout=ACK_PATIENCE)
+        self._closed = True
+        for held in list(self.held.values()):
+            if not held.settled:
+                await self._say(held, NAK)
+        if self.link.state == "ready":
+            await self.receipts.flush(timeout=1)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

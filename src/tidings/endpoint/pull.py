@@ -1,0 +1,58 @@
+"""One pull from a mailbox: a request, a fresh inbox, and whatever comes until it is over.
+
+A message with a `$JS.ACK` reply is a message, whatever its headers say; anything else is a word of the server, read
+only from the protocol's first line. Nothing is retried and nothing acknowledged here. The inbox is unsubscribed when
+the pull ends, which is also how the broker learns that nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+from nats.errors import Error as NatsError
+
+from tidings.broker.acks import Delivery, parse_delivery
+from tidings.broker.client import Connection, status_of
+
+#: seconds beyond its own end after which a pull is taken to have been lost
+GRACE = 2.0
+#: full: as many came as were asked for; over: it expired; refused: the consumer is busy, gone, or moving
+Ended = Literal["full", "over", "refused"]
+Take = Callable[[Any, Delivery], Awaitable[None]]
+
+
+async def pull(connection: Connection, stream: str, consumer: str, batch: int, expires: float, take: Take) -> Ended:
+    """Ask for up to `batch` messages within `expires` seconds and hand over each as it comes."""
+    inbox = connection.new_inbox()
+    subscription = await connection.subscribe(inbox, pending_bytes_limit=64 * 1024 * 1024)
+    try:
+        wanted = {"batch": batch, "expires": int(expires * 1_000_000_000)}
+        await connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(wanted).encode(), reply=inbox
+        )
+        return await _receive(subscription, batch, expires + GRACE, take)
+    finally:
+        if not connection.is_closed:
+            with suppress(NatsError, OSError):
+                await subscription.unsubscribe()
+
+
+async def _receive(subscription: Any, batch: int, patience: float, take: Take) -> Ended:
+    clock = asyncio.get_running_loop().time
+    deadline, taken = clock() + patience, 0
+    while taken < batch:
+        try:
+            message = await subscription.next_msg(timeout=max(0.001, deadline - clock()))
+        except TimeoutError:
+            return "over"
+        delivery = parse_delivery(message.reply)
+        if delivery is not None:
+            taken += 1
+            await take(message, delivery)
+        elif (status := status_of(message)) is not None and status.status != 100:
+            return "over" if status.status in (404, 408) else "refused"
+    return "full"

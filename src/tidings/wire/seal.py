@@ -1,0 +1,130 @@
+"""Sealed direct messages: only the two agents can read the body; broker, steward and lake hold ciphertext.
+
+    shared     X25519 of the two agents' converted ed25519 keys
+    key        BLAKE2b-256, keyed with `shared`, of "td1-seal\\n<sender>\\n<target>"
+    sealed     XChaCha20-Poly1305, random 24-byte nonce, additional data "td1-seal\\n<target>\\n<message id>"
+
+A sealed message is an ordinary signed message with one part of kind `dev.tidings.sealed` (`v`, `n` nonce, `ct`
+ciphertext). Inside, as strict JSON, are parts, mentions, reply_to and context; id, ts, from and priority stay visible
+outside. An agent's id is its key, so nobody needs to be asked for one. There is **no forward secrecy**: whoever gets
+one of the two seeds reads everything that was ever sealed between the two. Who writes to whom, when and how much is
+not hidden. The sender can open what it sealed, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from nacl import bindings
+from nacl.exceptions import CryptoError
+
+from tidings.errors import BadSignature, InvalidName, MalformedMessage, TooLarge
+from tidings.wire import message as wire
+from tidings.wire import strict_json
+from tidings.wire.keys import KeyPair
+from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, Message
+from tidings.wire.names import check_agent_id
+
+SEALED_KIND = "dev.tidings.sealed"
+VERSION = 1
+NONCE_BYTES = 24
+#: what stays visible around the ciphertext never takes more than this
+_OUTSIDE = 1024
+_TAG_BYTES = 16
+#: the plaintext whose base64 still fits a payload
+MAX_SEALED = (MAX_PAYLOAD - _OUTSIDE) // 4 * 3 - _TAG_BYTES
+_INSIDE = ("parts", "mentions", "reply_to", "context")
+
+
+def is_sealed(message: Message) -> bool:
+    return len(message.parts) == 1 and message.parts[0].kind == SEALED_KIND
+
+
+def seal_message(key: KeyPair, target_id: str, message: Message, *, nonce: bytes | None = None) -> Message:
+    """`message`, of the holder of `key`, sealed for `target_id`. `nonce` is for golden vectors; never give one."""
+    if message.sender.id != key.id:
+        raise BadSignature(f"message {message.id} is from {message.sender.id}: only its sender can seal it")
+    document = wire.document(message)
+    plaintext = strict_json.write({name: document[name] for name in _INSIDE if name in document})
+    if len(plaintext) > MAX_SEALED:
+        raise TooLarge(
+            f"this message has {len(plaintext)} bytes; sealed, at most {MAX_SEALED} fit: send an artifact reference"
+        )
+    nonce = nonce or os.urandom(NONCE_BYTES)
+    ciphertext = bindings.crypto_aead_xchacha20poly1305_ietf_encrypt(
+        plaintext, _bound_to(target_id, message.id), nonce, _pair_key(key, key.id, check_agent_id(target_id))
+    )
+    body = {"v": VERSION, "n": base64.b64encode(nonce).decode(), "ct": base64.b64encode(ciphertext).decode()}
+    return wire.compose(
+        message.sender,
+        parts=[ExtensionPart(SEALED_KIND, body)],
+        priority=message.priority,
+        id=message.id,
+        ts=message.ts,
+    )
+
+
+def open_sealed(key: KeyPair, sender_id: str, message: Message, *, target_id: str | None = None) -> Message:
+    """What `sender_id` sealed for the holder of `key`; `raw` stays the bytes that were signed and stored.
+
+    BadSignature if it was not sealed by this sender for this target under this id; MalformedMessage if what is inside
+    is not a message. A sender reads its own by naming the `target_id`.
+    """
+    if not is_sealed(message):
+        raise MalformedMessage(f"message {message.id} is not sealed")
+    part = message.parts[0]
+    assert isinstance(part, ExtensionPart)
+    nonce, ciphertext = _unpacked(part.body)
+    target = target_id or key.id
+    try:
+        pair = _pair_key(key, sender_id, target)
+        plaintext = bindings.crypto_aead_xchacha20poly1305_ietf_decrypt(
+            ciphertext, _bound_to(target, message.id), nonce, pair
+        )
+    except (CryptoError, InvalidName, ValueError) as error:
+        raise BadSignature(f"message {message.id} was not sealed by {sender_id} for {target}") from error
+    return _with_inside(message, plaintext)
+
+
+def _unpacked(body: dict[str, Any]) -> tuple[bytes, bytes]:
+    if body.get("v") != VERSION:
+        raise MalformedMessage(f"a sealed part of version {str(body.get('v'))[:20]!r} cannot be opened")
+    try:
+        nonce, ciphertext = (base64.b64decode(body[name], validate=True) for name in ("n", "ct"))
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise MalformedMessage("a sealed part needs `n` and `ct` in base64") from error
+    if len(nonce) != NONCE_BYTES or len(ciphertext) < _TAG_BYTES:
+        raise MalformedMessage("a sealed part has a nonce of 24 bytes and a ciphertext with its tag")
+    return nonce, ciphertext
+
+
+def _with_inside(outer: Message, plaintext: bytes) -> Message:
+    """Only what belongs inside is taken from inside: it cannot change who says it, when, or under which id."""
+    inside = strict_json.loads(plaintext)
+    if not isinstance(inside, dict):
+        raise MalformedMessage("what was sealed is not a JSON object")
+    visible = {name: value for name, value in wire.document(outer).items() if name not in _INSIDE}
+    taken = {name: inside[name] for name in _INSIDE if name in inside}
+    try:
+        opened = wire.decode(strict_json.write(visible | taken))
+    except TooLarge as error:
+        raise MalformedMessage(f"what was sealed is larger than a message: {error}") from error
+    return msgspec.structs.replace(opened, raw=outer.raw)
+
+
+def _bound_to(target_id: str, message_id: str) -> bytes:
+    return f"td1-seal\n{target_id}\n{message_id}".encode()
+
+
+@lru_cache(maxsize=4_096)
+def _pair_key(key: KeyPair, sender_id: str, target_id: str) -> bytes:
+    """The key of one direction of a pair: what one sealed cannot be turned around as the other's."""
+    other = target_id if key.id == sender_id else sender_id
+    both = f"td1-seal\n{sender_id}\n{target_id}".encode()
+    return hashlib.blake2b(both, key=key.shared_with(other), digest_size=32).digest()
