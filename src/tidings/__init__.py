@@ -10,15 +10,29 @@ if TYPE_CHECKING:
     from tidings.endpoint.connecting import connect
     from tidings.endpoint.endpoint import Endpoint, Receipt
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
 
 __version__ = "0.1.0"
-__all__ = ["Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect"]
+__all__ = [
+    "Endpoint",
+    "Incoming",
+    "Job",
+    "Receipt",
+    "TaskResult",
+    "TaskTicket",
+    "TidingsError",
+    "__version__",
+    "connect",
+]
 
 _LAZY = {
     "connect": "tidings.endpoint.connecting",
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",
     "Incoming": "tidings.endpoint.incoming",
+    "Job": "tidings.endpoint.tasks",
+    "TaskResult": "tidings.endpoint.tasks",
+    "TaskTicket": "tidings.endpoint.tasks",
 }
 
 

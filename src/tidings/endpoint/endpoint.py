@@ -30,6 +30,7 @@ from tidings.endpoint.incoming import Events, Inbox, Incoming
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.supervision import State, Supervision
+from tidings.endpoint.tasks import Job, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
     DeniedError,
@@ -109,6 +110,7 @@ class Endpoint:
             self.inbox.wait_for_room,
             self.events.emit,
         )
+        self._tasks = Tasks(self)
         await self.link.start()
         try:
             for channel in self._boot_channels:
@@ -123,6 +125,7 @@ class Endpoint:
         if self._saver is not None:
             self._saver.cancel()
             await asyncio.gather(self._saver, return_exceptions=True)
+        await self._tasks.close()
         await self._channels.close()
         await self.link.stop()
         self.seen.save()
@@ -262,6 +265,32 @@ class Endpoint:
         if not (health.get("gate") or {}).get("open", True):
             return LogFull("the log of this space is full: nothing new is taken until room is made")
         return StewardUnreachable("nobody takes this message: the broker is starting")
+
+    # --- tasks ---
+
+    async def ask(
+        self,
+        role: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        deadline: float | None = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> TaskTicket:
+        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+        more = (*parts, *self._tasks.terms(deadline))
+        fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
+        return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
+
+    def work(self, role: str) -> AsyncIterator[Job]:
+        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
+        return self._tasks.work(role)
 
     # --- receiving ---
 

@@ -14,8 +14,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ from tidings.steward.marks import Marks, Regression
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.services import AGENT_HANDLERS, Handler, now
+from tidings.steward.task_services import TASK_HANDLERS
+from tidings.steward.tasks import TaskDesk
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -49,7 +51,12 @@ OPEN_BELOW = 0.90
 WARN_AT = 0.70
 IN_FLIGHT = 64
 MAX_ANSWER = 1_000_000
-HANDLERS: dict[tuple[str, str], Handler] = {**AGENT_HANDLERS, **HISTORY_HANDLERS, **ADMIN_HANDLERS}
+HANDLERS: dict[tuple[str, str], Handler] = {
+    **AGENT_HANDLERS,
+    **HISTORY_HANDLERS,
+    **TASK_HANDLERS,
+    **ADMIN_HANDLERS,
+}
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +68,13 @@ class Pace:
     gate: float = 1.0
     retention: float = 10.0
     marks: float = 2.0
+    #: a worker that does not beat for so long has died
+    task_silence: float = 30.0
+    task_ack_wait: float = 30.0
+    #: before a failed task is tried again; doubles with each try
+    task_backoff: float = 2.0
+    #: settled tasks are kept longer than the broker remembers message ids, so that a repeat is known as one
+    task_keep: float = 900.0
 
 
 class Steward:
@@ -97,6 +111,7 @@ class Steward:
             self.ready.set()
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
             await self._serve()
+            self.desk.close()
             if not connection.is_closed:
                 await subscription.unsubscribe()
             await self._finish_requests()
@@ -188,6 +203,8 @@ class Steward:
         for record in await read_rulings(self.js, self.subjects, head):
             self.writer.learn(record)
         self.retention = Retention(self.js, self.table, self.state)
+        self.desk = TaskDesk(self)
+        await self.desk.load()
 
     async def log_head(self) -> int:
         return int((await self.js.info(self.subjects.log_stream))["state"]["last_seq"])
@@ -286,6 +303,8 @@ class Steward:
             asyncio.create_task(self._every(self.pace.gate, self._tend_gate)),
             asyncio.create_task(self._every(self.pace.retention, self._retain)),
             asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
+            asyncio.create_task(self._every(min(1.0, self.pace.task_ack_wait / 6), self.desk.tend)),
+            asyncio.create_task(self._every(self.pace.retention, self.desk.retain)),
         ]
         try:
             await asyncio.gather(*loops)
@@ -364,6 +383,15 @@ class Steward:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    @asynccontextmanager
+    async def parked(self) -> AsyncIterator[None]:
+        """While a request only waits, it takes no place from those that work."""
+        self._slots.release()
+        try:
+            yield
+        finally:
+            await self._slots.acquire()
 
     async def _handle(self, message: Any, request: Request, handler: Handler) -> None:
         try:
