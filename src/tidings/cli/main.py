@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from tidings.cli import about, agent, demo, doctor, output, running, spaces
+from tidings.cli import about, agent, demo, doctor, output, running, spaces, tasks
 from tidings.errors import TidingsError
 
 app = typer.Typer(
@@ -23,6 +23,9 @@ for command in (running.up, running.down, running.status, running.logs, about.co
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")
 app.add_typer(doctor.app, name="doctor")
+app.command()(tasks.ask)
+app.command()(tasks.work)
+app.add_typer(tasks.app, name="dead")
 
 
 def main(arguments: list[str] | None = None) -> int:
