@@ -11,10 +11,24 @@ if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint, Receipt
     from tidings.endpoint.facade import history, send
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
     from tidings.wire.roster import Agent
 
 __version__ = "0.1.0"
-__all__ = ["Agent", "Endpoint", "Incoming", "Receipt", "TidingsError", "__version__", "connect", "history", "send"]
+__all__ = [
+    "Agent",
+    "Endpoint",
+    "Incoming",
+    "Job",
+    "Receipt",
+    "TaskResult",
+    "TaskTicket",
+    "TidingsError",
+    "__version__",
+    "connect",
+    "history",
+    "send",
+]
 
 _LAZY = {
     "Agent": "tidings.wire.roster",
@@ -24,6 +38,9 @@ _LAZY = {
     "Incoming": "tidings.endpoint.incoming",
     "send": "tidings.endpoint.facade",
     "history": "tidings.endpoint.facade",
+    "Job": "tidings.endpoint.tasks",
+    "TaskResult": "tidings.endpoint.tasks",
+    "TaskTicket": "tidings.endpoint.tasks",
 }
 
 

@@ -46,7 +46,24 @@ def test_a_mistake_is_answered_by_a_sentence(
 
 @pytest.mark.parametrize(
     "words",
-    ["", "up", "down", "status", "logs", "config", "version", "demo", "agent", "agent add", "space set", "doctor"],
+    [
+        "",
+        "up",
+        "down",
+        "status",
+        "logs",
+        "config",
+        "version",
+        "demo",
+        "agent",
+        "agent add",
+        "space set",
+        "doctor",
+        "ask",
+        "work",
+        "dead",
+        "dead retry",
+    ],
 )
 def test_every_command_explains_itself(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words.split(), "--help"]) == 0

@@ -112,6 +112,10 @@ class JetStream:
         """The record at a sequence, read from the leader."""
         return await self._get(stream, {"seq": seq})
 
+    async def following(self, stream: str, subject_filter: str, seq: int) -> StoredRecord | None:
+        """The first record of a filter at or after a sequence, read from the leader."""
+        return await self._get(stream, {"seq": seq, "next_by_subj": subject_filter})
+
     async def _get(self, stream: str, body: Mapping[str, Any]) -> StoredRecord | None:
         try:
             answer = await self.api(f"STREAM.MSG.GET.{stream}", body)

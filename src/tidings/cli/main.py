@@ -9,7 +9,7 @@ import os
 
 import typer
 
-from tidings.cli import about, agent, channel, demo, doctor, output, running, spaces, talk
+from tidings.cli import about, agent, channel, demo, doctor, output, people, running, spaces, talk, tasks
 from tidings.errors import TidingsError
 
 app = typer.Typer(
@@ -30,6 +30,12 @@ for command in (
     talk.join,
     talk.leave,
     talk.history,
+    people.who,
+    people.dm,
+    people.inbox,
+    people.trace,
+    tasks.ask,
+    tasks.work,
     about.config,
     about.version,
     demo.demo,
@@ -39,6 +45,7 @@ app.add_typer(channel.app, name="channels")
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")
 app.add_typer(doctor.app, name="doctor")
+app.add_typer(tasks.app, name="dead")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -37,6 +37,7 @@ from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
 from tidings.endpoint.supervision import State, Supervision
+from tidings.endpoint.tasks import Job, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
     DeniedError,
@@ -129,6 +130,7 @@ class Endpoint:
             self.events.emit,
         )
         self._direct = Direct(self)
+        self._tasks = Tasks(self)
         try:
             await self.link.start()
             self.presence.start()
@@ -149,6 +151,7 @@ class Endpoint:
             await asyncio.gather(self._saver, return_exceptions=True)
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
+        await self._tasks.close()
         await self._channels.close()
         await self._direct.close()
         await self.session.close()
@@ -390,6 +393,32 @@ class Endpoint:
         if not (health.get("gate") or {}).get("open", True):
             return LogFull("the log of this space is full: nothing new is taken until room is made")
         return StewardUnreachable("nobody takes this message: the broker is starting")
+
+    # --- tasks ---
+
+    async def ask(
+        self,
+        role: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        deadline: float | None = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> TaskTicket:
+        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+        more = (*parts, *self._tasks.terms(deadline))
+        fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
+        return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
+
+    def work(self, role: str) -> AsyncIterator[Job]:
+        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
+        return self._tasks.work(role)
 
     # --- receiving ---
 

@@ -34,6 +34,16 @@ class StateBucket:
         stored = await self.js.last(f"KV_{self.bucket}", self._subject(key))
         return Entry(stored.seq, dict(json.loads(stored.payload)), stored.time_ns) if stored else None
 
+    async def under(self, prefix: str) -> dict[str, Entry]:
+        """Every key `<prefix>.<token>` with its value; one round trip for each, so for few keys."""
+        found: dict[str, Entry] = {}
+        position = 1
+        while stored := await self.js.following(f"KV_{self.bucket}", f"{self._subject(prefix)}.*", position):
+            key = stored.subject.removeprefix(f"$KV.{self.bucket}.")
+            found[key] = Entry(stored.seq, dict(json.loads(stored.payload)), stored.time_ns)
+            position = stored.seq + 1
+        return found
+
     async def put(self, key: str, value: dict[str, Any], revision: int) -> int:
         """Write if the key is still at `revision` (0: does not exist). Answers the new revision."""
         try:

@@ -41,6 +41,8 @@ from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.roster import ROSTER_HANDLERS, RosterService
 from tidings.steward.services import AGENT_HANDLERS, Handler, JoinPace, now
+from tidings.steward.task_services import TASK_HANDLERS
+from tidings.steward.tasks import TaskDesk
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -57,6 +59,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **HISTORY_HANDLERS,
     **ROSTER_HANDLERS,
     **RECEIPT_HANDLERS,
+    **TASK_HANDLERS,
     **ADMIN_HANDLERS,
 }
 log = logging.getLogger(__name__)
@@ -81,6 +84,13 @@ class Pace:
     mail_ttl: float = 30 * 24 * 3600.0
     #: how long a direct message to nobody is kept, should its target just be on its way in
     mail_grace: float = 60.0
+    #: a worker that does not beat for so long has died
+    task_silence: float = 30.0
+    task_ack_wait: float = 30.0
+    #: before a failed task is tried again; doubles with each try
+    task_backoff: float = 2.0
+    #: settled tasks are kept longer than the broker remembers message ids, so that a repeat is known as one
+    task_keep: float = 900.0
 
 
 class Steward:
@@ -121,6 +131,7 @@ class Steward:
             self.ready.set()
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
             await self._serve()
+            self.desk.close()
             if not connection.is_closed:
                 await subscription.unsubscribe()
             await self._finish_requests()
@@ -215,6 +226,8 @@ class Steward:
         self.retention = Retention(self.js, self.table, self.state)
         self.roster = RosterService(self)
         await self.roster.load()
+        self.desk = TaskDesk(self)
+        await self.desk.load()
 
     async def log_head(self) -> int:
         return int((await self.js.info(self.subjects.log_stream))["state"]["last_seq"])
@@ -315,6 +328,8 @@ class Steward:
             asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
             asyncio.create_task(self._every(self.pace.roster, self.roster.tick)),
             asyncio.create_task(self._every(self.pace.mail, self.mail.run)),
+            asyncio.create_task(self._every(min(1.0, self.pace.task_ack_wait / 6), self.desk.tend)),
+            asyncio.create_task(self._every(self.pace.retention, self.desk.retain)),
         ]
         try:
             await asyncio.gather(*loops)

@@ -1,0 +1,137 @@
+"""`who`, `dm`, `inbox`, `trace`: one agent to another."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.talk import (
+    PriorityOption,
+    TextArgument,
+    checked_priority,
+    endpoint_at,
+    printable,
+    show_message,
+    show_receipt,
+    spoken,
+)
+
+
+def who(
+    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
+) -> None:
+    """List the agents of a space: who is here, what they do, when the others were last seen."""
+    import msgspec
+
+    where = place(space, home, acting_as)
+
+    async def act() -> list[Any]:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.who()
+
+    agents = sorted(asyncio.run(act()), key=lambda agent: (agent.status == "offline", agent.name))
+    if as_json:
+        output.data([msgspec.to_builtins(agent) for agent in agents])
+        return
+    rows = [
+        (agent.name, agent.status, agent.roles, printable(agent.activity or ""), seen_ago(agent.last_seen))
+        for agent in agents
+    ]
+    output.table(("name", "status", "roles", "activity", "seen"), rows, empty="nobody is in this space yet")
+
+
+def seen_ago(last_seen: Any) -> str:
+    """`last_seen` is in milliseconds; an agent that never connected has none."""
+    return output.age(last_seen / 1000) if isinstance(last_seen, int | float) and last_seen else "-"
+
+
+def dm(
+    to: Annotated[str, typer.Argument(help="Agent, by name or id.", metavar="AGENT")],
+    text: TextArgument,
+    priority: PriorityOption = "next",
+    wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write to one agent, sealed. It is kept until it is read.
+
+    Examples:
+
+      tidings dm bob 'can you look at this?'
+
+      tidings dm bob 'urgent' --priority now --wait read
+    """
+    from tidings.errors import UsageError
+
+    if wait not in (None, "delivered", "read"):
+        raise UsageError(f"--wait is delivered or read, not {wait!r}")
+    where = place(space, home, acting_as)
+    words, wakes = spoken(text), checked_priority(priority)
+
+    async def act() -> Any:
+        async with endpoint_at(where) as endpoint:
+            receipt = await endpoint.dm(to, words, priority=wakes)
+            return await endpoint.receipt(receipt, wait, timeout=seconds) if wait else receipt
+
+    receipt = asyncio.run(act())
+    show_receipt(receipt, as_json=as_json)
+    output.hint(f"tidings trace {receipt.id}")
+
+
+def inbox(
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 2.0,
+    count: Annotated[int, typer.Option("-n", "--count", help="At most this many.")] = 50,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read your direct messages. What is shown is settled; what is not stays in the mailbox."""
+    where = place(space, home, acting_as)
+
+    async def act() -> int:
+        shown = 0
+        async with endpoint_at(where, receive=True) as endpoint:
+            patience = wait
+            while shown < count:
+                try:
+                    message = await endpoint.next_message(patience)
+                except TimeoutError:
+                    break
+                show_message(message, as_json=as_json)
+                await message.ack()
+                shown, patience = shown + 1, 0.5
+        return shown
+
+    if not asyncio.run(act()):
+        output.say(f"the mailbox of {where.agent} is empty")
+
+
+def trace(
+    message: Annotated[str, typer.Argument(help="Id of a message you sent or were sent.", metavar="ID")],
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell the life of one message: where it is stored, who got it, when."""
+    where = place(space, home, acting_as)
+
+    async def act() -> dict[str, Any]:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.trace(message)
+
+    facts = {key: value for key, value in asyncio.run(act()).items() if key != "ok"}
+    if as_json:
+        output.data(facts)
+        return
+    output.table(
+        ("what", "value"), [(key, printable(str(value))) for key, value in facts.items()], empty="nothing is known"
+    )

@@ -1,0 +1,283 @@
+"""`tidings ask`, `tidings work` and `tidings dead`: tasks from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.errors import ConflictError, TidingsError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tidings.endpoint.endpoint import Endpoint
+    from tidings.endpoint.tasks import Job, TaskResult
+
+app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
+SeqArgument = Annotated[int, typer.Argument(help="Number of the task, from `tidings dead list`.", metavar="SEQ")]
+OUTPUT_CHARACTERS = 60_000
+
+
+async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) -> Any:
+    from tidings.endpoint.connecting import connect
+
+    async with connect(where.home.name, name=where.agent, home=where.home.home) as endpoint:
+        return await act(endpoint)
+
+
+def ask(
+    role: Annotated[str, typer.Argument(help="Role that should do it.", metavar="ROLE")],
+    text: Annotated[str, typer.Argument(help="What to do.", metavar="TEXT")],
+    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")] = 0.0,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", help="Seconds from now after which nobody may finish it.")
+    ] = None,
+    acting_as: AsOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask any one holder of a role to do something.
+
+    Prints the id of the task, or with --wait its result. A task that ends as a dead letter exits with 1.
+
+    Examples:
+
+      tidings ask reviewer 'is the change in src/ right?'
+
+      tidings ask reviewer 'look at it' --wait 600 --deadline 3600
+    """
+    where = place(space, home, acting_as)
+    where.home.read_info()
+
+    async def act(endpoint: Endpoint) -> tuple[Any, TaskResult]:
+        ticket = await endpoint.ask(role, text, deadline=deadline)
+        for warning in ticket.warnings:
+            output.say(f"note: {warning}")
+        return ticket, await ticket.result(wait)
+
+    ticket, result = asyncio.run(_connected(where, act))
+    if as_json:
+        facts = {"id": ticket.id, "seq": ticket.seq, "role": role, "warnings": list(ticket.warnings)}
+        output.data(facts | _result_facts(result))
+    elif result.state == "done":
+        output.line(result.text)
+    else:
+        output.line(ticket.id)
+    if result.state in ("dead", "dropped"):
+        raise TidingsError(f"task {ticket.id} was not done ({result.cause}): {'; '.join(result.reasons)}")
+    if wait and result.state != "done" and not as_json:
+        output.say(f"the task is {result.state} after {wait:g} s; it goes on without us")
+
+
+def _result_facts(result: TaskResult) -> dict[str, Any]:
+    message = json.loads(result.message.raw) if result.message else None
+    return {
+        "state": result.state,
+        "text": result.text,
+        "worker": result.worker_name or result.worker,
+        "attempt": result.attempt,
+        "cause": result.cause,
+        "reasons": list(result.reasons),
+        "message": message,
+    }
+
+
+def work(
+    role: Annotated[str, typer.Option("--role", help="Role whose tasks to take.")],
+    execute: Annotated[
+        str | None,
+        typer.Option(
+            "--exec", help="Command to run for each task; without it, the first task is shown and given back."
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End after one task.")] = False,
+    acting_as: AsOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Work on the tasks of a role: a command for each, one at a time.
+
+    The command gets the task as JSON on standard input, its text in TIDINGS_TEXT and who asked in TIDINGS_ASKER. If it
+    ends with 0 its output is the result; otherwise the task is tried again, with the last line of its errors as reason.
+
+    Examples:
+
+      tidings work --role reviewer --exec './review.sh'
+
+      tidings work --role reviewer --exec 'wc -w' --once
+    """
+    where = place(space, home, acting_as)
+    where.home.read_info()
+
+    async def act(endpoint: Endpoint) -> None:
+        loop = cast("AsyncGenerator[Job, None]", endpoint.work(role))
+        async with aclosing(loop):
+            async for job in loop:
+                _announce(job, as_json)
+                if execute is None:
+                    await job.fail("shown to a person, and given back")
+                    return
+                await _run(job, execute)
+                if once:
+                    return
+
+    try:
+        asyncio.run(_connected(where, act))
+    except KeyboardInterrupt:
+        output.say("stopped; a task that was held is given back")
+
+
+def _task_facts(job: Job) -> dict[str, Any]:
+    return {
+        "seq": job.seq,
+        "role": job.role,
+        "attempt": job.attempt,
+        "deadline": job.deadline,
+        "asker": {"id": job.asker.id, "name": job.asker.name},
+        "text": job.text,
+        "message": json.loads(job.message.raw),
+    }
+
+
+def _announce(job: Job, as_json: bool) -> None:
+    if as_json:
+        output.line(json.dumps(_task_facts(job)))
+    else:
+        output.say(f"task {job.seq} from {job.asker.name} (attempt {job.attempt}): {_printable(job.text)}")
+
+
+def _printable(text: str) -> str:
+    """One line that cannot steer a terminal: the text is somebody else's."""
+    return "".join(character if character.isprintable() else " " for character in text[:200])
+
+
+async def _run(job: Job, command: str) -> None:
+    environment = {
+        **os.environ,
+        "TIDINGS_TEXT": job.text.replace("\0", "")[:100_000],
+        "TIDINGS_ASKER": job.asker.name,
+        "TIDINGS_ATTEMPT": str(job.attempt),
+    }
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_shell(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+    try:
+        out, err = await process.communicate(json.dumps(_task_facts(job)).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    try:
+        if process.returncode == 0:
+            await job.done(out.decode(errors="replace").rstrip("\n")[:OUTPUT_CHARACTERS])
+            output.say(f"task {job.seq} is done")
+        else:
+            said = err.decode(errors="replace").strip().splitlines()
+            state = await job.fail(said[-1] if said else f"the command ended with {process.returncode}")
+            output.say(f"task {job.seq} failed and is {state}")
+    except ConflictError as error:
+        output.say(f"note: {error}")
+
+
+@app.command("list")
+def list_dead(
+    acting_as: AsOption = None, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """List dead letters: tasks you asked, and tasks of your roles."""
+    where = place(space, home, acting_as)
+    found = _call(where, "list")["dead"]
+    if as_json:
+        output.data(found)
+        return
+    output.table(
+        ("seq", "role", "asker", "cause", "attempts", "age", "reason"),
+        [
+            (
+                each["seq"],
+                each["role"],
+                each["asker_name"] or each["asker"],
+                each["cause"],
+                each["attempts"],
+                output.age(each["at"]),
+                _printable(each["reasons"][-1]) if each["reasons"] else "",
+            )
+            for each in found
+        ],
+        empty="there are no dead letters",
+    )
+
+
+@app.command("show")
+def show_dead(
+    seq: SeqArgument,
+    acting_as: AsOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dead letter: what was asked, who tried, why it failed."""
+    found = _call(place(space, home, acting_as), "show", seq=seq)
+    record = found.pop("record")
+    payload = base64.b64decode(record["payload"]).decode(errors="replace") if record else None
+    if as_json:
+        output.data({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
+        return
+    rows = [(key, value) for key, value in found.items() if key != "ok"]
+    output.table(("what", "value"), [*rows, ("payload", _printable(payload or ""))], empty="")
+
+
+@app.command("retry")
+def retry_dead(
+    seq: SeqArgument,
+    acting_as: AsOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Queue a dead letter again, with all its tries.
+
+    Example:
+
+      tidings dead retry 42
+    """
+    _report(_call(place(space, home, acting_as), "retry", seq=seq), as_json)
+
+
+@app.command("drop")
+def drop_dead(
+    seq: SeqArgument,
+    yes: YesOption = False,
+    acting_as: AsOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop a dead letter for good."""
+    if not yes and not typer.confirm(f"Drop task {seq}? What was asked is gone then.", err=True):
+        raise typer.Exit(1)
+    _report(_call(place(space, home, acting_as), "drop", seq=seq), as_json)
+
+
+def _report(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.data({"seq": answer["seq"], "state": answer["state"]})
+    else:
+        output.say(f"task {answer['seq']} is {answer['state']}")
+
+
+def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
+    where.home.read_info()
+
+    async def act(endpoint: Endpoint) -> dict[str, Any]:
+        return await endpoint.link.call("dead", do, **arguments)
+
+    return dict(asyncio.run(_connected(where, act)))

@@ -1,0 +1,358 @@
+"""Tasks as an agent meets them: asking any one holder of a role, and working on what others ask.
+
+    ticket = await ada.ask("reviewer", "is this right?")
+    print((await ticket.result()).text)
+
+    async for job in bob.work("reviewer"):
+        await job.done("it is")
+
+A worker claims from and settles with the steward. While a job is in its hands the endpoint beats for it; if the
+steward or the connection is away the job goes on, and settling is tried again until its deadline. Both sides verify
+the other's signature themselves: the steward can lose a message, not invent one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidings.errors import (
+    BadSignature,
+    ConflictError,
+    DeniedError,
+    OutcomeUnknown,
+    TidingsError,
+    TooLarge,
+    UnreachableError,
+    UsageError,
+    WireError,
+)
+from tidings.wire import message as wire
+from tidings.wire import signing
+from tidings.wire.envelope import Received, open_record
+from tidings.wire.headers import Headers
+from tidings.wire.ids import new_id
+from tidings.wire.message import ExtensionPart, Message, Sender
+from tidings.wire.names import check_role
+
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint, Receipt
+
+#: see `steward/task_rules`: the part of a task's message that its steward reads
+TASK_PART = "dev.tidings.task"
+LONG_POLL = 20.0
+PATIENCE = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+#: a result travels in a control request; what is larger is an artifact
+MAX_RESULT = 90_000
+FINAL = ("done", "dead", "dropped", "gone", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What is known of a task: queued, claimed, done, dead, dropped; gone or unknown if nobody remembers it."""
+
+    state: str
+    message: Message | None = None
+    worker: str | None = None
+    worker_name: str | None = None
+    cause: str | None = None
+    attempt: int = 0
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.message.text if self.message else ""
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTicket:
+    """A task that was asked: its receipt, and the way to its result."""
+
+    receipt: Receipt
+    role: str
+    _tasks: Tasks = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        return self.receipt.id
+
+    @property
+    def seq(self) -> int:
+        return self.receipt.seq
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.receipt.warnings
+
+    async def result(self, timeout: float | None = None) -> TaskResult:
+        """Wait until the task is done or dead; after `timeout` seconds the answer is how far it has come."""
+        return await self._tasks.result(self.id, self.seq, timeout)
+
+
+@dataclass(eq=False)
+class Job:
+    """A task in this worker's hands. Settle it with `done` or `fail`; until then the endpoint beats for it."""
+
+    seq: int
+    role: str
+    attempt: int
+    #: seconds since 1970 after which it is not ours any more
+    deadline: float
+    message: Message
+    _tasks: Tasks = field(repr=False)
+    #: why it is not ours any more, if the steward said so
+    lost: str | None = None
+    _ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _beating: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def asker(self) -> Sender:
+        return self.message.sender
+
+    @property
+    def text(self) -> str:
+        return self.message.text
+
+    @property
+    def settled(self) -> bool:
+        return self._ended.is_set()
+
+    async def done(self, text: str | None = None, *, data: Any = None) -> None:
+        """Finish it with a result, signed by this agent for its asker."""
+        await self._tasks.finish(self, text, data)
+
+    async def fail(self, reason: str, *, retry: bool = True) -> str:
+        """Give it up: `queued` for another try, or `dead`."""
+        return await self._tasks.give_up(self, reason, retry=retry)
+
+
+class Tasks:
+    """The tasks of one endpoint, asked and held."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.link = endpoint.link
+        self.identity = endpoint.identity
+        self.session = new_id()
+        self._open: dict[int, Job] = {}
+        self._closed = asyncio.Event()
+
+    # --- asking ---
+
+    @staticmethod
+    def terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
+        """What the steward has to know of a task, as a part of the signed message."""
+        if deadline is None:
+            return ()
+        if not 0 < deadline <= 30 * 86_400:
+            raise UsageError("the deadline of a task is up to 30 days from now, in seconds")
+        return (ExtensionPart(TASK_PART, {"kind": TASK_PART, "deadline_s": deadline}),)
+
+    async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
+        from tidings.endpoint.endpoint import Receipt
+
+        subject = self.identity.subjects.task(check_role(role), self.identity.id)
+        seq = await self.endpoint._publish(subject, "task", role, composed, timeout)
+        return TaskTicket(Receipt(composed.id, seq, warnings=await self._warnings(role)), role, self)
+
+    async def _warnings(self, role: str) -> tuple[str, ...]:
+        """Best effort: the task is queued whatever the steward says, or does not say."""
+        try:
+            found = await self.link.call("task", "check", role=role)
+        except TidingsError as error:
+            return (f"the steward could not say who holds the role {role} ({error})",)
+        if not found["holders"]:
+            return (f"nobody holds the role {role}: the task waits until somebody does",)
+        if found.get("online") == 0:
+            return (f"nobody who holds the role {role} is here now: the task waits",)
+        return ()
+
+    async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = FIRST_PAUSE
+        while True:
+            left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
+            arguments: dict[str, Any] = {"id": message_id, "wait": left} | ({} if seq is None else {"seq": seq})
+            try:
+                await self.link.ready(left + PATIENCE)
+                answer = await self.link.call("task", "result", timeout=left + PATIENCE, **arguments)
+            except (UnreachableError, OutcomeUnknown):
+                if self._closed.is_set() or (until is not None and time.monotonic() >= until):
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+                continue
+            found = self._opened(message_id, answer)
+            if found.is_final or (until is not None and time.monotonic() >= until):
+                return found
+
+    def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
+        """The steward's answer; a result counts only if its worker signed it for this task of ours."""
+        message = None
+        if answer["state"] == "done":
+            payload, worker = base64.b64decode(answer["result"]), str(answer["worker"])
+            destination = f"{self.identity.id}.{message_id}"
+            if not signing.verifies(answer["sig"], self.identity.space_id, "result", worker, destination, payload):
+                raise BadSignature(f"the result of task {message_id} is not signed by {worker}")
+            message = wire.decode(payload)
+            if message.sender.id != worker:
+                raise BadSignature(f"the result of task {message_id} is signed by another than it claims")
+        return TaskResult(
+            answer["state"],
+            message,
+            answer.get("worker"),
+            answer.get("worker_name"),
+            answer.get("cause"),
+            int(answer.get("attempt", 0)),
+            tuple(answer.get("reasons", ())),
+        )
+
+    # --- working ---
+
+    async def work(self, role: str) -> AsyncIterator[Job]:
+        check_role(role)
+        while not self._closed.is_set():
+            job = await self._claim(role)
+            if job is None:
+                continue
+            try:
+                yield job
+            finally:
+                await self._leave(job)
+
+    async def _leave(self, job: Job) -> None:
+        """The loop's body is over: what it did not settle is another worker's."""
+        if not job.settled:
+            with suppress(ConflictError, UnreachableError, OutcomeUnknown):
+                await self.give_up(job, "left unfinished", retry=True)
+
+    async def _claim(self, role: str) -> Job | None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._or_closed(self.link.ready(LONG_POLL))
+                ask = self.link.call(
+                    "task", "claim", role=role, wait=LONG_POLL, session=self.session, timeout=LONG_POLL + PATIENCE
+                )
+                answer = await self._or_closed(ask)
+            except (UnreachableError, OutcomeUnknown):
+                if self._closed.is_set():
+                    return None
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+                continue
+            if answer is None or answer["task"] is None:
+                return None
+            held = self._open.get(answer["task"]["seq"])
+            if held is None:
+                return await self._start(answer)
+            await self._or_closed(held._ended.wait())  # another loop of this endpoint works on it
+
+    async def _or_closed(self, waiting: Any) -> Any:
+        """Wait for an answer, or None as soon as the endpoint closes."""
+        asked, closed = asyncio.ensure_future(waiting), asyncio.ensure_future(self._closed.wait())
+        try:
+            await asyncio.wait({asked, closed}, return_when=asyncio.FIRST_COMPLETED)
+            return asked.result() if asked.done() else None
+        finally:
+            closed.cancel()
+            if not asked.done():
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+
+    async def _start(self, answer: dict[str, Any]) -> Job | None:
+        line = answer["task"]
+        opened = self._open_task(line)
+        if isinstance(opened, str):
+            with suppress(TidingsError):
+                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False, cause="malformed")
+            return None
+        job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, self)
+        self._open[job.seq] = job
+        job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
+        return job
+
+    def _open_task(self, line: dict[str, Any]) -> Received | str:
+        block, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
+        try:
+            fields = Headers.parse(block).fields if block else ()
+        except WireError as error:
+            return f"its headers cannot be read ({error})"
+        opened = open_record(self.identity.subjects, self.identity.space_id, line["subject"], fields, payload)
+        if not isinstance(opened, Received):
+            return f"{opened.reason}: {opened.detail}"
+        return opened if opened.kind == "task" else "it is not a task"
+
+    async def _beat(self, job: Job, every: float) -> None:
+        while not job.settled:
+            await asyncio.sleep(every)
+            try:
+                await self.link.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
+            except (ConflictError, DeniedError) as error:
+                job.lost = str(error)
+                return
+            except TidingsError:
+                continue  # away for a while: the job goes on
+
+    async def finish(self, job: Job, text: str | None, data: Any) -> None:
+        if text is None and data is None:
+            text = ""
+        composed = self.endpoint._compose(text, data, (), reply_to=job.message.id)
+        payload = wire.encode(composed)
+        if len(payload) > MAX_RESULT:
+            raise TooLarge(f"a result has at most {MAX_RESULT} bytes, this one has {len(payload)}: send a reference")
+        destination = f"{job.asker.id}.{job.message.id}"
+        signature = signing.sign(self.identity.key, self.identity.space_id, "result", destination, payload)
+        arguments = {"result": base64.b64encode(payload).decode(), "sig": signature}
+        await self._settle(job, "done", lambda: arguments)
+
+    async def give_up(self, job: Job, reason: str, *, retry: bool) -> str:
+        answer = await self._settle(job, "fail", lambda: {"reason": reason or "no reason was given", "retry": retry})
+        return str(answer["state"])
+
+    async def _settle(self, job: Job, do: str, arguments: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
+        if job.settled:
+            raise UsageError(f"task {job.seq} is settled already")
+        op, pause = new_id(), FIRST_PAUSE
+        while True:
+            try:
+                answer = await self.link.call("task", do, op=op, seq=job.seq, **arguments())
+            except (UnreachableError, OutcomeUnknown):
+                if self._closed.is_set() or time.time() > job.deadline:
+                    self._end(job)
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+            except (ConflictError, DeniedError) as error:
+                job.lost = str(error)
+                self._end(job)
+                raise
+            else:
+                self._end(job)
+                return answer
+
+    def _end(self, job: Job) -> None:
+        job._ended.set()
+        self._open.pop(job.seq, None)
+        if job._beating is not None:
+            job._beating.cancel()
+
+    async def close(self) -> None:
+        """Give back what is still held, in bounded time; what cannot be said now the steward notices by silence."""
+        self._closed.set()
+        for job in list(self._open.values()):
+            with suppress(TidingsError, TimeoutError):
+                async with asyncio.timeout(2):
+                    await self.give_up(job, "left unfinished", retry=True)
+            self._end(job)

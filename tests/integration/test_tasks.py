@@ -1,0 +1,367 @@
+"""Tasks end to end: one worker each, results that prove themselves, and nothing run twice by our doing."""
+
+import asyncio
+import base64
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidings
+from tidings.broker.jetstream import JetStream
+from tidings.endpoint.tasks import Job
+from tidings.errors import BadSignature, ConflictError, DeniedError, OutcomeUnknown, UnreachableError, UsageError
+from tidings.steward.service import Steward
+from tidings.testing.processes import steward_child
+from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.testing.waiting import eventually, insist
+from tidings.wire import message as wire
+from tidings.wire import signing
+from tidings.wire.message import Sender
+
+PACE = replace(TEST_PACE, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
+
+
+@pytest.fixture
+async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
+    """A space with ada, who asks, and bob and cat, who review; holds are short."""
+    async with real_space(tmp_path / "home", pace=PACE) as running:
+        await running.add("ada")
+        await running.add("bob", roles=["reviewer"])
+        await running.add("cat", roles=["reviewer"])
+        yield running
+
+
+def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+    return tidings.connect(space.home.name, name=name, home=space.home.home)
+
+
+def desk(space: RealSpace) -> Any:
+    assert isinstance(space.steward, Steward)
+    return space.steward.desk
+
+
+async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:
+    """Claim one job, outside a loop."""
+    return await asyncio.wait_for(anext(aiter(_kept(endpoint, role))), 15)
+
+
+_LOOPS: list[AsyncIterator[Job]] = []
+
+
+def _kept(endpoint: tidings.Endpoint, role: str) -> AsyncIterator[Job]:
+    loop = endpoint.work(role)
+    _LOOPS.append(loop)  # a loop that is forgotten gives its job back
+    return loop
+
+
+def signed_result(worker: AgentClient, asker: str, task_id: str, text: str = "yes") -> dict[str, Any]:
+    payload = wire.compose(Sender(worker.id, worker.name), text=text, reply_to=task_id).raw
+    sig = signing.sign(worker.key, worker.space_id, "result", f"{asker}.{task_id}", payload)
+    return {"result": base64.b64encode(payload).decode(), "sig": sig}
+
+
+async def results_in(js: JetStream) -> list[int]:
+    head = (await js.info("AUD_main"))["state"]["last_seq"]
+    return [r.seq async for page in js.read("AUD_main", "td.main.aud.result.*", 1, head) for r in page]
+
+
+async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_result(space: RealSpace) -> None:
+    done: list[tuple[str, str]] = []
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
+
+        async def review(worker: tidings.Endpoint) -> None:
+            async for job in worker.work("reviewer"):
+                done.append((worker.name, job.text))
+                assert (job.asker.id, job.attempt) == (ada.id, 1)
+                await job.done(f"{job.text} by {worker.name}")
+
+        reviewing = [asyncio.create_task(review(bob)), asyncio.create_task(review(cat))]
+        tickets = [await ada.ask("reviewer", f"task {n}") for n in range(20)]
+        results = await asyncio.wait_for(asyncio.gather(*(t.result(20) for t in tickets)), 30)
+        for task in reviewing:
+            task.cancel()
+        await asyncio.gather(*reviewing, return_exceptions=True)
+    assert sorted(text for _, text in done) == sorted(f"task {n}" for n in range(20))
+    assert {name for name, _ in done} == {"bob", "cat"}, "both were given some"
+    for n, result in enumerate(results):
+        assert (result.state, result.text) == ("done", f"task {n} by {result.worker_name}")
+        assert result.message is not None
+        assert result.message.sender.id == result.worker
+    assert all(ticket.warnings == () for ticket in tickets)
+
+
+async def test_a_worker_holds_one_task_and_a_second_claim_answers_the_same_hold(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("bob") as bob:
+        first, _second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
+        claim = await bob.control.call("task", "claim", role="reviewer", wait=2)
+        again = await bob.control.call("task", "claim", role="reviewer", wait=2)
+        assert claim == again
+        assert (claim["task"]["seq"], claim["attempt"]) == (first.seq, 1)
+
+
+async def test_who_does_not_hold_the_role_gets_no_task(space: RealSpace) -> None:
+    async with space.agent("ada") as ada:
+        with pytest.raises(DeniedError, match="does not hold the role reviewer"):
+            await ada.control.call("task", "claim", role="reviewer", wait=1)
+    async with connect(space, "ada") as ada:
+        with pytest.raises(DeniedError):
+            await anext(aiter(ada.work("reviewer")))
+
+
+async def test_a_claim_that_finds_nothing_is_answered(space: RealSpace) -> None:
+    async with space.agent("bob") as bob:
+        assert (await bob.control.call("task", "claim", role="reviewer", wait=0.5))["task"] is None
+        with pytest.raises(UsageError, match="0 to 20"):
+            await bob.control.call("task", "claim", role="reviewer", wait=60)
+
+
+async def test_a_forged_result_is_refused_and_the_true_one_taken(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("cat") as cat:
+        ticket = await ada.ask("reviewer", "one")
+        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
+        for forged in (
+            signed_result(cat, ada.id, ticket.id),
+            signed_result(bob, ada.id, "01890a5d-ac96-774b-bcce-b302099a8057"),
+            signed_result(bob, cat.id, ticket.id),
+        ):
+            with pytest.raises(BadSignature):
+                await bob.control.call("task", "done", seq=seq, **forged)
+        good = signed_result(bob, ada.id, ticket.id)
+        told = await bob.control.call("task", "done", seq=seq, **good)
+        assert await bob.control.call("task", "done", seq=seq, **good) == told, "the same answer again"
+        assert (await ticket.result(5)).text == "yes"
+
+
+async def test_a_steward_that_lies_about_a_result_is_found_out_by_the_asker(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("bob") as bob:
+        ticket = await ada.ask("reviewer", "one")
+        lie = signed_result(bob, ada.id, ticket.id)
+        answer = {"state": "done", "worker": bob.id, **lie}
+        assert ada._tasks._opened(ticket.id, answer).text == "yes"
+        other = wire.compose(Sender(bob.id, "bob"), text="no").raw
+        with pytest.raises(BadSignature):
+            ada._tasks._opened(ticket.id, answer | {"result": base64.b64encode(other).decode()})
+
+
+async def test_a_task_held_three_times_its_acknowledgement_time_is_not_run_twice(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("cat") as cat:
+        ticket = await ada.ask("reviewer", "slow")
+        job = await one(bob)
+        cat.control.timeout = 10
+        assert (await cat.control.call("task", "claim", role="reviewer", wait=3.5))["task"] is None
+        await job.done("at last")
+        result = await ticket.result(5)
+        assert (result.text, result.attempt) == ("at last", 1)
+
+
+async def test_a_worker_that_dies_loses_its_task_to_another(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("bob") as bob, connect(space, "cat") as cat:
+        ticket = await ada.ask("reviewer", "one")
+        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
+        job = await one(cat)  # bob never beats
+        assert (job.seq, job.attempt) == (seq, 2)
+        with pytest.raises(ConflictError, match=f"given to {cat.id}"):
+            await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
+        await job.done("mine")
+        with pytest.raises(ConflictError, match="it is done by"):
+            await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
+        result = await ticket.result(5)
+        assert (result.text, result.worker, result.attempt) == ("mine", cat.id, 2)
+
+
+async def test_a_hold_survives_a_restart_of_the_steward(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("cat") as cat:
+        ticket = await ada.ask("reviewer", "one")
+        job = await one(bob)
+        await space.stop_steward()
+        await asyncio.sleep(1.2)  # past the acknowledgement time: the broker would deliver it again
+        await space.start_steward(PACE)
+        assert (await cat.control.call("task", "claim", role="reviewer", wait=2.5))["task"] is None
+        await job.done("still mine")
+        result = await ticket.result(5)
+        assert (result.text, result.attempt) == ("still mine", 1)
+
+
+async def test_a_broker_killed_with_9_does_not_give_a_held_task_twice(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
+        ticket = await ada.ask("reviewer", "one")
+        job = await one(bob)
+        waiting = asyncio.create_task(one(cat))
+        await space.restart_broker(kill=True)
+        await asyncio.sleep(2)
+        assert not waiting.done()
+        await job.done("survived")
+        result = await ticket.result(15)
+        assert (result.text, result.attempt) == ("survived", 1)
+        later = await ada.ask("reviewer", "two", timeout=10)
+        assert (await waiting).message.id == later.id
+
+
+@pytest.mark.parametrize("failpoint", ["tasks.after_hold", "tasks.after_result"])
+async def test_a_steward_killed_while_a_task_is_given_or_settled_leaves_one_result(
+    space: RealSpace, failpoint: str
+) -> None:
+    async with connect(space, "ada") as ada, space.agent("bob") as bob, space.core() as js:
+        ticket = await ada.ask("reviewer", "one")
+        await space.stop_steward()
+        bob.control.timeout = 3
+
+        async def run() -> dict[str, Any]:
+            seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
+            return await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
+
+        async with steward_child(space.home, failpoint=f"{failpoint}:kill") as doomed:
+            with pytest.raises((OutcomeUnknown, UnreachableError)):
+                await run()
+            assert await doomed.ended() == -signal.SIGKILL
+        async with steward_child(space.home, after=doomed.holder):
+            done = signed_result(bob, ada.id, ticket.id)
+            if failpoint == "tasks.after_hold":
+                await insist(run)
+            told = await insist(lambda: bob.control.call("task", "done", seq=ticket.seq, **done))
+            assert told["state"] == "done"
+            result = await ticket.result(10)
+        assert (result.text, result.attempt) == ("yes", 1)
+        assert len(await results_in(js)) == 1
+
+
+async def test_a_task_that_keeps_failing_becomes_a_dead_letter_that_says_why(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        ticket = await ada.ask("reviewer", "hard")
+        attempts = []
+        async with asyncio.timeout(20):
+            async for job in bob.work("reviewer"):
+                attempts.append(job.attempt)
+                if await job.fail(f"no luck {job.attempt}") == "dead":
+                    break
+        result = await ticket.result(5)
+        assert attempts == [1, 2, 3, 4, 5]
+        assert (result.state, result.cause) == ("dead", "failed")
+        assert result.reasons[-1] == "attempt 5: no luck 5"
+
+
+async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        ticket = await ada.ask("reviewer", "left")
+        seen = []
+        async with asyncio.timeout(15):
+            async for job in bob.work("reviewer"):
+                seen.append(job.attempt)
+                if job.attempt == 2:
+                    assert await job.fail("impossible", retry=False) == "dead"
+                    break
+        result = await ticket.result(5)
+        assert (seen, result.cause) == ([1, 2], "failed")
+        assert result.reasons == ("attempt 1: left unfinished", "attempt 2: impossible")
+
+
+async def test_a_deadline_ends_a_hold_and_a_task_nobody_takes(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        held = await ada.ask("reviewer", "held", deadline=1.0)
+        job = await one(bob)
+        assert ((await held.result(6)).state, (await held.result(1)).cause) == ("dead", "deadline")
+        with pytest.raises(ConflictError, match="deadline"):
+            await job.done("too late")
+        nobody = await ada.ask("nobody", "waiting", deadline=0.5)
+        result = await nobody.result(6)
+        assert (result.state, result.cause) == ("dead", "deadline")
+
+
+async def test_a_role_nobody_holds_is_told_to_the_asker(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada:
+        ticket = await ada.ask("painter", "paint")
+        assert ticket.warnings == ("nobody holds the role painter: the task waits until somebody does",)
+        assert (await ticket.result(0)).state == "queued"
+        await space.add("pat", roles=["painter"])
+        async with connect(space, "pat") as pat:
+            await (await one(pat, "painter")).done("painted")
+        assert (await ticket.result(5)).text == "painted"
+
+
+async def test_strangers_neither_settle_nor_see_nor_wait_for_a_task(space: RealSpace) -> None:
+    await space.add("mal", roles=["painter"])
+    async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("mal") as mal:
+        ticket = await ada.ask("reviewer", "secret")
+        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
+        for do, arguments in (
+            ("beat", {}),
+            ("done", signed_result(mal, ada.id, ticket.id)),
+            ("fail", {"reason": "spite", "retry": False}),
+        ):
+            with pytest.raises(DeniedError, match="holds no task"):
+                await mal.control.call("task", do, seq=seq, **arguments)
+        assert (await mal.control.call("task", "result", id=ticket.id, seq=seq))["state"] == "unknown"
+        assert (await mal.control.call("task", "result", id=ticket.id))["state"] == "unknown"
+        await bob.control.call("task", "fail", seq=seq, reason="no", retry=False)
+        assert (await mal.control.call("dead", "list"))["dead"] == []
+        for do in ("show", "retry", "drop"):
+            with pytest.raises(UsageError, match="no dead letter"):
+                await mal.control.call("dead", do, seq=seq)
+
+
+async def test_a_poison_task_is_a_dead_letter_and_its_neighbours_flow(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("ada") as raw, connect(space, "bob") as bob:
+        await raw.connection.request(space.subjects.task("reviewer", raw.id), b"junk", timeout=5)
+        ticket = await ada.ask("reviewer", "good")
+        job = await one(bob)
+        assert job.text == "good"
+        await job.done("fine")
+        assert (await ticket.result(5)).text == "fine"
+        (dead,) = (await raw.control.call("dead", "list"))["dead"]
+        assert (dead["cause"], dead["seq"], dead["asker"]) == ("malformed", 1, raw.id)
+        shown = await raw.control.call("dead", "show", seq=1)
+        assert base64.b64decode(shown["record"]["payload"]) == b"junk"
+        with pytest.raises(UsageError, match="malformed"):
+            await raw.control.call("dead", "retry", seq=1)
+
+
+async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_restart(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("ada") as raw, connect(space, "bob") as bob:
+        first, second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
+        for _ in range(2):
+            await (await one(bob)).fail("no", retry=False)
+        listed = (await raw.control.call("dead", "list"))["dead"]
+        assert [each["seq"] for each in listed] == [second.seq, first.seq]
+        assert (await raw.control.call("dead", "retry", seq=first.seq))["state"] == "queued"
+        assert (await raw.control.call("dead", "drop", seq=second.seq))["state"] == "dropped"
+        await space.stop_steward()
+        await space.start_steward(PACE)
+        assert (await second.result(5)).state == "dropped"
+        job = await one(bob)
+        assert (job.seq, job.text, job.attempt) == (first.seq, "one", 2)
+        await job.done("now")
+        assert (await first.result(5)).text == "now"
+        assert (await raw.control.call("dead", "list"))["dead"] == []
+
+
+async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.core() as js:
+        await ada.ask("reviewer", "one")
+        waiting = await ada.ask("painter", "waits")
+        await (await one(bob)).done("yes")
+        await desk(space).retain()
+        assert (await js.info("TASK_main"))["state"]["messages"] == 2, "the archive has not seen them"
+        async with space.administer() as admin:
+            await admin.ask("space_set", parts={"archive": "off"})
+
+        async def left() -> bool:
+            return bool((await js.info("TASK_main"))["state"]["messages"] == 1)
+
+        await eventually(left)
+        assert await js.at("TASK_main", waiting.seq) is not None
+
+
+async def test_a_hundred_waiting_claims_do_not_keep_the_steward_from_answering(space: RealSpace) -> None:
+    async with space.agent("bob") as bob, space.agent("ada") as ada:
+        bob.control.timeout = 20
+        claims = [
+            asyncio.create_task(bob.control.call("task", "claim", role="reviewer", wait=3, session=f"s{n}"))
+            for n in range(100)
+        ]
+        await asyncio.sleep(0.5)
+        assert (await asyncio.wait_for(ada.control.call("health", "ping"), 2))["ok"]
+        assert all(answer["task"] is None for answer in await asyncio.gather(*claims))
