@@ -45,6 +45,22 @@ def test_channels_are_joined_spoken_in_watched_read_and_left(terminal: Terminal)
     assert json.loads(terminal.run("channels", "members", "general", "--json").stdout) == []
 
 
+def test_one_agent_writes_to_another_and_can_tell_what_became_of_it(terminal: Terminal) -> None:
+    assert terminal.run("up", "--detach", "--open").returncode == 0
+    assert terminal.run("send", "general", "hi", "--as", "bob").returncode == 0
+    unknown = terminal.run("dm", "nobody", "hello")
+    assert unknown.returncode == 2
+    sent = json.loads(terminal.run("dm", "bob", "hello", "--json").stdout)
+    assert sent["stage"] == "confirmed"
+    read = lines(terminal.run("inbox", "--as", "bob", "--json").stdout)
+    assert [(each["kind"], each["text"]) for each in read] == [("direct", "hello")]
+    assert "is empty" in terminal.run("inbox", "--as", "bob", "--wait", "0.5").stderr
+    trace = json.loads(terminal.run("trace", sent["id"], "--json").stdout)
+    assert {each["stage"] for each in trace["receipts"]} == {"delivered", "read"}
+    people = {each["name"] for each in json.loads(terminal.run("who", "--json").stdout)}
+    assert people == {"bob", "me"}
+
+
 def test_mistakes_are_sentences_with_stable_exit_codes(terminal: Terminal) -> None:
     assert terminal.run("up", "--detach").returncode == 0
     assert terminal.run("agent", "add", "ada").returncode == 0

@@ -38,15 +38,10 @@ def who(
         output.data([msgspec.to_builtins(agent) for agent in agents])
         return
     rows = [
-        (agent.name, agent.status, agent.roles, printable(agent.activity or ""), seen_ago(agent.last_seen))
+        (agent.name, agent.status, agent.roles, printable(agent.activity or ""), output.age(agent.last_seen))
         for agent in agents
     ]
     output.table(("name", "status", "roles", "activity", "seen"), rows, empty="nobody is in this space yet")
-
-
-def seen_ago(last_seen: Any) -> str:
-    """`last_seen` is in milliseconds; an agent that never connected has none."""
-    return output.age(last_seen / 1000) if isinstance(last_seen, int | float) and last_seen else "-"
 
 
 def dm(
