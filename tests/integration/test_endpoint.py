@@ -1,13 +1,16 @@
 """The endpoint on a real space: channels, live copies, history, and coming back."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidings
+from tidings.broker import jwt
 from tidings.errors import DeniedError, LogFull, TidingsError, TooLarge
+from tidings.space.agents import AgentFile, Ledger
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 
@@ -229,3 +232,52 @@ async def test_a_closed_gate_is_said_as_a_full_log(space: RealSpace) -> None:
 
 async def _nothing() -> None:
     return None
+
+
+async def test_wider_access_is_used_without_a_restart(space: RealSpace) -> None:
+    await space.add("ada", read=["general"], post=["general"])
+    async with connect(space, "ada", channels=["general"]) as ada:
+        with pytest.raises(DeniedError):
+            await ada.send("ops", "too early")
+        async with space.administer() as admin:
+            wide = AgentFile("ada", read=("general", "ops"), post=("general", "ops"))
+            await admin.set_access("ada", wide)
+        assert (await ada.send("ops", "now")).seq > 0
+        assert (await ada.join("ops")).state == "opened"
+        assert ada.joined == ["general", "ops"]
+
+
+async def test_an_agent_elsewhere_fetches_its_wider_access_from_its_record(space: RealSpace, tmp_path: Path) -> None:
+    """A bundle holds its own copy of the credential; the new token is in the access record."""
+    await space.add("ada", read=["general"], post=["general"])
+    bundle = tmp_path / "ada.json"
+    content = {
+        "space": "main",
+        "space_id": space.info.id,
+        "steward_key": space.info.steward_key,
+        "url": space.info.url,
+        "agent": {"name": "ada", "id": Ledger(space.home.issued).rows()[0].id},
+        "creds": space.home.agent_creds("ada").read_text(),
+    }
+    bundle.write_text(json.dumps(content))
+    bundle.chmod(0o600)
+    async with tidings.connect(bundle=bundle) as ada:
+        async with space.administer() as admin:
+            await admin.set_access("ada", AgentFile("ada", read=("general", "ops"), post=("general",)))
+        assert (await ada.join("ops")).state == "opened"
+        assert "ops" in json.dumps(jwt.decode(ada.identity.token()))
+
+
+async def test_history_of_large_messages_comes_in_pages_and_is_complete(space: RealSpace) -> None:
+    await space.add("ada")
+    async with connect(space, "ada") as ada:
+        sent = [(await ada.send("general", f"{n} " + "x" * 40_000)).seq for n in range(40)]
+        for number in range(30):
+            await ada.send("general", str(number))
+        found = [message.seq for message in await ada.history("general", 70)]
+        assert found[30:] == list(reversed(sent))
+        assert len(found) == 70
+        assert [m.seq for m in await ada.recall("general", sent[0] - 1, 70)] == list(reversed(found))
+        page = await ada.link.call("history", "page", channel="general", limit=200)
+        assert page["more"] is True
+        assert sum(len(line["payload"]) for line in page["records"]) < 400_000

@@ -144,6 +144,9 @@ class Channels:
                 return 0
         except TidingsError as error:
             self._report("error", error)
+        if membership.overrun:  # more came while we read than we hold: the log has it
+            self._later(self._resume(membership))
+            return count
         membership.contiguous = True
         self._release(membership, membership.joined)
         return count

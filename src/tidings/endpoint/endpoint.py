@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 from nats.errors import Error as NatsError
@@ -61,6 +61,7 @@ SAVE_EVERY = 0.5
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
 MSG_ID = "Nats-Msg-Id"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +210,33 @@ class Endpoint:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
         return dict((await self.link.call("access", "get"))["access"])
 
+    async def refresh_access(self) -> bool:
+        """Take a new credential if the access record has one; the connection is rebuilt with it. Answers whether."""
+        token = (await self.access()).get("jwt")
+        if not token or token == self.identity.token():
+            return False
+        self.identity.keep_token(token)
+        self.events.emit("access", await self.access())
+        return True
+
+    async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
+        try:
+            return await act()
+        except DeniedError:
+            widened = self.link.token_used != self.identity.token() or await self.refresh_access()
+            if not widened:
+                raise
+        self.link.reconnect()
+        await self.link.rebuilt(10)
+        return await act()
+
     # --- channels ---
 
     async def join(self, channel: str, *, backfill: int = 100) -> Joined:
         await self._start_receiving()
         self.session.check()
-        return await self._channels.join(channel, backfill=backfill)
+        return await self._with_new_access(lambda: self._channels.join(channel, backfill=backfill))
 
     async def leave(self, channel: str) -> dict[str, Any]:
         return await self._channels.leave(channel)
@@ -278,7 +300,7 @@ class Endpoint:
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
         subject = self.identity.subjects.chat(self.id, check_channel(channel))
-        seq = await self._publish(subject, "chat", channel, composed, timeout)
+        seq = await self._with_new_access(lambda: self._publish(subject, "chat", channel, composed, timeout))
         return Receipt(composed.id, seq, warnings=self._warnings(channel) if mentioned else ())
 
     def _warnings(self, channel: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from tidings.broker.client import Connection, connect
+from tidings.broker.jwt import split_credentials
 from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError
 from tidings.space.control import read_answer, request_body
@@ -44,6 +45,8 @@ class Supervision:
         self.ping_interval = ping_interval
         self.state: State = "starting"
         self.rebuilds = 0
+        #: the credential this connection was opened with
+        self.token_used = ""
         self.last_round_trip = 0.0
         self._on_state = on_state
         self._hooks: list[OnSession] = []
@@ -104,9 +107,11 @@ class Supervision:
                 connection.refuse(str(error))
 
         identity = self.identity
+        credentials = identity.credentials()
+        self.token_used = split_credentials(credentials)[0]
         self._connection = connection = await connect(
             identity.url,
-            identity.credentials(),
+            credentials,
             identity.id,
             name=identity.name,
             reconnect=False,
@@ -194,6 +199,16 @@ class Supervision:
         except TimeoutError:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
         return self.connection
+
+    async def rebuilt(self, within: float) -> None:
+        """Wait for a rebuild that was just asked for to begin and to end."""
+        before = self.rebuilds
+        try:
+            async with asyncio.timeout(within):
+                while self.rebuilds == before or self.state != "ready":
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
 
     async def call(
         self,

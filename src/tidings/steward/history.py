@@ -56,14 +56,16 @@ async def _read_page(
     head = await steward.log_head()
     since = request.optional("since_ns", int) or 0
     if after is not None:
-        found = await _forwards(steward, channel, after + 1, min(head, request.optional("until", int) or head), limit)
+        until = min(head, request.optional("until", int) or head)
+        found, complete = await _forwards(steward, channel, after + 1, until, limit)
     else:
-        found = await _backwards(steward, channel, min(head, (before or head + 1) - 1), limit)
+        found, complete = await _backwards(steward, channel, min(head, (before or head + 1) - 1), limit)
     kept = [record for record in found if record.time_ns >= since]
-    shown, complete = _within_bytes(kept)
+    shown, all_fit = _within_bytes(kept)
     return {
         "records": [encoded(record) for record in shown],
-        "more": not complete or len(found) >= limit,
+        # older than the window asked for: there is nothing more to show, however much there is
+        "more": not all_fit or (not complete and len(kept) == len(found)),
         "head": head,
         "floor": steward.table.floor,
     }
@@ -113,34 +115,46 @@ async def _sample(steward: Steward, channel: str, start: int, end: int, limit: i
     return sorted(found, key=lambda record: record.seq), complete
 
 
-async def _forwards(steward: Steward, channel: str, start: int, end: int, limit: int) -> list[StoredRecord]:
-    found, _complete = await _sample(steward, channel, start, end, limit)
-    return found[:limit]
+async def _forwards(
+    steward: Steward, channel: str, start: int, end: int, limit: int
+) -> tuple[list[StoredRecord], bool]:
+    """The oldest `limit` records of a range, and whether those are all."""
+    found, complete = await _sample(steward, channel, start, end, limit)
+    return found[:limit], complete and len(found) <= limit
 
 
-async def _backwards(steward: Steward, channel: str, end: int, limit: int) -> list[StoredRecord]:
-    """The newest `limit` records at or below `end`, newest first."""
-    window, upper = FIRST_WINDOW, end
+async def _backwards(steward: Steward, channel: str, end: int, limit: int) -> tuple[list[StoredRecord], bool]:
+    """The newest `limit` records at or below `end`, newest first, and whether those are all."""
+    window, upper, complete = FIRST_WINDOW, end, True
     found: list[StoredRecord] = []
-    while upper > 0 and len(found) < limit:
+    while upper > 0 and complete and len(found) < limit and _size(found) <= MAX_SCAN:
         lower = max(1, upper - window + 1)
-        found = await _newest(steward, channel, lower, upper, limit - len(found)) + found
-        if sum(len(record.payload) for record in found) > MAX_SCAN:
-            break  # more than one answer can carry: the next page goes on from here
+        older, complete = await _newest(steward, channel, lower, upper, limit - len(found))
+        found = older + found
         upper, window = lower - 1, window * 2
-    return list(reversed(found[-limit:]))
+    return list(reversed(found)), complete and upper == 0
 
 
-async def _newest(steward: Steward, channel: str, lower: int, upper: int, limit: int) -> list[StoredRecord]:
-    """The newest records of a window, oldest first. A window that is too full is halved, the newer half first."""
+async def _newest(
+    steward: Steward, channel: str, lower: int, upper: int, limit: int
+) -> tuple[list[StoredRecord], bool]:
+    """The newest records of a window, oldest first, and whether those are all of it.
+
+    A window that is too full to read is halved, the newer half first.
+    """
     found, complete = await _sample(steward, channel, lower, upper, max(limit, MAX_PAGE))
     if complete or lower == upper:
-        return found[-limit:]
+        return found[-limit:], complete and len(found) <= limit
     middle = (lower + upper) // 2
-    newer = await _newest(steward, channel, middle + 1, upper, limit)
-    if len(newer) >= limit or sum(len(record.payload) for record in newer) > MAX_SCAN:
-        return newer
-    return await _newest(steward, channel, lower, middle, limit - len(newer)) + newer
+    newer, complete = await _newest(steward, channel, middle + 1, upper, limit)
+    if not complete or len(newer) >= limit or _size(newer) > MAX_SCAN:
+        return newer, False
+    older, complete = await _newest(steward, channel, lower, middle, limit - len(newer))
+    return older + newer, complete
+
+
+def _size(records: list[StoredRecord]) -> int:
+    return sum(len(record.payload) for record in records)
 
 
 def _within_bytes(records: list[StoredRecord]) -> tuple[list[StoredRecord], bool]:
