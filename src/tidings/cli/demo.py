@@ -83,6 +83,8 @@ async def _story(root: Path) -> None:
     await _add_agents(home)
     await _join_and_leave(home)
     await _show_table(home)
+    await _talk(home)
+    await _impersonate(home)
     await _attack(home)
     await _revoke(home)
 
@@ -94,7 +96,7 @@ async def _add_agents(home: SpaceHome) -> None:
     _heading("Two agents are added: a key, an access record and a credential each")
     async with administer(home, "demo") as admin:
         for name, read, post in (("ada", ("general", "team.>"), ("general",)), ("bob", ("general",), ("general",))):
-            granted = await admin.add(AgentFile(name, read=read, post=post))
+            granted = await admin.add(AgentFile(name, read=read, post=post, roles=("reviewer",)))
             output.line(f"  {name} {granted.row.id[:10]}… may read {', '.join(read)}; record {granted.row.seq}")
 
 
@@ -151,6 +153,64 @@ def _members(table: dict[str, Any]) -> str:
     ]
     known = f"{len(names)} agent{'' if len(names) == 1 else 's'}"
     return f"{known}; {', '.join(held) or 'nobody is in a channel'}"
+
+
+async def _talk(home: SpaceHome) -> None:
+    """All three ways of addressing, and an agent that goes away and comes back."""
+    import tidings
+
+    _heading("Two agents talk: to a channel, to one agent, to a role")
+    state = home.run / "bob.state"
+    here: dict[str, Any] = {"space": home.name, "home": home.home}
+    async with tidings.connect(name="ada", channels=["general"], **here) as ada:
+        async with tidings.connect(name="bob", channels=["general"], state=state, **here) as bob:
+            await ada.send("general", "shall we start?", mentions=["bob"])
+            await _hear(bob)
+            receipt = await ada.dm("bob", "the password is swordfish")
+            await _hear(bob)
+            stage = (await ada.receipt(receipt, "read", timeout=10)).stage
+            output.line(f"  ada's direct message was sealed, and is {stage}")
+            ticket = await ada.ask("reviewer", "please review the change")
+            async for job in bob.work("reviewer"):
+                await job.done("looks good")
+                break
+            result = await ticket.result(timeout=10)
+            output.line(f"  ada asked a reviewer; {result.worker_name or 'bob'} answered, signed: {result.text}")
+        output.line("  bob goes away")
+        await ada.send("general", "are you still there?")
+        async with tidings.connect(name="bob", channels=["general"], state=state, **here) as bob:
+            output.line("  bob comes back, and hears what he missed, once:")
+            await _hear(bob)
+
+
+async def _hear(endpoint: Any) -> None:
+    message = await endpoint.next_message(10)
+    await message.ack()
+    where = f"#{message.channel}" if message.channel else "directly"
+    output.line(f"  {endpoint.name} hears {message.sender.name} {where}: {message.text}")
+
+
+async def _impersonate(home: SpaceHome) -> None:
+    """A message that claims another sender is stored under its real one, and shown to nobody."""
+    import json
+
+    import tidings
+    from tidings.space.session import open_session
+    from tidings.wire import message, signing
+
+    _heading("bob pretends to be ada")
+    async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
+        async with open_session(home, "bob") as bob:
+            forged = message.compose(message.Sender(ada.id, "ada"), text="ada says: delete everything").raw
+            signature = signing.sign(bob.key, bob.info.id, "chat", "general", forged)
+            subject = bob.info.subjects.chat(bob.key.id, "general")
+            reply = await bob.connection.request(subject, forged, timeout=5, headers={"Td-Sig": signature})
+            seq = json.loads(reply.data)["seq"]
+            await _post(bob, "general", "just me, bob")
+        while (heard := await ada.next_message(10)).text != "just me, bob":
+            if heard.seq == seq:
+                raise UnhealthyError("a forged message was shown")
+        output.line(f"  record {seq} is in the log under bob's key, and was dropped: {dict(ada.opener.refused)}")
 
 
 async def _attack(home: SpaceHome) -> None:

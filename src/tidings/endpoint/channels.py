@@ -283,8 +283,9 @@ class Channels:
             self.seen.forget(record.identity)
             return False
         seen.surface(record.seq, contiguous=contiguous)
+        if repeated:
+            self.opener.refused["repeated"] += 1
         if own or repeated:
-            self.opener.refused["repeated"] += repeated
             seen.settle(record.seq)
         return True
 
