@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.supervision import Supervision
+from tidings.errors import ConnectionLost
 
 PAGE = 100
+PATIENCE = 10.0
 
 
 class History:
@@ -48,4 +51,15 @@ class History:
         return found, False, head
 
     async def _page(self, channel: str, **arguments: Any) -> dict[str, Any]:
-        return await self.link.call("history", "page", channel=channel, timeout=10, **arguments)
+        """One page. Reading changes nothing, so a connection that goes meanwhile only costs time."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                connection = await self.link.ready(max(0.1, deadline - time.monotonic()))
+                return await self.link.call(
+                    "history", "page", channel=channel, timeout=PATIENCE, connection=connection, **arguments
+                )
+            except ConnectionLost:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
