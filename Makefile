@@ -34,7 +34,7 @@ check: $(STAMP) ## style, types, import directions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timings > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
+	@$(BIN)/lint-imports > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 
 faults: $(STAMP) ## longer chaos and more seeds
 	@TIDINGS_DEEP=1 $(PYTEST) -m "faults or slow" --timeout 900
