@@ -1,6 +1,7 @@
 """What a fresh look at administration found, each as a test."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,29 @@ def test_marks_thin_out_but_reach_back_to_the_first() -> None:
     assert (marks[0].seq, marks[-1].seq) == (1, 20_000)
     assert [mark.seq for mark in marks] == sorted({mark.seq for mark in marks})
     assert json.dumps([mark.seq for mark in marks[-100:]]) == json.dumps(list(range(19_901, 20_001)))
+
+
+async def test_a_successor_keeps_its_channels_when_the_log_went_back_to_before_the_rotation(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home") as space:
+        await space.add("ada")
+        async with space.agent("ada") as ada:
+            await ada.control.call("member", "join", pattern="general")
+        await space.stop_steward()
+        space.broker.stop()
+        shutil.copytree(space.home.store, tmp_path / "older")
+        space.broker.start()
+        await space.start_steward()
+        async with space.administer() as admin:
+            rotated = await admin.rotate("ada")
+        await space.stop_steward()
+        space.broker.stop()
+        shutil.rmtree(space.home.store)
+        shutil.copytree(tmp_path / "older", space.home.store)
+        space.broker.start()
+        steward = await space.start_steward()
+        async with space.administer() as admin:
+            await admin.reconcile()
+            row = admin.ledger.get(rotated.row.id)
+        assert steward.table.members_at("general", steward.table.head + 1) == {rotated.row.id}
+        assert row is not None
+        assert (row.state, row.succeeds) == ("active", rotated.row.succeeds)

@@ -221,8 +221,8 @@ class Administrator:
             for row in chunk:
                 known = found.get(row.id)
                 if row.state == "active" and (known is None or known["op"] != row.op or known["revoked"]):
-                    await self._grant(replace(row, succeeds=await self._known_predecessor(row)))
-                    self.ledger.put(row)
+                    again, _ = await self._grant(replace(row, succeeds=await self._known_predecessor(row)))
+                    self.ledger.put(again, succeeds=row.succeeds)
                     done.append(f"wrote the access of {row.name} again: the log had lost it")
                 elif row.state != "active" and known is not None and not known["revoked"]:
                     await self.ask("revoke", id=row.id)
