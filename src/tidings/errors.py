@@ -9,6 +9,7 @@
     ├── WireError                   bytes that are not what they claim to be
     │   ├── MalformedMessage        not strict JSON, or not a message
     │   ├── MalformedRecord         a ruling record that does not decode
+    │   ├── MalformedFrame          a delivery that does not open
     │   ├── HeaderRefused           a record whose own headers a sender may not set
     │   ├── TooLarge                payload beyond the limit, found before sending
     │   └── BadSignature            missing or wrong signature
@@ -84,6 +85,10 @@ class MalformedMessage(WireError):
 
 class MalformedRecord(WireError):
     code = "malformed_record"
+
+
+class MalformedFrame(WireError):
+    code = "malformed_frame"
 
 
 class HeaderRefused(WireError):

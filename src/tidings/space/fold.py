@@ -9,15 +9,17 @@ delivery asks for the access in force at its head. Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
-from tidings.errors import LogRegressed, MalformedRecord, UsageError
+from tidings.errors import LogRegressed, MalformedRecord
 from tidings.space.history import History
 from tidings.space.membership import Interval, Membership
+from tidings.space.rulebook import Rulebook
 from tidings.space.view import TableView, view_of
 from tidings.wire import rulings, subjects
 from tidings.wire.names import is_channel
@@ -25,12 +27,8 @@ from tidings.wire.patterns import covers, covers_any, is_concrete
 from tidings.wire.rulings import Access, Channel, ChannelClass, Lease, Link, Member, Space
 from tidings.wire.signing import SIGNATURE_HEADER
 
-T = TypeVar("T")
-
 #: void records kept for people to look at; the counters have no such limit
 VOID_KEPT = 1000
-#: in force until the first space record
-BUILT_IN: Final = Space(op="built-in")
 
 #: (signature, space id, steward key, subject after `td.S.`, payload) -> verified?
 Verify = Callable[[str | None, str, str, str, bytes], bool]
@@ -93,7 +91,8 @@ class Table:
         """`anchor_key` is the *first* steward key of the space; rotations are followed from it."""
         self.subjects = subjects
         self.space_id = space_id
-        self.floor = floor
+        #: what is in force besides memberships
+        self.rules = Rulebook(subjects.log_stream, floor)
         self.head = 0
         self.void: Counter[Verdict] = Counter()
         self.void_records: deque[VoidRecord] = deque(maxlen=VOID_KEPT)
@@ -102,6 +101,8 @@ class Table:
         self.effective: dict[str, list[int]] = {}
         #: the oldest record of each ruling subject, void ones included
         self.oldest: dict[str, int] = {}
+        #: (sequence, channels it may concern): after each of them an audience may be another
+        self.cuts: list[tuple[int, str]] = []
         #: sequences of the space records that named a new steward key
         self.rotations: list[int] = []
         #: owner -> oldest access version whose name voided somebody else's record
@@ -109,11 +110,7 @@ class Table:
         self._verify = verify
         self._keys: History[str] = History()
         self._keys.put(0, anchor_key)
-        self._space: History[Space] = History()
-        self._access: dict[str, History[Access]] = {}
         self._holders: dict[str, str] = {}
-        self._channels: dict[str, History[Channel]] = {}
-        self._links: dict[str, History[Link]] = {}
         self._lease: tuple[int, Lease] | None = None
         self._bound: dict[str, str] = {}
         self._memberships: dict[str, dict[str, Membership]] = {}
@@ -185,6 +182,7 @@ class Table:
             if held is None or not held.is_open:
                 return Verdict.NOT_IN
             held.left.append(record.seq)
+            self.cuts.append((record.seq, ruling.pattern))
             return Verdict.EFFECTIVE
         refusal = self._refuse_join(subject.owner, ruling.pattern)
         if refusal is not None:
@@ -192,10 +190,11 @@ class Table:
         if held is not None and held.is_open:
             return Verdict.REPEAT
         (held or self._new_membership(subject, ruling.pattern)).joined.append(record.seq)
+        self.cuts.append((record.seq, ruling.pattern))
         return Verdict.EFFECTIVE
 
     def _refuse_join(self, owner: str, pattern: str) -> Verdict | None:
-        history = self._access.get(owner)
+        history = self.rules.access.get(owner)
         access = history.newest() if history else None
         if access is None:
             return Verdict.NOT_PROVISIONED
@@ -216,7 +215,7 @@ class Table:
         if not ruling.revoked and holder not in (owner, ruling.succeeds):
             self._pin_name(holder, seq)
             return Verdict.NAME_TAKEN
-        history = self._access.setdefault(owner, History())
+        history = self.rules.access.setdefault(owner, History())
         before = history.newest()
         if before is not None and self._holders.get(before.name) == owner:
             del self._holders[before.name]
@@ -226,24 +225,26 @@ class Table:
         return Verdict.EFFECTIVE
 
     def _pin_name(self, holder: str, seq: int) -> None:
-        version = self._access[holder].since(seq)
+        version = self.rules.access[holder].since(seq)
         assert version is not None
         self.name_pins[holder] = min(version, self.name_pins.get(holder, version))
 
     def _rule_channel(self, record: LogRecord, ruling: Channel) -> Verdict:
         if not self._binds(record.subject, ruling.name):
             return Verdict.MISMATCH
-        self._channels.setdefault(ruling.name, History()).put(record.seq, ruling)
+        self.rules.channels.setdefault(ruling.name, History()).put(record.seq, ruling)
+        self.cuts.append((record.seq, ruling.name))
         return Verdict.EFFECTIVE
 
     def _rule_link(self, seq: int, link: str, ruling: Link) -> Verdict:
         if ruling.link != link:
             return Verdict.MISMATCH
-        self._links.setdefault(link, History()).put(seq, ruling)
+        self.rules.links.setdefault(link, History()).put(seq, ruling)
         return Verdict.EFFECTIVE
 
     def _rule_space(self, seq: int, ruling: Space) -> Verdict:
-        self._space.put(seq, ruling)
+        self.rules.spaces.put(seq, ruling)
+        self.cuts.append((seq, ">"))
         if ruling.steward_key is not None and ruling.steward_key != self.steward_key:
             # This record was verified with the old key; the next one is the first under the new key.
             self._keys.put(seq + 1, ruling.steward_key)
@@ -255,6 +256,15 @@ class Table:
         return self._bound.setdefault(subject, text) == text
 
     # --- questions ---
+
+    @property
+    def floor(self) -> int:
+        """From here on the questions can be answered."""
+        return self.rules.floor
+
+    @floor.setter
+    def floor(self, seq: int) -> None:
+        self.rules.floor = seq
 
     @property
     def steward_key(self) -> str:
@@ -270,7 +280,7 @@ class Table:
 
     def steward_key_at(self, seq: int) -> str:
         """The key that verifies the record at `seq`."""
-        key = self._keys.at(self._checked(seq))
+        key = self._keys.at(self.rules.checked(seq))
         assert key is not None
         return key
 
@@ -279,9 +289,14 @@ class Table:
         held = self._memberships.get(owner, {}).values()
         return sorted((i for m in held for i in m.intervals()), key=lambda interval: interval.joined)
 
+    def cuts_within(self, after: int, through: int) -> tuple[tuple[int, str], ...]:
+        """Where in (after, through] an audience may change, and of which channels: a run never spans one."""
+        start = bisect_right(self.cuts, (after + 1, ""))
+        return tuple(self.cuts[start : bisect_right(self.cuts, (through + 1, ""))])
+
     def members_at(self, channel: str, seq: int) -> frozenset[str]:
         """Owners with an interval that covers `channel` and has joined < seq < left."""
-        self._checked(seq)
+        self.rules.checked(seq)
         return frozenset(m.owner for m in self._covering(channel) if m.holds(seq))
 
     def _covering(self, channel: str) -> Iterator[Membership]:
@@ -294,44 +309,40 @@ class Table:
 
     def memberships_at(self, owner: str, seq: int) -> list[Interval]:
         """The intervals of `owner` that hold at `seq`, oldest first."""
-        self._checked(seq)
+        self.rules.checked(seq)
         return [interval for interval in self.intervals(owner) if interval.holds(seq)]
 
     def owners(self) -> frozenset[str]:
         """Everybody who ever had an access record the log still tells of."""
-        return frozenset(self._access)
+        return frozenset(self.rules.access)
 
     def access_at(self, owner: str, seq: int) -> Access | None:
-        return self._at(self._access.get(owner), seq)
+        return self.rules.access_at(owner, seq)
 
     def space_at(self, seq: int) -> Space:
-        return self._space.at(self._checked(seq)) or BUILT_IN
+        return self.rules.space_at(seq)
 
     def channel_at(self, name: str, seq: int) -> Channel | None:
-        return self._at(self._channels.get(name), seq)
+        return self.rules.channel_at(name, seq)
 
     def link_at(self, link: str, seq: int) -> Link | None:
-        return self._at(self._links.get(link), seq)
+        return self.rules.link_at(link, seq)
 
     def class_at(self, channel: str, seq: int) -> ChannelClass:
-        """The channel's own class, else the space's default, else durable."""
-        record = self.channel_at(channel, seq)
-        own = record.cls if record else None
-        return own or self.space_at(seq).defaults.cls or "durable"
+        return self.rules.class_at(channel, seq)
 
     def post_allowed(self, sender: str, channel: str, seq: int) -> bool:
-        """Did the access in force at `seq` let `sender` post there, and was the channel listed if it had to be?"""
-        access = self.access_at(sender, seq)
-        if access is None or access.revoked or not is_channel(channel) or not covers_any(access.post, channel):
-            return False
-        if self.space_at(seq).channels == "open":
-            return True
-        record = self.channel_at(channel, seq)
-        return record is not None and record.listed
+        return self.rules.post_allowed(sender, channel, seq)
 
     def audience_at(self, channel: str, seq: int) -> frozenset[str]:
         """The members, if the channel is durable at `seq`: whom a valid record there is owed to."""
         return self.members_at(channel, seq) if self.class_at(channel, seq) == "durable" else frozenset()
+
+    def owed_via(self, seq: int, link: str, sender: str, origin: str, theirs: str, channel: str) -> frozenset[str]:
+        """Like `owed` for a record a link admitted from the channel `theirs` of the space `origin`."""
+        if not self.rules.admission_allowed(link, origin, theirs, channel, seq):
+            return frozenset()
+        return self.audience_at(channel, seq) - {sender}
 
     def owed(self, seq: int, sender: str, channel: str) -> frozenset[str]:
         """Owners of the chat record at `seq`, by the rule of the design; nothing later changes the answer."""
@@ -340,9 +351,7 @@ class Table:
         return self.audience_at(channel, seq) - {sender}
 
     def allowed_at(self, owner: str, channel: str, seq: int) -> bool:
-        """May `owner` read `channel` under the access in force at `seq`?"""
-        access = self.access_at(owner, seq)
-        return access is not None and not access.revoked and is_channel(channel) and covers_any(access.read, channel)
+        return self.rules.allowed_at(owner, channel, seq)
 
     def allowed_now(self, owner: str, channel: str) -> bool:
         return self.allowed_at(owner, channel, max(self.head, self.floor))
@@ -361,38 +370,29 @@ class Table:
         holder = self._holders.get(name)
         if holder is not None:
             return holder
-        bearers = [(h.since(self.head), owner) for owner, h in self._access.items() if _name(h) == name]
+        bearers = [(h.since(self.head), owner) for owner, h in self.rules.access.items() if _name(h) == name]
         return max(bearers)[1] if bearers else None
 
     def uncovered(self, owner: str) -> list[Interval]:
         """Open intervals that the access in force no longer covers: what a narrowing has to close."""
-        history = self._access.get(owner)
+        history = self.rules.access.get(owner)
         access = history.newest() if history else None
         read = () if access is None or access.revoked else access.read
         return [i for i in self.intervals(owner) if i.left is None and not covers_any(read, i.pattern)]
 
     def as_of(self, seq: int) -> TableView:
         """The state after the record at `seq`, printable and without credentials."""
-        self._checked(seq)
+        self.rules.checked(seq)
         return view_of(
             seq=seq,
             steward_key=self.steward_key_at(seq + 1),
             space=self.space_at(seq),
             lease=self._lease[1] if self._lease and self._lease[0] <= seq else None,
             intervals=[i for owner in sorted(self._memberships) for i in self.intervals(owner)],
-            access={owner: history.at(seq) for owner, history in self._access.items()},
-            channels={name: history.at(seq) for name, history in self._channels.items()},
-            links={link: history.at(seq) for link, history in self._links.items()},
+            access={owner: history.at(seq) for owner, history in self.rules.access.items()},
+            channels={name: history.at(seq) for name, history in self.rules.channels.items()},
+            links={link: history.at(seq) for link, history in self.rules.links.items()},
         )
-
-    def _at(self, history: History[T] | None, seq: int) -> T | None:
-        self._checked(seq)
-        return history.at(seq) if history else None
-
-    def _checked(self, seq: int) -> int:
-        if seq < self.floor:
-            raise UsageError(f"{self.subjects.log_stream} can answer from its floor {self.floor} on, not for {seq}")
-        return seq
 
 
 def _name(history: History[Access]) -> str | None:

@@ -7,6 +7,7 @@ sequence on.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -34,6 +35,11 @@ class History(Generic[T]):
         """The sequence from which the value in force at `seq` has been in force."""
         index = bisect_right(self._seqs, seq)
         return self._seqs[index - 1] if index else None
+
+    def changes(self, after: int, through: int) -> Iterator[tuple[int, T | None, T]]:
+        """(sequence, value before, value from then on) of every change in (after, through]."""
+        for index in range(bisect_right(self._seqs, after), bisect_right(self._seqs, through)):
+            yield self._seqs[index], self._values[index - 1] if index else None, self._values[index]
 
     def newest(self) -> T | None:
         return self._values[-1] if self._values else None

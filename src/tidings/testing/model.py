@@ -95,6 +95,32 @@ class Model:
         return {owner for owner in self.owed(seq, sender, channel) if may_read(now, owner, channel)}
 
 
+class Running:
+    """The same replay, one record after the other, for logs that grow while they are asked about."""
+
+    def __init__(self, space: str, space_id: str, anchor_key: str) -> None:
+        self._root, self._space_id = f"td.{space}.", space_id
+        self._state = State(key=anchor_key)
+
+    def follow(self, record: LogRecord) -> None:
+        tail = record.subject.removeprefix(self._root)
+        ruling = _decoded(tail, record.payload)
+        signature = record.headers.get("Td-Sig")
+        if ruling is not None and rulings.verify_ruling(
+            signature, self._space_id, self._state.key, tail, record.payload
+        ):
+            _step(self._state, record.seq, tail, ruling)
+
+    def owed(self, seq: int, sender: str, channel: str) -> set[str]:
+        return owed(self._state, seq, sender, channel)
+
+    def is_live(self, channel: str) -> bool:
+        return class_of(self._state, channel) == "live"
+
+    def may_post(self, sender: str, channel: str) -> bool:
+        return may_post(self._state, sender, channel)
+
+
 def members(state: State, channel: str, seq: int) -> set[str]:
     """`state` must be the one at `seq`: a stay that ends later has no end yet."""
     return {

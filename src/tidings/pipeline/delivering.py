@@ -1,0 +1,279 @@
+"""The order of effects of a delivery, and nothing else: what to read and write is behind three small ports.
+
+A batch is a log range (after, through] judged at a head read afresh. Its effects come in this order: debts known
+beforehand, frames acknowledged by the broker, debts of the frames that were not, `deliveries`, the deliver floor; then
+Spark commits. A crash anywhere repeats the batch from its start, except that a batch whose `deliveries` are written is
+done: only its floor is still owed. Whoever lost a right to read since the last head has its mailbox emptied first, and
+what lay unread in it becomes debts, to be paid under the new access.
+
+The same class runs in the Spark driver and, with ports that crash, in the simulator (`testing/delivery.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidings.failpoints import reach
+from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
+from tidings.pipeline.planning import BATCH_BYTES, Audience, Counter, Delivered, Plan, Settlement, plan, settle
+from tidings.pipeline.runs import BlockInfo
+from tidings.space.fold import Table
+
+#: beyond every sequence
+NEVER = 2**62
+#: an owner with fewer free places in its mailbox waits: paying frame by frame would cost a read each
+ROOM_TO_PAY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Names a batch in the ledger. `number` is Spark's; a payment of debts has none."""
+
+    number: int | None
+    after: int
+    through: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one batch did, for people."""
+
+    messages: int
+    frames: int
+    deliveries: int
+    bytes: int
+    debts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A mailbox was emptied at DLV sequence `at`; its owner had acknowledged everything through `above`."""
+
+    above: int
+    at: int
+
+
+class Ledger(Protocol):
+    """What outlives the process: debts and deliveries."""
+
+    def is_done(self, batch: Batch) -> bool: ...
+    def next_order(self) -> int: ...
+    def write_events(self, events: Sequence[DebtEvent]) -> None: ...
+    def foreign_events(self) -> Sequence[DebtEvent]:
+        """Events somebody else (an operator) wrote since the last call."""
+        ...
+
+    def write_deliveries(self, batch: Batch, rows: Sequence[Delivered]) -> None: ...
+    def unread(self, owner: str, above: int) -> Mapping[str, int]:
+        """channel -> first sequence delivered to `owner` in frames above that DLV sequence."""
+        ...
+
+
+class Outlet(Protocol):
+    """The mailboxes: DLV, written under the deliver lease."""
+
+    def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
+        """Owner -> DLV sequences of its frames, in order, up to the first that was not acknowledged."""
+        ...
+
+    def empty(self, owner: str) -> Emptied:
+        """Remove what `owner` has not read, noting first how far it had: emptying moves that floor (measured)."""
+        ...
+
+    def forget_emptied(self, owners: Iterable[str]) -> None:
+        """What was unread in these mailboxes is a debt now; the note of where it began may go."""
+        ...
+
+    def rooms(self, owners: Iterable[str]) -> Mapping[str, int]:
+        """Owner -> frames its mailbox still takes."""
+        ...
+
+
+class Floors(Protocol):
+    def advance(self, through: int, debts_after: int | None) -> None:
+        """Everything up to `through` is delivered or a debt; everything after `debts_after` is needed to pay."""
+        ...
+
+
+class Deliverer:
+    """Runs batches and payments, one at a time."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        outlet: Outlet,
+        floors: Floors,
+        *,
+        debts: Debts,
+        counters: Mapping[str, Counter],
+        last_head: int,
+        floor: int,
+        cap: int = BATCH_BYTES,
+    ) -> None:
+        self._ledger, self._outlet, self._floors = ledger, outlet, floors
+        self.debts = debts
+        self.counters = dict(counters)
+        self.last_head = last_head
+        self.floor = floor
+        self._cap = cap
+
+    # --- a batch of the log ---
+
+    def deliver(self, batch: Batch, table: Table, blocks: Sequence[BlockInfo]) -> Figures | None:
+        """The effects of one batch. None if they had all happened before.
+
+        `floor` must not be below a batch that is done: a lane deferred in it would be settled below its debt.
+        """
+        if self._ledger.is_done(batch):
+            self._advance(batch.through)
+            return None
+        self._take_foreign_events()
+        self._empty_narrowed(batch.head, table)
+        reach("deliver.read")
+        planned = plan(blocks, self.audience(table, batch.head), self.debts, self.counters, cap=self._cap)
+        self._write("owe", planned.deferred, "the batch was too large")
+        settled = self._publish(planned, blocks)
+        reach("deliver.published")
+        if settled.delivered:
+            self._ledger.write_deliveries(batch, settled.delivered)
+        reach("deliver.recorded")
+        self.last_head = max(self.last_head, batch.head)
+        self._advance(batch.through)
+        reach("deliver.floor")
+        return self._figures(blocks, planned, settled)
+
+    def audience(self, table: Table, head: int) -> Audience:
+        """Whom a block goes to: owed at its sequences, allowed at `head`."""
+        allowed: dict[Lane, bool] = {}
+
+        def may_read(owner: str, channel: str) -> bool:
+            answer = allowed.get((owner, channel))
+            if answer is None:
+                answer = allowed[owner, channel] = table.allowed_at(owner, channel, head)
+            return answer
+
+        def owners(block: BlockInfo) -> list[str]:
+            members = block.mentioned if block.mentioned is not None else table.audience_at(block.channel, block.first)
+            return [owner for owner in members if may_read(owner, block.channel)]
+
+        return owners
+
+    def _publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Settlement:
+        acknowledged = self._outlet.publish(planned, blocks) if planned.frames else {}
+        settled = settle(planned, acknowledged, self.counters)
+        self.counters.update(settled.counters)
+        self._write("owe", settled.owed, "the mailbox took no more")
+        self._tell(settled)
+        return settled
+
+    def _advance(self, through: int) -> None:
+        self.floor = max(self.floor, through)
+        self._floors.advance(self.floor, self.debts.oldest())
+
+    # --- access that became narrower ---
+
+    def _empty_narrowed(self, head: int, table: Table) -> None:
+        narrowed = table.rules.narrowings(self.last_head, head)
+        owed: dict[Lane, int] = {}
+        gone: dict[Lane, int] = {}
+        for owner, seq in narrowed.items():
+            emptied = self._outlet.empty(owner)
+            for channel, first in self._ledger.unread(owner, emptied.above).items():
+                owed[owner, channel] = first - 1
+            self.counters[owner] = Counter(f"access:{seq}@{emptied.at}")
+            if _is_revoked(table, owner, head):
+                gone |= {debt.lane: NEVER for debt in self.debts.of_owner(owner)}
+                owed = {lane: seq for lane, seq in owed.items() if lane[0] != owner}
+        self._write("owe", owed, "access changed with mail unread")
+        self._write("settled", gone, "revoked")
+        self._outlet.forget_emptied(narrowed)
+
+    # --- debts ---
+
+    def payable(self) -> dict[str, int]:
+        """Channels to read for payments, each with the sequence after which to begin."""
+        self._take_foreign_events()
+        owners = {debt.owner for debt in self.debts.open.values()}
+        rooms = self._outlet.rooms(owners)
+        wanted: dict[str, int] = {}
+        for debt in self.debts.open.values():
+            if rooms.get(debt.owner, 0) >= ROOM_TO_PAY:
+                wanted[debt.channel] = min(debt.after, wanted.get(debt.channel, debt.after))
+        return wanted
+
+    def pay(self, batch: Batch, table: Table, channel: str, blocks: Sequence[BlockInfo]) -> Figures:
+        """Pay debts of `channel` from `blocks`, which hold all of it in (batch.after, batch.through]."""
+        self._empty_narrowed(batch.head, table)
+        self.last_head = max(self.last_head, batch.head)
+        owing = [d for d in self.debts.open.values() if d.channel == channel and d.after >= batch.after]
+        rooms = self._outlet.rooms(debt.owner for debt in owing)
+        due = {debt.owner: debt.after for debt in owing if rooms.get(debt.owner, 0) >= ROOM_TO_PAY}
+        audience = self.audience(table, batch.head)
+
+        def owed(block: BlockInfo) -> Iterable[str]:
+            return (owner for owner in audience(block) if owner in due and block.last > due[owner])
+
+        planned = plan(blocks, owed, Debts(untold=self.debts.untold), self.counters, cap=self._cap)
+        fitting = Plan({owner: frames[: rooms[owner]] for owner, frames in planned.frames.items()})
+        acknowledged = self._outlet.publish(fitting, blocks) if planned.frames else {}
+        reach("pay.published")
+        settled = settle(planned, acknowledged, self.counters)
+        self.counters.update(settled.counters)
+        if settled.delivered:
+            self._ledger.write_deliveries(batch, settled.delivered)
+        self._tell(settled)
+        unpaid = planned.deferred | settled.owed
+        paid = {(owner, channel): unpaid.get((owner, channel), batch.through) for owner in due}
+        self._write("paid", paid)
+        self._write("settled", {lane: self.floor for lane, seq in paid.items() if seq >= self.floor})
+        self._advance(self.floor)
+        return self._figures(blocks, planned, settled)
+
+    def _tell(self, settled: Settlement) -> None:
+        self._write("told", {(owner, ""): seq for owner, seq in settled.told.items()})
+
+    def _take_foreign_events(self) -> None:
+        for event in self._ledger.foreign_events():
+            self.debts.apply(event)
+
+    def _write(self, kind: EventKind, seqs: Mapping[Lane, int], cause: str = "") -> None:
+        events = [
+            DebtEvent(self._ledger.next_order(), kind, owner, channel, seq, cause)
+            for (owner, channel), seq in sorted(seqs.items())
+        ]
+        if events:
+            self._ledger.write_events(events)
+        for event in events:
+            self.debts.apply(event)
+
+    def _figures(self, blocks: Sequence[BlockInfo], planned: Plan, settled: Settlement) -> Figures:
+        return Figures(
+            messages=sum(block.count for block in blocks),
+            frames=len({(row.owner, row.dlv_seq) for row in settled.delivered}),
+            deliveries=sum(row.count for row in settled.delivered),
+            bytes=planned.bytes,
+            debts=len(self.debts.open),
+        )
+
+
+def _is_revoked(table: Table, owner: str, head: int) -> bool:
+    access = table.access_at(owner, head)
+    return access is None or access.revoked
+
+
+def resume_counters(last: Mapping[str, tuple[Counter, int]], table: Table) -> dict[str, Counter]:
+    """Counters after a restart, from each owner's last frame and the head it was computed at.
+
+    Whoever lost a right since then begins again: its mailbox may have been emptied before the process died.
+    """
+    return {
+        owner: Counter(f"access:{seq}") if (seq := _narrowed_since(table, owner, head)) else counter
+        for owner, (counter, head) in last.items()
+    }
+
+
+def _narrowed_since(table: Table, owner: str, head: int) -> int | None:
+    return table.rules.narrowings(head, NEVER).get(owner)

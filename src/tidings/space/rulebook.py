@@ -1,0 +1,97 @@
+"""What is in force at a sequence: settings, access, channels and links. Everything but memberships.
+
+The fold (`space/fold.py`) fills it and asks it; the pipeline sends it to its workers, which have to judge each record
+by the same rules but need no membership to do so. A change counts from its own sequence on. Pure, small and picklable.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from tidings.errors import UsageError
+from tidings.space.history import History
+from tidings.wire.names import is_channel
+from tidings.wire.patterns import covers_any
+from tidings.wire.rulings import Access, Channel, ChannelClass, Link, Space
+
+T = TypeVar("T")
+
+#: in force until the first space record
+BUILT_IN: Final = Space(op="built-in")
+
+
+class Rulebook:
+    """Answers for any sequence from the floor on."""
+
+    def __init__(self, stream: str, floor: int = 0) -> None:
+        self.stream = stream
+        self.floor = floor
+        self.spaces: History[Space] = History()
+        self.access: dict[str, History[Access]] = {}
+        self.channels: dict[str, History[Channel]] = {}
+        self.links: dict[str, History[Link]] = {}
+
+    def space_at(self, seq: int) -> Space:
+        return self.spaces.at(self.checked(seq)) or BUILT_IN
+
+    def access_at(self, owner: str, seq: int) -> Access | None:
+        return self._at(self.access.get(owner), seq)
+
+    def channel_at(self, name: str, seq: int) -> Channel | None:
+        return self._at(self.channels.get(name), seq)
+
+    def link_at(self, link: str, seq: int) -> Link | None:
+        return self._at(self.links.get(link), seq)
+
+    def class_at(self, channel: str, seq: int) -> ChannelClass:
+        """The channel's own class, else the space's default, else durable."""
+        record = self.channel_at(channel, seq)
+        own = record.cls if record else None
+        return own or self.space_at(seq).defaults.cls or "durable"
+
+    def post_allowed(self, sender: str, channel: str, seq: int) -> bool:
+        """Did the access in force at `seq` let `sender` post there, and was the channel listed if it had to be?"""
+        access = self.access_at(sender, seq)
+        if access is None or access.revoked or not is_channel(channel) or not covers_any(access.post, channel):
+            return False
+        return self._is_listed(channel, seq)
+
+    def admission_allowed(self, link: str, origin: str, theirs: str, channel: str, seq: int) -> bool:
+        """Did the link record in force at `seq` map `theirs` of the space `origin` to `channel`?"""
+        record = self.link_at(link, seq)
+        if record is None or record.state != "on" or record.origin != origin or record.channels.get(theirs) != channel:
+            return False
+        return self._is_listed(channel, seq)
+
+    def allowed_at(self, owner: str, channel: str, seq: int) -> bool:
+        """May `owner` read `channel` under the access in force at `seq`?"""
+        access = self.access_at(owner, seq)
+        return access is not None and not access.revoked and is_channel(channel) and covers_any(access.read, channel)
+
+    def narrowings(self, after: int, through: int) -> dict[str, int]:
+        """Owners who lost a right to read in (after, through], with the newest access record that took one."""
+        found: dict[str, int] = {}
+        for owner, history in self.access.items():
+            for seq, before, now in history.changes(after, through):
+                if before is not None and not before.revoked and _takes(before, now):
+                    found[owner] = seq
+        return found
+
+    def _is_listed(self, channel: str, seq: int) -> bool:
+        if self.space_at(seq).channels == "open":
+            return True
+        record = self.channel_at(channel, seq)
+        return record is not None and record.listed
+
+    def _at(self, history: History[T] | None, seq: int) -> T | None:
+        self.checked(seq)
+        return history.at(seq) if history else None
+
+    def checked(self, seq: int) -> int:
+        if seq < self.floor:
+            raise UsageError(f"{self.stream} can answer from its floor {self.floor} on, not for {seq}")
+        return seq
+
+
+def _takes(before: Access, now: Access) -> bool:
+    return now.revoked or not all(covers_any(now.read, pattern) for pattern in before.read)

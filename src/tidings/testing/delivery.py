@@ -1,0 +1,433 @@
+"""A simulator of delivery: the real rules and the real order of effects, with ports that crash.
+
+`simulate(seed)` makes a space live through joins, leaves, class changes, narrowing, revocation and messages, while
+batches run, die at any effect and run again, mailboxes fill up, acknowledgements get lost, debts are paid, and readers
+come and go. It checks at every step that nobody is handed what it is not owed or no longer allowed, that numbers have
+no gap and channels are in order, and at the end that everything owed and allowed all along arrived. What is owed is
+taken from `testing/model.py`, which knows nothing of the pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidings.pipeline.debts import DebtEvent, Debts
+from tidings.pipeline.delivering import Batch, Deliverer, Emptied, resume_counters
+from tidings.pipeline.judging import Deliverable, Judge, Stored
+from tidings.pipeline.planning import Counter, Delivered, Plan
+from tidings.pipeline.runs import BlockInfo, MadeBlock, cut_blocks
+from tidings.space.fold import LogRecord, Table
+from tidings.testing import model
+from tidings.testing.generated import GeneratedLog, new_log
+from tidings.wire.frames import decode_frame, encode_frame, frame_id, open_block
+from tidings.wire.headers import encode_headers
+from tidings.wire.message import Mention, Sender, compose
+from tidings.wire.rulings import Access, Channel, Defaults, Space
+
+EPOCH = "epoch"
+#: small, so that mailboxes are full often
+MAILBOX_FRAMES = 12
+FAKE_SIGNATURE = "A" * 88
+
+
+class Crash(Exception):
+    """The process died here."""
+
+
+class Violation(AssertionError):
+    """Delivery broke a promise; the message says which and for whom."""
+
+
+@dataclass
+class Fate:
+    """Decides when the pipeline dies: after so many effects."""
+
+    rng: random.Random
+    left: int = -1
+
+    def arm(self) -> None:
+        self.left = self.rng.randint(0, 12) if self.rng.random() < 0.5 else -1
+
+    def effect(self) -> None:
+        if self.left == 0:
+            self.left = -1
+            raise Crash
+        self.left -= 1 if self.left > 0 else 0
+
+
+@dataclass
+class Mailbox:
+    frames: list[tuple[int, bytes]] = field(default_factory=list)
+    acknowledged: int = 0
+    noted: int | None = None
+
+
+class Mailboxes:
+    """DLV: per-owner bound, deduplication that forgets, outcomes that get lost."""
+
+    def __init__(self, rng: random.Random, fate: Fate) -> None:
+        self._rng, self._fate = rng, fate
+        self.boxes: dict[str, Mailbox] = {}
+        self.ids: dict[str, int] = {}
+        self.seq = 0
+        self.blocks: list[MadeBlock] = []
+
+    def box(self, owner: str) -> Mailbox:
+        return self.boxes.setdefault(owner, Mailbox())
+
+    def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> dict[str, list[int]]:
+        assert len(blocks) == len(self.blocks)
+        acknowledged: dict[str, list[int]] = {}
+        for owner, frames in planned.frames.items():
+            answers = acknowledged.setdefault(owner, [])
+            for frame in frames:
+                self._fate.effect()
+                data = encode_frame(
+                    owner,
+                    EPOCH,
+                    frame.series,
+                    frame.number,
+                    [self.blocks[i].data for i in frame.blocks],
+                    prev=frame.prev,
+                    lost=frame.lost,
+                )
+                seq = self._store(owner, data)
+                if seq is None or self._rng.random() < 0.04:  # refused, or stored and the answer was lost
+                    break
+                answers.append(seq)
+        return acknowledged
+
+    def _store(self, owner: str, data: bytes) -> int | None:
+        name = frame_id(data)
+        if name in self.ids and self._rng.random() < 0.8:
+            return self.ids[name]
+        box = self.box(owner)
+        if len(box.frames) >= MAILBOX_FRAMES or self._rng.random() < 0.02:
+            return None
+        self.seq += 1
+        self.ids[name] = self.seq
+        box.frames.append((self.seq, data))
+        return self.seq
+
+    def note_and_empty(self, owner: str) -> Emptied:
+        box = self.box(owner)
+        box.noted = min(box.acknowledged, box.acknowledged if box.noted is None else box.noted)
+        box.frames.clear()
+        box.acknowledged = self.seq  # what a real broker does to the acknowledgement floor
+        return Emptied(box.noted, self.seq)
+
+    def empty(self, owner: str) -> Emptied:
+        self._fate.effect()
+        return self.note_and_empty(owner)
+
+    def forget_emptied(self, owners: Iterable[str]) -> None:
+        for owner in owners:
+            self._fate.effect()
+            self.box(owner).noted = None
+
+    def rooms(self, owners: Iterable[str]) -> dict[str, int]:
+        return {owner: MAILBOX_FRAMES - len(self.box(owner).frames) for owner in owners}
+
+
+class Books:
+    """The ledger and the floors, surviving every crash."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate = fate
+        self.events: list[DebtEvent] = []
+        self.rows: list[tuple[Batch, Delivered]] = []
+        self.done: set[int] = set()
+        self.floor = 0
+        self.order = 0
+
+    def is_done(self, batch: Batch) -> bool:
+        return batch.number in self.done
+
+    def next_order(self) -> int:
+        self.order += 1
+        return self.order
+
+    def write_events(self, events: Sequence[DebtEvent]) -> None:
+        self._fate.effect()
+        self.events += events
+
+    def foreign_events(self) -> Sequence[DebtEvent]:
+        return ()
+
+    def write_deliveries(self, batch: Batch, rows: Sequence[Delivered]) -> None:
+        self._fate.effect()
+        self.rows += [(batch, row) for row in rows]
+        if batch.number is not None:
+            self.done.add(batch.number)
+        self._fate.effect()
+
+    def unread(self, owner: str, above: int) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for _, row in self.rows:
+            if row.owner == owner and row.dlv_seq > above:
+                found[row.channel] = min(row.first, found.get(row.channel, row.first))
+        return found
+
+    def advance(self, through: int, debts_after: int | None) -> None:
+        self._fate.effect()
+        self.needed = min(through, through if debts_after is None else debts_after)
+        self.floor = max(self.floor, through)
+
+    def last_frames(self) -> dict[str, tuple[Counter, int]]:
+        last: dict[str, list[tuple[Batch, Delivered]]] = {}
+        for batch, row in self.rows:
+            held = last.setdefault(row.owner, [(batch, row)])
+            if row.dlv_seq > held[0][1].dlv_seq:
+                last[row.owner] = [(batch, row)]
+            elif row is not held[0][1] and row.dlv_seq == held[0][1].dlv_seq:
+                held.append((batch, row))
+        return {
+            owner: (
+                Counter(
+                    rows[0][1].series,
+                    rows[0][1].number,
+                    (min(r.first for _, r in rows), max(r.last for _, r in rows), sum(r.count for _, r in rows)),
+                ),
+                rows[0][0].head,
+            )
+            for owner, rows in last.items()
+        }
+
+
+@dataclass
+class Reader:
+    """One owner: takes frames in order, opens them, remembers what it saw."""
+
+    owner: str
+    series: str = ""
+    number: int = 0
+    seen: set[int] = field(default_factory=set)
+    newest: dict[str, int] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+
+class World:
+    """Everything of one simulated space."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.fate = Fate(self.rng)
+        self.log: GeneratedLog = new_log(self.rng, agents=self.rng.randint(3, 5), channels=4)
+        self.boxes = Mailboxes(self.rng, self.fate)
+        self.books = Books(self.fate)
+        self.readers = {owner: Reader(owner) for owner in self.log.agents}
+        self.stored: list[Stored] = []
+        self.batch_number = 0
+        self.pending: tuple[int, int] | None = None
+        self.offset = 0
+        #: owner -> the newest access record the pipeline has acted on
+        self.enforced: dict[str, int] = {}
+        self.table = Table(self.log.subjects, self.log.space_id, self.log.anchor_key)
+        self.state = model.Running("main", self.log.space_id, self.log.anchor_key)
+        #: sequence of a message -> whom it is owed to
+        self.truth: dict[int, set[str]] = {}
+        self.deliverer = self._start()
+        for owner in self.log.agents:
+            self.grant(owner, (">",), (">",))
+
+    # --- the log ---
+
+    def _append(self, record: LogRecord, headers: bytes = b"") -> None:
+        self.stored.append(Stored(record.seq, record.time_ns, record.subject, headers, record.payload))
+        self.table.apply(record)
+        self._learn(record)
+
+    def grant(self, owner: str, read: tuple[str, ...], post: tuple[str, ...], *, revoked: bool = False) -> None:
+        before = self.table.head
+        name = f"agent{self.log.agents.index(owner)}"
+        access = Access(op=f"op{self.log.seq}", name=name, read=read, post=post, revoked=revoked)
+        self._append(self.log.access(owner, access))
+        for interval in self.table.uncovered(owner):
+            self._append(self.log.member(owner, interval.pattern, "out"))
+        if self.table.rules.narrowings(before, self.table.head).get(owner):
+            self.boxes.note_and_empty(owner)
+
+    def chat(self, sender: str, channel: str, mentions: Sequence[str] = ()) -> None:
+        named = tuple(Mention(owner, "somebody") for owner in mentions)
+        message = compose(Sender(sender, "name"), text="hello", mentions=named)
+        record = self.log.append(self.log.subjects.chat(sender, channel), message.raw, FAKE_SIGNATURE)
+        self._append(record, encode_headers([("Td-Sig", FAKE_SIGNATURE), ("Nats-Msg-Id", message.id)]))
+
+    def step_log(self) -> None:
+        rng, log = self.rng, self.log
+        owner, channel = rng.choice(log.agents), rng.choice(log.channels)
+        pattern = rng.choice([*log.channels, "team.>", ">"])
+        match rng.choices(range(7), (60, 16, 8, 5, 3, 2, 1))[0]:
+            case 0:
+                for _ in range(rng.choice((1, 1, 3, 20))):
+                    self.chat(rng.choice(log.agents), channel, rng.sample(log.agents, rng.choice((0, 0, 1, 2))))
+            case 1:
+                self._append(log.member(owner, pattern, "in"))
+            case 2:
+                self._append(log.member(owner, pattern, "out"))
+            case 3:
+                self.grant(owner, rng.choice(((">",), (channel,), ("team.>",), ())), rng.choice(((">",), (channel,))))
+            case 4:
+                self._append(log.channel(Channel(op="x", name=channel, cls=rng.choice(("live", "durable", None)))))
+            case 5:
+                self._append(log.space(Space(op="x", defaults=Defaults(cls=rng.choice(("live", "durable"))))))
+            case 6:
+                self.grant(owner, (), (), revoked=True)
+
+    # --- the pipeline ---
+
+    def _start(self) -> Deliverer:
+        return Deliverer(
+            self.books,
+            self.boxes,
+            self.books,
+            debts=Debts.of(self.books.events),
+            counters=resume_counters(self.books.last_frames(), self.table),
+            last_head=max((batch.head for batch, _ in self.books.rows), default=0),
+            floor=max([self.books.floor, *(b.through for b, _ in self.books.rows if b.number is not None)]),
+            cap=self.rng.choice((2_000, 20_000, 10**9)),
+        )
+
+    def _blocks(self, after: int, through: int, channel: str | None = None) -> list[BlockInfo]:
+        judge = Judge(self.log.subjects, self.table.rules)
+        judged = (judge.judge(record) for record in self.stored if after < record.seq <= through)
+        messages = [j for j in judged if isinstance(j, Deliverable) and channel in (None, j.channel)]
+        self.boxes.blocks = list(cut_blocks(messages, self.table.cuts_within(after, through)))
+        self.boxes.blocks.sort(key=lambda block: block.info.first)
+        return [block.info for block in self.boxes.blocks]
+
+    def run_batch(self) -> None:
+        """A batch, dying where fate says; the next call repeats the same range, as Spark does."""
+        if self.pending is None:
+            if self.offset >= self.table.head:
+                return
+            self.pending = (self.offset, self.rng.randint(self.offset + 1, self.table.head))
+        after, through = self.pending
+        head = self.table.head
+        self.fate.arm()
+        try:
+            self.deliverer.deliver(
+                Batch(self.batch_number, after, through, head), self.table, self._blocks(after, through)
+            )
+            self._note_enforced(head)
+            self.fate.effect()
+        except Crash:
+            self.deliverer = self._start()
+            if self.rng.random() < 0.1:  # the checkpoint is lost too
+                self.batch_number, self.offset, self.pending = self.batch_number + 100, self.books.floor, None
+            return
+        self.batch_number, self.offset, self.pending = self.batch_number + 1, through, None
+
+    def pay(self) -> None:
+        self.fate.arm()
+        head = self.table.head
+        try:
+            for channel, after in sorted(self.deliverer.payable().items()):
+                through = min(self.deliverer.floor, after + 40)
+                blocks = self._blocks(after, through, channel)
+                self.deliverer.pay(Batch(None, after, through, head), self.table, channel, blocks)
+                self._note_enforced(head)
+        except Crash:
+            self.deliverer = self._start()
+
+    def _note_enforced(self, head: int) -> None:
+        for owner in self.log.agents:
+            self.enforced[owner] = head
+
+    # --- the readers ---
+
+    def read(self, owner: str, frames: int) -> None:
+        box, reader = self.boxes.box(owner), self.readers[owner]
+        for dlv_seq, data in list(box.frames[:frames]):
+            self._open(reader, data)
+            if self.rng.random() < 0.9:
+                box.frames = [held for held in box.frames if held[0] != dlv_seq]
+                box.acknowledged = dlv_seq if not box.frames else box.frames[0][0] - 1
+            else:
+                break
+
+    def _open(self, reader: Reader, data: bytes) -> None:
+        frame = decode_frame(data)
+        if frame.owner != reader.owner:
+            raise Violation(f"a frame of {frame.owner} in the mailbox of {reader.owner}")
+        if frame.series != reader.series:
+            reader.series, reader.number = frame.series, 0
+        if frame.number > reader.number + 1:
+            raise Violation(f"{reader.owner} has frame {reader.number} and gets {frame.number}: a gap without a loss")
+        reader.number = max(reader.number, frame.number)
+        for block in frame.blocks:
+            for kept in open_block(block):
+                self._surface(reader, kept.seq, kept.tail)
+
+    def _surface(self, reader: Reader, seq: int, tail: str) -> None:
+        _, sender, channel = tail.split(".", 2)
+        if sender == reader.owner or seq in reader.seen:
+            return
+        if seq <= reader.newest.get(channel, 0):
+            raise Violation(f"{reader.owner} gets {seq} of {channel} after {reader.newest[channel]}")
+        if reader.owner not in self.truth[seq]:
+            raise Violation(f"{reader.owner} was never owed {seq} of {channel}")
+        enforced = self.enforced.get(reader.owner, 0)
+        if not any(self.may_read(reader.owner, channel, h) for h in range(max(seq, enforced), self.table.head + 1)):
+            raise Violation(f"{reader.owner} gets {seq} of {channel}, which it may not read since {enforced}")
+        reader.seen.add(seq)
+        reader.newest[channel] = seq
+
+    # --- the truth, by the naive model ---
+
+    def _learn(self, record: LogRecord) -> None:
+        """Whom the record is owed to, mentions on live channels included; nothing later changes it."""
+        _, _, kind, *rest = record.subject.split(".", 4)
+        if kind != "chat":
+            self.state.follow(record)
+            return
+        sender, channel = rest
+        owed = self.state.owed(record.seq, sender, channel)
+        if self.state.is_live(channel) and self.state.may_post(sender, channel):
+            owed = {mention["id"] for mention in json.loads(record.payload).get("mentions", ())} - {sender}
+        self.truth[record.seq] = owed
+
+    def may_read(self, owner: str, channel: str, seq: int) -> bool:
+        return self.table.allowed_at(owner, channel, seq)
+
+    def check_complete(self) -> None:
+        """Everything owed and allowed from its sequence to now was surfaced."""
+        changes = self.table.rules.access
+        for record in self.stored:
+            if ".chat." not in record.subject:
+                continue
+            channel = record.subject.split(".", 4)[4]
+            for owner in self.truth[record.seq]:
+                heads = [record.seq, *(seq for seq, _, _ in changes[owner].changes(record.seq, self.table.head))]
+                allowed = all(self.may_read(owner, channel, head) for head in heads)
+                if allowed and record.seq not in self.readers[owner].seen:
+                    raise Violation(f"{owner} was owed {record.seq} of {channel} and never got it")
+
+
+def simulate(seed: int, steps: int = 60) -> World:
+    """One life of a space. Raises `Violation` if delivery broke a promise."""
+    world = World(seed)
+    for _ in range(steps):
+        world.step_log()
+        if world.rng.random() < 0.6:
+            world.run_batch()
+        if world.rng.random() < 0.4:
+            world.read(world.rng.choice(world.log.agents), world.rng.randint(1, 6))
+        if world.rng.random() < 0.25:
+            world.pay()
+    world.fate.rng = random.Random(seed + 1)
+    for _ in range(400):
+        world.run_batch()
+        world.pay()
+        for owner in world.log.agents:
+            world.read(owner, MAILBOX_FRAMES)
+        idle = world.offset >= world.table.head and world.pending is None and not world.deliverer.debts.open
+        if idle and not any(box.frames for box in world.boxes.boxes.values()):
+            break
+    else:
+        raise Violation("delivery never came to rest")
+    world.check_complete()
+    return world
