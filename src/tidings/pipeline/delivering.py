@@ -38,6 +38,20 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Payment:
+    """Lanes to pay, each with the sequence after which it is owed, from one range of the log."""
+
+    after: int
+    through: int
+    due: Mapping[Lane, int]
+    rooms: Mapping[str, int]
+
+    @property
+    def channels(self) -> frozenset[str]:
+        return frozenset(channel for _, channel in self.due)
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What one batch did, for people."""
 
@@ -175,7 +189,7 @@ class Deliverer:
 
     # --- access that became narrower ---
 
-    def _empty_narrowed(self, head: int, table: Table) -> None:
+    def _empty_narrowed(self, head: int, table: Table) -> frozenset[str]:
         narrowed = table.rules.narrowings(self.last_head, head)
         owed: dict[Lane, int] = {}
         gone: dict[Lane, int] = {}
@@ -190,34 +204,34 @@ class Deliverer:
         self._write("owe", owed, "access changed with mail unread")
         self._write("settled", gone, "revoked")
         self._outlet.forget_emptied(narrowed)
+        return frozenset(narrowed)
 
     # --- debts ---
 
-    def payable(self) -> dict[str, int]:
-        """Channels to read for payments, each with the sequence after which to begin."""
+    def payment(self, chunk: int) -> Payment | None:
+        """What can be paid next: lanes whose owners have room, over a range of at most `chunk` sequences."""
         self._take_foreign_events()
-        owners = {debt.owner for debt in self.debts.open.values()}
-        rooms = self._outlet.rooms(owners)
-        wanted: dict[str, int] = {}
-        for debt in self.debts.open.values():
-            if rooms.get(debt.owner, 0) >= ROOM_TO_PAY:
-                wanted[debt.channel] = min(debt.after, wanted.get(debt.channel, debt.after))
-        return wanted
+        rooms = self._outlet.rooms({debt.owner for debt in self.debts.open.values()})
+        ready = [debt for debt in self.debts.open.values() if rooms.get(debt.owner, 0) >= ROOM_TO_PAY]
+        if not ready:
+            return None
+        after = min(debt.after for debt in ready)
+        through = max(after, min(self.floor, after + chunk))
+        due = {debt.lane: debt.after for debt in ready if debt.after < through or debt.after >= self.floor}
+        return Payment(after, through, due, {owner: rooms[owner] for owner, _ in due})
 
-    def pay(self, batch: Batch, table: Table, channel: str, blocks: Sequence[BlockInfo]) -> Figures:
-        """Pay debts of `channel` from `blocks`, which hold all of it in (batch.after, batch.through]."""
-        self._empty_narrowed(batch.head, table)
+    def pay(self, batch: Batch, table: Table, payment: Payment, blocks: Sequence[BlockInfo]) -> Figures:
+        """Pay from `blocks`, which hold all of the payment's channels in its range."""
+        narrowed = self._empty_narrowed(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
-        owing = [d for d in self.debts.open.values() if d.channel == channel and d.after >= batch.after]
-        rooms = self._outlet.rooms(debt.owner for debt in owing)
-        due = {debt.owner: debt.after for debt in owing if rooms.get(debt.owner, 0) >= ROOM_TO_PAY}
+        due = {lane: after for lane, after in payment.due.items() if lane[0] not in narrowed}
         audience = self.audience(table, batch.head)
 
         def owed(block: BlockInfo) -> Iterable[str]:
-            return (owner for owner in audience(block) if owner in due and block.last > due[owner])
+            return (o for o in audience(block) if block.last > due.get((o, block.channel), NEVER))
 
         planned = plan(blocks, owed, Debts(untold=self.debts.untold), self.counters, cap=self._cap)
-        fitting = Plan({owner: frames[: rooms[owner]] for owner, frames in planned.frames.items()})
+        fitting = Plan({owner: frames[: payment.rooms.get(owner, 1)] for owner, frames in planned.frames.items()})
         acknowledged = self._outlet.publish(fitting, blocks) if planned.frames else {}
         reach("pay.published")
         settled = settle(planned, acknowledged, self.counters)
@@ -226,8 +240,8 @@ class Deliverer:
             self._ledger.write_deliveries(batch, settled.delivered)
         self._tell(settled)
         unpaid = planned.deferred | settled.owed
-        paid = {(owner, channel): unpaid.get((owner, channel), batch.through) for owner in due}
-        self._write("paid", paid)
+        paid = {lane: unpaid.get(lane, max(after, payment.through)) for lane, after in due.items()}
+        self._write("paid", {lane: seq for lane, seq in paid.items() if seq > due[lane]})
         self._write("settled", {lane: self.floor for lane, seq in paid.items() if seq >= self.floor})
         self._advance(self.floor)
         return self._figures(blocks, planned, settled)

@@ -291,10 +291,10 @@ class World:
             cap=self.rng.choice((2_000, 20_000, 10**9)),
         )
 
-    def _blocks(self, after: int, through: int, channel: str | None = None) -> list[BlockInfo]:
+    def _blocks(self, after: int, through: int, channels: frozenset[str] | None = None) -> list[BlockInfo]:
         judge = Judge(self.log.subjects, self.table.rules)
         judged = (judge.judge(record) for record in self.stored if after < record.seq <= through)
-        messages = [j for j in judged if isinstance(j, Deliverable) and channel in (None, j.channel)]
+        messages = [j for j in judged if isinstance(j, Deliverable) and (channels is None or j.channel in channels)]
         self.boxes.blocks = list(cut_blocks(messages, self.table.cuts_within(after, through)))
         self.boxes.blocks.sort(key=lambda block: block.info.first)
         return [block.info for block in self.boxes.blocks]
@@ -325,10 +325,11 @@ class World:
         self.fate.arm()
         head = self.table.head
         try:
-            for channel, after in sorted(self.deliverer.payable().items()):
-                through = min(self.deliverer.floor, after + 40)
-                blocks = self._blocks(after, through, channel)
-                self.deliverer.pay(Batch(None, after, through, head), self.table, channel, blocks)
+            payment = self.deliverer.payment(chunk=40)
+            if payment is not None:
+                blocks = self._blocks(payment.after, payment.through, payment.channels)
+                batch = Batch(None, payment.after, payment.through, head)
+                self.deliverer.pay(batch, self.table, payment, blocks)
                 self._note_enforced(head)
         except Crash:
             self.deliverer = self._start()
@@ -371,7 +372,10 @@ class World:
         if reader.owner not in self.truth[seq]:
             raise Violation(f"{reader.owner} was never owed {seq} of {channel}")
         enforced = self.enforced.get(reader.owner, 0)
-        if not any(self.may_read(reader.owner, channel, h) for h in range(max(seq, enforced), self.table.head + 1)):
+        changes = self.table.rules.access[reader.owner].changes(max(seq, enforced), self.table.head)
+        if not any(
+            self.may_read(reader.owner, channel, h) for h in (max(seq, enforced), *(at for at, _, _ in changes))
+        ):
             raise Violation(f"{reader.owner} gets {seq} of {channel}, which it may not read since {enforced}")
         reader.seen.add(seq)
         reader.newest[channel] = seq
