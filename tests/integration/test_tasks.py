@@ -339,6 +339,8 @@ async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_rest
 
 
 async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them(space: RealSpace) -> None:
+    async with space.administer() as admin:
+        await admin.ask("space_set", parts={"archive": "on"})
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.core() as js:
         await ada.ask("reviewer", "one")
         waiting = await ada.ask("painter", "waits")
