@@ -58,6 +58,7 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+@pytest.mark.requirement("X9")
 def test_no_probe_finds_a_promise_broken(tried: tuple[Report, dict[str, Any]], probe: Probe) -> None:
     result = _result(tried[0], probe.name)
     assert result.outcome != "BROKEN", f"{result.title} {result.evidence}"
