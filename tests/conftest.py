@@ -36,6 +36,14 @@ async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
 
 
 @pytest.fixture
+async def pair(space: RealSpace) -> RealSpace:
+    """The same with ada and bob in it, who may talk in general."""
+    await space.add("ada")
+    await space.add("bob")
+    return space
+
+
+@pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     """A shell with a home of its own; whatever it left running is stopped."""
     shell = Terminal(tmp_path)

@@ -97,6 +97,7 @@ def test_a_supervisor_killed_with_9_takes_its_children_along_and_the_next_one_re
 
 
 @pytest.mark.parametrize("victim", ["broker_pid", "steward_pid"])
+@pytest.mark.requirement("X1")
 def test_a_child_killed_with_9_is_started_again(terminal: Terminal, victim: str) -> None:
     assert terminal.run("up", "--detach").returncode == 0
     before = terminal.home.read_state()

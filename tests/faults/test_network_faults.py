@@ -7,6 +7,7 @@ import pytest
 
 import tidings
 from tidings.errors import OutcomeUnknown, UnreachableError
+from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -25,36 +26,50 @@ async def pair(space: RealSpace) -> RealSpace:
     return space
 
 
+@pytest.mark.requirement("X8")
 async def test_a_half_open_connection_is_noticed_within_three_intervals_and_nothing_is_lost(pair: RealSpace) -> None:
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy, "general", ping=1.0) as bob:
         states: list[object] = []
         bob.on("connection", states.append)
         proxy.black_hole = True
         started = asyncio.get_running_loop().time()
+        history = History()
         async with tidings.connect("main", name="ada", home=pair.home.home) as ada:
-            await ada.send("general", "while you were deaf")
+            confirmed = history.sending("ada", "general")
+            confirmed((await ada.send("general", "while you were deaf", id=confirmed.id)).seq)
             # two missed heartbeats of one interval each, after at most one interval of quiet; the rest is slack
             await eventually(lambda: "reconnecting" in states, within=3 * 1.0 + 5)
             noticed = asyncio.get_running_loop().time() - started
             proxy.black_hole = False
-            assert (await bob.next_message(15)).text == "while you were deaf"
+            history.took("bob", await bob.next_message(15))
+            history.owed("bob", "general")
+            history.check()
         assert noticed > 0.5, "it was noticed by heartbeats, not by a reset"
         assert proxy.connections >= 2
 
 
 async def test_a_reset_in_the_middle_of_sending_loses_nothing_and_stores_nothing_twice(pair: RealSpace) -> None:
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "ada", proxy) as ada:
-        sending = [asyncio.create_task(ada.send("general", str(n), timeout=20)) for n in range(200)]
+        history = History()
+
+        async def send() -> None:
+            confirmed = history.sending("ada", "general")
+            confirmed((await ada.send("general", "x", id=confirmed.id, timeout=20)).seq)
+
+        sending = [asyncio.create_task(send()) for _ in range(200)]
         for _ in range(3):
             await eventually(lambda: proxy.connections > 0 and ada.state == "ready")
             proxy.cut()
             await eventually(lambda: ada.state != "ready" or all(task.done() for task in sending))
-        receipts = await asyncio.gather(*sending)
-        found = await ada.history("general", 300)
-        assert sorted(int(m.text) for m in found) == list(range(200))
-        assert {m.seq for m in found} == {receipt.seq for receipt in receipts}
+        await asyncio.gather(*sending)
+        for message in reversed(await ada.history("general", 300)):
+            history.took("whoever reads the log", message)
+        history.owed("whoever reads the log", "general")
+        history.check()
+        assert len(history.of("read")) == 200
 
 
+@pytest.mark.requirement("X8")
 async def test_history_over_a_slow_link_costs_one_round_trip_a_page(pair: RealSpace) -> None:
     """534 ms there and back: what matters is how often we go, so that is what is counted."""
     async with tidings.connect("main", name="ada", home=pair.home.home) as ada:
@@ -76,10 +91,17 @@ async def test_history_over_a_slow_link_costs_one_round_trip_a_page(pair: RealSp
 async def test_bytes_that_arrive_one_at_a_time_are_read_the_same(pair: RealSpace) -> None:
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy, "general") as bob:
         proxy.split = True
+        history = History()
         async with tidings.connect("main", name="ada", home=pair.home.home) as ada:
-            for n in range(5):
-                await ada.send("general", f"{n} " + "x" * 500)
-        assert [(await bob.next_message(20)).text[0] for _ in range(5)] == list("01234")
+            for _ in range(5):
+                confirmed = history.sending("ada", "general")
+                confirmed((await ada.send("general", "x" * 500, id=confirmed.id)).seq)
+        for _ in range(5):
+            message = await bob.next_message(20)
+            assert message.text == "x" * 500
+            history.took("bob", message)
+        history.owed("bob", "general")
+        history.check()
 
 
 async def test_while_the_broker_is_away_operations_say_so_and_work_again_afterwards(pair: RealSpace) -> None:

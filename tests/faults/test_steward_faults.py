@@ -78,6 +78,7 @@ async def test_a_steward_killed_around_a_write_leaves_one_record_and_the_same_an
         assert table.effective[subject][-1] == seq
 
 
+@pytest.mark.requirement("X2")
 async def test_a_steward_paused_past_its_lease_writes_nothing_afterwards_and_ends(prepared: RealSpace) -> None:
     async with prepared.agent("ada") as ada, prepared.core() as js, steward_child(prepared.home, ttl=0.5) as old:
         old.signal(signal.SIGSTOP)
@@ -97,6 +98,7 @@ async def test_a_steward_paused_past_its_lease_writes_nothing_afterwards_and_end
             assert len(json.loads(prepared.home.marks.read_text())["marks"]) >= len(marks["marks"])
 
 
+@pytest.mark.requirement("X1")
 async def test_a_second_steward_process_ends_with_the_name_of_the_first(prepared: RealSpace) -> None:
     place = ("--home", prepared.home.home, "--space", "main", "--lease-ttl", "1")
     async with (
@@ -170,6 +172,7 @@ async def killed(space: RealSpace, operation: str, name: str, failpoint: str) ->
 @pytest.mark.parametrize(
     ("failpoint", "stays"), [("add.after_ledger", False), ("add.after_creds", True), ("add.after_grant", True)]
 )
+@pytest.mark.requirement("X5")
 async def test_an_add_killed_anywhere_is_completed_or_undone_by_the_next_operation(
     space: RealSpace, failpoint: str, stays: bool
 ) -> None:

@@ -45,6 +45,7 @@ async def test_leaving_closes_one_pattern_and_says_what_still_covers_the_channel
 
 
 async def test_a_name_belongs_to_one_agent_at_a_time(space: RealSpace) -> None:
+    """F31: a name is granted, and granted once."""
     await space.add("ada")
     with pytest.raises(NameTaken, match="agent ada exists"):
         await space.add("ada")

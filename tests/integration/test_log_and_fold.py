@@ -328,6 +328,7 @@ async def test_a_listed_space_voids_posts_to_channels_without_a_record(space: Re
 
 
 async def test_narrowing_empties_the_delivery_box_even_of_channels_that_were_left(space: RealSpace) -> None:
+    """N10: the steward purges at once; what the pipeline adds afterwards is the pipeline's to purge."""
     await space.add("ada", read=["general", "ops"])
     async with space.agent("ada") as ada, space.core() as js:
         await ada.control.call("member", "join", pattern="ops")

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tidings.steward.retention import Floors, Retention, counted_parts, read_flo
 from tidings.steward.service import Pace, Steward
 from tidings.testing.generated import generate_log
 from tidings.testing.pouring import pour
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire.rulings import Parts, Space
 
@@ -77,7 +79,7 @@ async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_sw
     async with space.agent("ada") as ada, space.core() as js:
         await ada.control.call("member", "join", pattern="general")
         posted = await post_many(ada, 20)
-        await set_space(space, keep_age=0)
+        await set_space(space, keep_age=0, parts={"archive": "on"})
         await eventually(lambda: (last := serving(space).retention.last) and last.limit > posted[-1])
         health = await ada.control.call("health", "ping")
         assert (health["floor"], health["floor_held_by"]) == (0, "deliver")
@@ -102,8 +104,8 @@ async def test_the_slowest_part_holds_the_floor(space: RealSpace) -> None:
         posted = await post_many(ada, 30)
         state = StateBucket(js, space.subjects)
         await state.put("floor.deliver", {"seq": posted[20]}, 0)
-        await state.put("floor.archive", {"seq": posted[10]}, 0)
-        await set_space(space, keep_age=0)
+        await state.put("floor.archive.log", {"seq": posted[10]}, 0)
+        await set_space(space, keep_age=0, parts={"archive": "on"})
 
         async def is_cut() -> bool:
             return await sequences(js) == posted[10:]
@@ -236,7 +238,7 @@ async def test_the_fold_after_a_purge_equals_the_fold_before_at_and_above_the_fl
         state = StateBucket(js, space.subjects)
         gone = 0
         for floor in (head // 3, head // 2, head - 5):
-            for part in ("deliver", "archive"):
+            for part in ("deliver", "archive.log"):
                 entry = await state.get(f"floor.{part}")
                 await state.put(f"floor.{part}", {"seq": floor}, entry.revision if entry else 0)
             table = await fold_log(js, info, await read_floor(state))
@@ -405,3 +407,77 @@ async def test_closing_and_opening_the_gate_under_load_loses_nothing_that_was_ac
             left = await sequences(js)
             assert left == [seq for seq in acknowledged if seq >= left[0]]
             assert left[0] >= await read_floor(StateBucket(js, space.subjects))
+
+
+# --- receipts, results and dead letters ---
+
+
+async def side(js: JetStream, stream: str) -> int:
+    return int((await js.info(stream))["state"]["messages"])
+
+
+async def test_a_new_space_does_without_an_archive_until_its_owner_wants_one(space: RealSpace) -> None:
+    parts = serving(space).space_settings()["parts"]
+    assert parts == {"deliver": "on", "archive": "off"}
+    await set_space(space, parts={"archive": "on"})
+    await space.stop_steward()
+    await space.start_steward()
+    assert serving(space).space_settings()["parts"]["archive"] == "on", "only a new space is given that"
+
+
+@pytest.fixture
+async def calm(tmp_path: Path) -> AsyncIterator[RealSpace]:
+    """A small space whose side streams are tended only when a test says so."""
+    async with real_space(tmp_path / "calm", budget=1024 * 1024, pace=replace(TEST_PACE, retention=600)) as space:
+        yield space
+
+
+async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm: RealSpace) -> None:
+    space, s = calm, calm.subjects
+    async with space.core() as js:
+        seqs = [await js.publish(s.audit("receipt", "x"), b"{}") for _ in range(6)]
+        await serving(space).sides.run()
+        assert await side(js, s.audit_stream) == 6, "young"
+        await set_space(space, keep_receipts=0, parts={"archive": "on"})
+        await serving(space).sides.run()
+        assert await side(js, s.audit_stream) == 6, "not archived"
+        await StateBucket(js, s).put("floor.archive.aud", {"seq": seqs[4]}, 0)
+        await serving(space).sides.run()
+        assert await side(js, s.audit_stream) == 2
+        await set_space(space, parts={"archive": "off"})
+        await serving(space).sides.run()
+        assert await side(js, s.audit_stream) == 0
+        assert serving(space).sides.removed == {"receipts": 6, "dead": 0}
+        assert (await serving(space).health())["removed"]["receipts"] == 6
+
+
+async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_holds_it(calm: RealSpace) -> None:
+    space, s = calm, calm.subjects
+    await set_space(space, parts={"archive": "on"})
+    async with space.core() as js:
+        count = 0
+        while (await js.info(s.audit_stream))["state"]["bytes"] < 0.85 * 1024 * 1024 / 16:
+            await js.publish(s.audit("receipt", "x"), b"x" * 1_000)
+            count += 1
+        await serving(space).sides.run()
+        assert await side(js, s.audit_stream) == count
+        assert "AUD_main is nearly full and waits for the archive" in (await serving(space).health())["problems"][0]
+        await set_space(space, parts={"archive": "off"})
+        await serving(space).sides.run()
+        assert await side(js, s.audit_stream) == count - count // 4
+        assert (await js.following(s.audit_stream, f"{s.root}.aud.>", 1)).seq == count // 4 + 1  # type: ignore[union-attr]
+        assert (await serving(space).health())["problems"] == []
+
+
+async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
+    calm: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = calm
+    monkeypatch.setattr(retention, "MOST_DEAD", 5)
+    async with space.core() as js:
+        for number in range(8):
+            await js.publish(space.subjects.dead("task", str(number)), b"x")
+        await serving(space).sides.run()
+        left = await js.subjects_of(space.subjects.dead_stream, "td.main.dead.>")
+        assert sorted(left) == [space.subjects.dead("task", str(number)) for number in range(3, 8)]
+        assert (await serving(space).health())["removed"]["dead"] == 3

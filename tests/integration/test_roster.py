@@ -35,6 +35,7 @@ async def vanish(endpoint: tidings.Endpoint) -> None:
     await endpoint.link.stop()
 
 
+@pytest.mark.requirement("P3")
 async def test_who_lists_everybody_with_name_roles_and_state(space: RealSpace) -> None:
     await space.add("ada", roles=["reviewer"])
     await space.add("bob")
@@ -73,6 +74,7 @@ async def test_a_process_that_dies_is_offline_once_it_was_silent_for_its_time(sp
 
 
 async def test_unchanged_beats_make_no_news_and_the_heartbeat_tells_the_head(space: RealSpace) -> None:
+    """F23, N20: quiet agents cost nothing, and head and floor travel with the roster."""
     await space.add("ada")
     async with connect(space, "ada") as ada:
         await sees(ada, "ada", "idle")
@@ -98,7 +100,9 @@ async def test_an_agent_that_is_added_or_revoked_appears_and_goes(space: RealSpa
         assert ada.roster.snapshots == 1
 
 
+@pytest.mark.requirement("P4")
 async def test_what_others_put_on_the_rosters_subject_is_dropped_and_counted(space: RealSpace) -> None:
+    """F23: agents do not write presence; nothing they send erases or forges a row."""
     await space.add("ada")
     await space.add("mal")
     async with connect(space, "ada") as ada, space.agent("mal") as mal, space.core() as core:
@@ -124,6 +128,7 @@ async def test_what_others_put_on_the_rosters_subject_is_dropped_and_counted(spa
         await eventually(lambda: ada.roster.refused["stale"] == 1, what="a replayed delta is dropped")
 
 
+@pytest.mark.requirement("P5")
 async def test_a_hole_in_the_deltas_is_filled_by_a_snapshot(space: RealSpace) -> None:
     await space.add("ada")
     await space.add("bob")
@@ -160,6 +165,7 @@ async def test_a_restarted_steward_knows_who_is_here_and_when_others_were_seen(s
         assert not bob.session.superseded.is_set()
 
 
+@pytest.mark.requirement("P6")
 async def test_without_a_steward_an_endpoint_opens_sends_and_learns_the_roster_later(space: RealSpace) -> None:
     await space.add("ada")
     await space.stop_steward()
@@ -207,7 +213,9 @@ async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealS
 # --- sessions ---
 
 
+@pytest.mark.requirement("S1")
 async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_send(space: RealSpace) -> None:
+    """F22: two processes of one identity do not share its mail."""
     await space.add("ada")
     await space.add("bob")
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as older:
@@ -239,6 +247,7 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
         assert row(ada, "bob").online, "the older one lives, so bob does"
 
 
+@pytest.mark.requirement("S3")
 async def test_a_session_that_was_cut_off_meanwhile_learns_it_when_it_is_back(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]) as older:
@@ -255,7 +264,9 @@ async def _never() -> None:
     raise ConnectionRefusedError
 
 
+@pytest.mark.requirement("S2")
 async def test_sending_history_and_who_take_no_session(space: RealSpace) -> None:
+    """N17: a second terminal that sends does not supersede the first."""
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]) as receiver:
         async with connect(space, "bob") as second:
@@ -273,6 +284,7 @@ async def test_sending_history_and_who_take_no_session(space: RealSpace) -> None
 # --- names and attention ---
 
 
+@pytest.mark.requirement("P7")
 async def test_mentions_are_resolved_and_a_mention_of_nobody_is_refused_before_sending(space: RealSpace) -> None:
     await space.add("ada", roles=["reviewer"])
     for name in ("bob", "Bob", "carol"):
@@ -304,6 +316,7 @@ async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> Non
         assert (await ada.send("general", "hello")).warnings == ()
 
 
+@pytest.mark.requirement("P8")
 async def test_attention_decides_what_wakes_and_never_what_arrives(space: RealSpace) -> None:
     await space.add("ada")
     await space.add("bob")

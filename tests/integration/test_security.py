@@ -58,6 +58,7 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+@pytest.mark.requirement("X9")
 def test_no_probe_finds_a_promise_broken(tried: tuple[Report, dict[str, Any]], probe: Probe) -> None:
     result = _result(tried[0], probe.name)
     assert result.outcome != "BROKEN", f"{result.title} {result.evidence}"
@@ -120,15 +121,15 @@ async def test_agents_of_an_interrupted_suite_are_revoked_by_the_next_one(space:
 # --- the suite can fail ---
 
 
-def _in_core(self: Keyring, s: Subjects, agent_id: str, name: str, read: Any, post: Any, **when: Any) -> str:
+def _in_core(self: Keyring, s: Subjects, agent_id: str, name: str, read: Any, post: Any, **how: Any) -> str:
     """Agents as careful grants make them, but in the account that holds the streams."""
     permissions = grants.agent_permissions(s, agent_id, read, post)
-    return jwt.user_jwt(self.core, agent_id, name, permissions, grants.agent_limits(), **when)
+    return jwt.user_jwt(self.core, agent_id, name, permissions, grants.agent_limits(), iat=how["iat"])
 
 
-def _unbound(self: Keyring, s: Subjects, agent_id: str, name: str, read: Any, post: Any, **when: Any) -> str:
+def _unbound(self: Keyring, s: Subjects, agent_id: str, name: str, read: Any, post: Any, **how: Any) -> str:
     """Agents that may do everything where the streams are."""
-    return jwt.user_jwt(self.core, agent_id, name, None, **when)
+    return jwt.user_jwt(self.core, agent_id, name, None, iat=how["iat"])
 
 
 async def _on_weak_space(root: Path, only: set[str]) -> Report:

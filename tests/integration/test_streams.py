@@ -205,6 +205,7 @@ async def test_a_sender_can_neither_age_nor_roll_up_the_log(space: RealSpace, he
 
 
 async def test_a_message_of_256_kib_fits_with_its_headers_and_a_larger_one_does_not(space: RealSpace) -> None:
+    """N18: the limit is the payload's; headers have room of their own."""
     await space.add("ada")
     async with space.agent("ada") as ada:
         assert "seq" in await ada.post("general", b"x" * 256 * 1024)

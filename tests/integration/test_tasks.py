@@ -15,6 +15,7 @@ from tidings.broker.jetstream import JetStream
 from tidings.endpoint.tasks import Job
 from tidings.errors import BadSignature, ConflictError, DeniedError, OutcomeUnknown, UnreachableError, UsageError
 from tidings.steward.service import Steward
+from tidings.testing.history import History
 from tidings.testing.processes import steward_child
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
@@ -69,23 +70,32 @@ async def results_in(js: JetStream) -> list[int]:
     return [r.seq async for page in js.read("AUD_main", "td.main.aud.result.*", 1, head) for r in page]
 
 
+@pytest.mark.requirement("T1")
 async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_result(space: RealSpace) -> None:
     done: list[tuple[str, str]] = []
+    history = History()
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
 
         async def review(worker: tidings.Endpoint) -> None:
             async for job in worker.work("reviewer"):
                 done.append((worker.name, job.text))
+                history.read("reviewer", "ada", "reviewer", job.message.id, job.seq)
+                history.effect(job.message.id, worker.name)
                 assert (job.asker.id, job.attempt) == (ada.id, 1)
                 await job.done(f"{job.text} by {worker.name}")
 
         reviewing = [asyncio.create_task(review(bob)), asyncio.create_task(review(cat))]
-        tickets = [await ada.ask("reviewer", f"task {n}") for n in range(20)]
+        tickets = []
+        for n in range(20):
+            confirmed = history.sending("ada", "reviewer")
+            tickets.append(await ada.ask("reviewer", f"task {n}", id=confirmed.id))
+            confirmed(tickets[-1].seq)
         results = await asyncio.wait_for(asyncio.gather(*(t.result(20) for t in tickets)), 30)
         for task in reviewing:
             task.cancel()
         await asyncio.gather(*reviewing, return_exceptions=True)
-    assert sorted(text for _, text in done) == sorted(f"task {n}" for n in range(20))
+    history.owed("reviewer", "reviewer")
+    history.check()
     assert {name for name, _ in done} == {"bob", "cat"}, "both were given some"
     for n, result in enumerate(results):
         assert (result.state, result.text) == ("done", f"task {n} by {result.worker_name}")
@@ -94,7 +104,9 @@ async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_r
     assert all(ticket.warnings == () for ticket in tickets)
 
 
+@pytest.mark.requirement("T9")
 async def test_a_worker_holds_one_task_and_a_second_claim_answers_the_same_hold(space: RealSpace) -> None:
+    """F24: nobody can hoard tasks."""
     async with connect(space, "ada") as ada, space.agent("bob") as bob:
         first, _second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
         claim = await bob.control.call("task", "claim", role="reviewer", wait=2)
@@ -103,6 +115,7 @@ async def test_a_worker_holds_one_task_and_a_second_claim_answers_the_same_hold(
         assert (claim["task"]["seq"], claim["attempt"]) == (first.seq, 1)
 
 
+@pytest.mark.requirement("T5")
 async def test_who_does_not_hold_the_role_gets_no_task(space: RealSpace) -> None:
     async with space.agent("ada") as ada:
         with pytest.raises(DeniedError, match="does not hold the role reviewer"):
@@ -136,6 +149,7 @@ async def test_a_forged_result_is_refused_and_the_true_one_taken(space: RealSpac
         assert (await ticket.result(5)).text == "yes"
 
 
+@pytest.mark.requirement("T2")
 async def test_a_steward_that_lies_about_a_result_is_found_out_by_the_asker(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, space.agent("bob") as bob:
         ticket = await ada.ask("reviewer", "one")
@@ -147,6 +161,8 @@ async def test_a_steward_that_lies_about_a_result_is_found_out_by_the_asker(spac
             ada._tasks._opened(ticket.id, answer | {"result": base64.b64encode(other).decode()})
 
 
+@pytest.mark.requirement("T3")
+@pytest.mark.requirement("X7")
 async def test_a_task_held_three_times_its_acknowledgement_time_is_not_run_twice(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("cat") as cat:
         ticket = await ada.ask("reviewer", "slow")
@@ -158,6 +174,7 @@ async def test_a_task_held_three_times_its_acknowledgement_time_is_not_run_twice
         assert (result.text, result.attempt) == ("at last", 1)
 
 
+@pytest.mark.requirement("T4")
 async def test_a_worker_that_dies_loses_its_task_to_another(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, space.agent("bob") as bob, connect(space, "cat") as cat:
         ticket = await ada.ask("reviewer", "one")
@@ -229,6 +246,7 @@ async def test_a_steward_killed_while_a_task_is_given_or_settled_leaves_one_resu
         assert len(await results_in(js)) == 1
 
 
+@pytest.mark.requirement("T6")
 async def test_a_task_that_keeps_failing_becomes_a_dead_letter_that_says_why(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         ticket = await ada.ask("reviewer", "hard")
@@ -271,6 +289,7 @@ async def test_a_deadline_ends_a_hold_and_a_task_nobody_takes(space: RealSpace) 
         assert (result.state, result.cause) == ("dead", "deadline")
 
 
+@pytest.mark.requirement("T7")
 async def test_a_role_nobody_holds_is_told_to_the_asker(space: RealSpace) -> None:
     async with connect(space, "ada") as ada:
         ticket = await ada.ask("painter", "paint")
@@ -283,6 +302,7 @@ async def test_a_role_nobody_holds_is_told_to_the_asker(space: RealSpace) -> Non
 
 
 async def test_strangers_neither_settle_nor_see_nor_wait_for_a_task(space: RealSpace) -> None:
+    """F24: only its holder settles a task."""
     await space.add("mal", roles=["painter"])
     async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("mal") as mal:
         ticket = await ada.ask("reviewer", "secret")
@@ -339,6 +359,8 @@ async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_rest
 
 
 async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them(space: RealSpace) -> None:
+    async with space.administer() as admin:
+        await admin.ask("space_set", parts={"archive": "on"})
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.core() as js:
         await ada.ask("reviewer", "one")
         waiting = await ada.ask("painter", "waits")

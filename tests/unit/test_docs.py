@@ -3,14 +3,40 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_test_named_in_the_guarantees_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text()))
-    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+def named_tests(document: str) -> list[str]:
+    return re.findall(r"`(test_\w+)`", document)
+
+
+@pytest.mark.parametrize("name", ["guarantees", "findings", "pains"])
+def test_every_test_named_in_a_document_exists(name: str) -> None:
+    named = set(named_tests((ROOT / "docs" / f"{name}.md").read_text()))
     assert len(named) > 10
-    assert {name for name in named if f"def {name}(" not in sources} == set()
+    assert {each for each in named if f"def {each}(" not in TESTS} == set()
+
+
+def test_every_finding_is_named_by_its_tests() -> None:
+    rows = re.findall(r"^\| ([FN]\d+) .*$", text := (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    for line in re.findall(r"^\| [FN]\d+ .*$", text, re.MULTILINE):
+        finding = line.split()[1]
+        for name in named_tests(line):
+            found = re.search(rf'def ({name}\(.*?-> None:\n(?: +""".*?""")?)', TESTS, re.DOTALL)
+            assert found, name
+            assert re.search(rf"(?:\b|_){finding}(?:\b|_)", found[1], re.IGNORECASE), f"{name} does not name {finding}"
+
+
+def test_every_pain_has_a_row_or_is_said_to_be_ours_still() -> None:
+    rows, ours = (ROOT / "docs" / "pains.md").read_text().split("## Still true of us")
+    listed = re.findall(r"^\| (\d+) \|", rows, re.MULTILINE)
+    assert {int(each) for each in (*listed, *re.findall(r"^- (\d+)", ours, re.MULTILINE))} == set(range(1, 26))
 
 
 def test_every_link_in_a_document_leads_somewhere() -> None:

@@ -80,12 +80,18 @@ def inbox(user_id: str) -> str:
     return f"_INBOX_{user_id}.>"
 
 
-def agent_permissions(s: Subjects, agent_id: str, read: Iterable[str], post: Iterable[str]) -> Permissions:
+def agent_permissions(
+    s: Subjects, agent_id: str, read: Iterable[str], post: Iterable[str], *, withheld: bool = False
+) -> Permissions:
+    """What an agent's credential allows. `withheld`: it flooded, and sends nothing into any stream; it still reads."""
+    sends = [
+        *(f"{s.root}.chat.{agent_id}.{pattern}" for pattern in post),
+        f"{s.root}.dm.*.*.{agent_id}",
+        f"{s.root}.task.*.{agent_id}",
+    ]
     return Permissions(
         publish=[
-            *(f"{s.root}.chat.{agent_id}.{pattern}" for pattern in post),
-            f"{s.root}.dm.*.*.{agent_id}",
-            f"{s.root}.task.*.{agent_id}",
+            *([] if withheld else sends),
             f"{s.root}.ctl.*.{agent_id}",
             f"$JS.API.CONSUMER.MSG.NEXT.{s.delivery_stream}.dlv_{agent_id}",
             f"$JS.API.CONSUMER.MSG.NEXT.{s.direct_stream}.dm_{agent_id}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -195,11 +195,12 @@ class JetStream:
         try:
             await self.connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
-                message = await subscription.next_msg(timeout=self.timeout)
-                if (status := status_of(message)) is not None:
-                    _check_status(stream, status)
-                    return records
-                records.append(_direct_record(stream, raw_headers(message), message.data))
+                first = await subscription.next_msg(timeout=self.timeout)
+                for message in (first, *_already_here(subscription)):
+                    if (status := status_of(message)) is not None:
+                        _check_status(stream, status)
+                        return records
+                    records.append(_direct_record(stream, raw_headers(message), message.data))
         finally:
             if not self.connection.is_closed:
                 await subscription.unsubscribe()
@@ -215,6 +216,16 @@ class JetStream:
             body["keep"] = keep
         answer = await self.api(f"STREAM.PURGE.{stream}", body, timeout=max(self.timeout, 30))
         return int(answer["purged"])
+
+
+def _already_here(subscription: Any) -> Iterator[Any]:
+    """What has arrived, without waiting: `next_msg` costs a task and two turns of the loop for every message."""
+    queue = subscription._pending_queue
+    while not queue.empty():
+        message = queue.get_nowait()
+        subscription._pending_size -= len(message.data)
+        queue.task_done()
+        yield message
 
 
 def _check_status(stream: str, headers: Headers) -> None:

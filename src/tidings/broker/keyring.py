@@ -69,9 +69,17 @@ class Keyring:
         return jwt.user_jwt(self.core, steward_id, "steward", grants.steward_permissions(s, steward_id))
 
     def agent_token(
-        self, s: Subjects, agent_id: str, name: str, read: list[str], post: list[str], *, iat: int | None = None
+        self,
+        s: Subjects,
+        agent_id: str,
+        name: str,
+        read: list[str],
+        post: list[str],
+        *,
+        iat: int | None = None,
+        withheld: bool = False,
     ) -> str:
-        permissions = grants.agent_permissions(s, agent_id, read, post)
+        permissions = grants.agent_permissions(s, agent_id, read, post, withheld=withheld)
         token = jwt.user_jwt(self.agents, agent_id, name, permissions, grants.agent_limits(), iat=iat)
         if len(token) > grants.MAX_TOKEN_BYTES:
             raise UsageError(

@@ -13,7 +13,7 @@ import typer
 from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
-from tidings.space.agents import AgentFile, Issued, Ledger, as_patterns, parse_agent_file
+from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
 
@@ -125,6 +125,7 @@ def _public(row: Issued) -> dict[str, Any]:
         "read": list(row.read),
         "post": list(row.post),
         "manage": list(row.manage),
+        "withheld": row.withheld,
         "seq": row.seq,
     }
 
@@ -143,7 +144,7 @@ def list_agents(
     """List the agents of a space."""
     where = place(space, home)
     where.home.read_info()
-    shown = [row for row in Ledger(where.home.issued).rows() if every or row.state in ("active", "pending")]
+    shown = [row for row in Ledger(where.home.issued).rows() if every or row.state in LIVE]
     rows = sorted(shown, key=lambda row: (row.name, row.iat))
     if as_json:
         output.data([_public(row) for row in rows])
@@ -153,6 +154,8 @@ def list_agents(
         [(row.name, row.id[:12] + "…", row.state, row.roles, row.read, row.post) for row in rows],
         empty=f"space {where.home.name} has no agents yet: `tidings agent add NAME`",
     )
+    for row in rows:
+        _say_withheld(row)
 
 
 @app.command("show")
@@ -166,8 +169,14 @@ def show(name: NameArgument, space: SpaceOption = None, home: HomeOption = None,
         output.data(facts)
         return
     output.table(("what", "value"), list(facts.items()), empty="")
+    _say_withheld(row)
     if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
         output.line(f"\n{persona}")
+
+
+def _say_withheld(row: Issued) -> None:
+    if row.withheld:
+        output.say(f"{row.name} may not post {row.withheld}; `tidings agent access {row.name} --post ...` restores it")
 
 
 def _row(where: Place, name: str) -> Issued:
@@ -232,7 +241,11 @@ def access(
         wanted = _described(where, name, read, post, manage, role, "", file)
     else:
         wanted = _changed(current, read, post, manage, role)
-    granted = asyncio.run(_administered(where, f"changing {name}", lambda admin: admin.set_access(name, wanted)))
+    # saying what it may post, even that it is nothing, ends what was withheld for a flood
+    restore = post is not None or file is not None
+    granted = asyncio.run(
+        _administered(where, f"changing {name}", lambda admin: admin.set_access(name, wanted, restore=restore))
+    )
     if as_json:
         output.data({**_public(granted.row), "closed": granted.closed, "note": granted.note})
         return
@@ -247,6 +260,7 @@ def _show_access(row: Issued) -> None:
         [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)],
         empty="",
     )
+    _say_withheld(row)
 
 
 @app.command("revoke")

@@ -235,6 +235,7 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("agents", str(steward["agents"]), when),
         ("void records", str(steward["void_records"]), when),
         ("free disk", output.size(steward["free_disk"]), when),
+        *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
 
 

@@ -16,7 +16,9 @@ app = typer.Typer(no_args_is_help=True, help="List, set, remove spaces.")
 
 #: setting -> where it lives in the space record, and how its text is read
 _SWITCH = {"on": "on", "off": "off"}
-SETTINGS = ("class", "replay", "replay_window", "channels", "deliver", "archive", "keep_age", "keep_bytes")
+#: settings with a dot, and the field of the record each one is
+DOTTED = {"quota.records": "quota_records", "quota.bytes": "quota_bytes", "retention.receipts": "keep_receipts"}
+SETTINGS = ("class", "replay", "replay_window", "channels", "deliver", "archive", "keep_age", "keep_bytes", *DOTTED)
 
 
 @app.command("list")
@@ -52,7 +54,8 @@ def show(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    return {**settings, **settings["defaults"], **settings["parts"]}
+    dotted = {name: settings.get(field) for name, field in DOTTED.items()}
+    return {**settings, **settings["defaults"], **settings["parts"], **dotted}
 
 
 @app.command("set")
@@ -65,7 +68,8 @@ def set_settings(
     """Change settings of a space; what is not named stays.
 
     Settings: class=live|durable, replay=on|off, replay_window=1h, channels=open|listed, deliver=on|off,
-    archive=on|off, keep_age=7d, keep_bytes=1G. An empty value goes back to the default.
+    archive=on|off, keep_age=7d, keep_bytes=1G, quota.records=1000 and quota.bytes=16M (what one sender may publish each
+    second for long; 0: no limit), retention.receipts=30d. An empty value goes back to the default.
 
     Examples:
 
@@ -100,10 +104,10 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
             fields.setdefault("defaults", {})["replay_window"] = seconds(name, value) if value else None
         elif name == "channels":
             fields["channels"] = _one_of(name, value, {"open": "open", "listed": "listed"})
-        elif name == "keep_age":
-            fields[name] = seconds(name, value) if value else None
+        elif name in ("keep_age", "retention.receipts"):
+            fields[DOTTED.get(name, name)] = seconds(name, value) if value else None
         else:
-            fields[name] = byte_count(name, value) if value else None
+            fields[DOTTED.get(name, name)] = byte_count(name, value) if value else None
     return fields
 
 

@@ -191,6 +191,12 @@ class Channels:
             await self._unsubscribe(membership)
         return answer
 
+    async def drop(self, pattern: str) -> None:
+        """Forget a channel this agent may no longer read; the steward has closed the membership."""
+        membership = self.memberships.get(pattern)
+        if membership is not None:
+            await self._drop(membership)
+
     async def _drop(self, membership: Membership) -> None:
         self.memberships.pop(membership.pattern, None)
         await self._unsubscribe(membership)

@@ -82,6 +82,7 @@ class Direct:
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._arrived: asyncio.Queue[tuple[Held, Incoming]] = asyncio.Queue()
+        self._making_room = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling: asyncio.Task[None] | None = None
         self._closed = False
@@ -106,17 +107,32 @@ class Direct:
         subject = self.identity.subjects.direct(target, self.identity.id)
         outgoing = seal_message(self.identity.key, target, composed) if sealed else composed
         try:
-            seq = await self.endpoint._publish(subject, "dm", target, outgoing, timeout)
+            seq = await self._stored(subject, target, outgoing, timeout)
+        except MailboxFull:
+            seq = await self._stored_after_making_room(subject, target, outgoing, timeout)
+        self.sent[composed.id] = (target, seq)
+        if len(self.sent) > SENT_KEPT:
+            self.sent.popitem(last=False)
+        return seq
+
+    async def _stored_after_making_room(self, subject: str, target: str, outgoing: Message, timeout: float) -> int:
+        """A mailbox may be full of what was read and would have gone a little later: one of us asks, others look."""
+        async with self._making_room:
+            try:
+                return await self._stored(subject, target, outgoing, timeout)
+            except MailboxFull:
+                await self.link.call("receipt", "room", to=target, timeout=timeout)
+                return await self._stored(subject, target, outgoing, timeout)
+
+    async def _stored(self, subject: str, target: str, outgoing: Message, timeout: float) -> int:
+        try:
+            return await self.endpoint._publish(subject, "dm", target, outgoing, timeout)
         except LogFull as error:
             if "per subject" not in str(error):
                 raise
             raise MailboxFull(
                 f"the mailbox of {target} is full from you: 1,000 messages of yours wait there to be read and archived"
             ) from error
-        self.sent[composed.id] = (target, seq)
-        if len(self.sent) > SENT_KEPT:
-            self.sent.popitem(last=False)
-        return seq
 
     def is_same(self, subject: str, stored: bytes, payload: bytes) -> bool:
         """Is what is stored under our id what we are sending now? Sealing it again gives other bytes."""

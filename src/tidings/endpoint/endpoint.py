@@ -24,6 +24,7 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels, Joined
 from tidings.endpoint.direct import Direct, peer_id
@@ -130,6 +131,7 @@ class Endpoint:
             self.inbox.wait_for_room,
             self.events.emit,
         )
+        self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._direct = Direct(self)
         self._tasks = Tasks(self)
         try:
@@ -152,6 +154,7 @@ class Endpoint:
             await asyncio.gather(self._saver, return_exceptions=True)
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
+        await self._access.close()
         await self._tasks.close()
         await self._channels.close()
         await self._direct.close()
@@ -208,27 +211,20 @@ class Endpoint:
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
-        return dict((await self.link.call("access", "get"))["access"])
+        return await self._access.record()
 
     async def refresh_access(self) -> bool:
         """Take a new credential if the access record has one; the connection is rebuilt with it. Answers whether."""
-        token = (await self.access()).get("jwt")
-        if not token or token == self.identity.token():
-            return False
-        self.identity.keep_token(token)
-        self.events.emit("access", await self.access())
-        return True
+        return await self._access.refresh()
 
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
+        used = self.link.token_used
         try:
             return await act()
         except DeniedError:
-            widened = self.link.token_used != self.identity.token() or await self.refresh_access()
-            if not widened:
+            if not await self._access.renewed_since(used):
                 raise
-        self.link.reconnect()
-        await self.link.rebuilt(10)
         return await act()
 
     # --- channels ---
@@ -396,6 +392,8 @@ class Endpoint:
                 break
             except NoRespondersError as error:
                 raise await self._why_nobody_takes_it() from error
+            except DeniedError as error:
+                raise await self._access.explained(error) from error
             except TimeoutError as error:
                 raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
             except (ConnectionLost, NatsError):

@@ -189,7 +189,7 @@ class Roster:
         if row.id == self.link.identity.id:
             for hear in self.on_own_row:
                 hear(row)
-        return before is None or replace(before, last_seen=row.last_seen) != row
+        return before is None or replace(before, last_seen=row.last_seen, access=row.access) != row
 
     def _tell(self, changed: list[Agent]) -> None:
         for agent in changed:

@@ -191,7 +191,8 @@ class Administrator:
                 raise
             await self._undo(row)
             return f"undid an interrupted add of {row.name}: the name went to another key"
-        self.write_file(self._file_of(row))
+        if not row.withheld:  # its file says what it may post once that is restored
+            self.write_file(self._file_of(row))
         predecessor = self.ledger.get(row.succeeds) if row.succeeds else None
         if predecessor is not None and predecessor.state in LIVE:
             await self.cut(predecessor)
@@ -262,9 +263,9 @@ class Administrator:
         self.write_file(agent)
         return Granted(row, created=True, closed=[])
 
-    async def _issue(self, agent: AgentFile, key: KeyPair, succeeds: str = "") -> Issued:
+    async def _issue(self, agent: AgentFile, key: KeyPair, succeeds: str = "", withheld: str = "") -> Issued:
         iat = int(time.time())
-        token = self._token(key.id, agent, iat)
+        token = self._token(key.id, agent, iat, withheld)
         row = Issued(
             id=key.id,
             name=agent.name,
@@ -277,6 +278,7 @@ class Administrator:
             token=token,
             iat=iat,
             succeeds=succeeds,
+            withheld=withheld,
         )
         self.ledger.put(row)
         failpoints.reach("add.after_ledger")
@@ -284,10 +286,9 @@ class Administrator:
         failpoints.reach("add.after_creds")
         return (await self._grant(row))[0]
 
-    def _token(self, agent_id: str, agent: AgentFile, iat: int) -> str:
-        return self.keyring.agent_token(
-            self.subjects, agent_id, agent.name, list(agent.read), list(agent.post), iat=iat
-        )
+    def _token(self, agent_id: str, agent: AgentFile, iat: int, withheld: str) -> str:
+        rights = list(agent.read), list(agent.post)
+        return self.keyring.agent_token(self.subjects, agent_id, agent.name, *rights, iat=iat, withheld=bool(withheld))
 
     async def _grant(self, row: Issued) -> tuple[Issued, list[str]]:
         said = await self.ask(
@@ -302,22 +303,48 @@ class Administrator:
             jwt=row.token,
             iat=row.iat,
             succeeds=row.succeeds or None,
+            withheld=row.withheld,
         )
         failpoints.reach("add.after_grant")
         # a change ends when the old token is void, not before
         state = "changing" if row.state == "changing" else "active"
         return self.ledger.put(row, state=state, seq=said["seq"]), said["closed"]
 
-    async def set_access(self, name: str, agent: AgentFile) -> Granted:
-        """New rights for an agent. Lost ones are cut after a grace in which its endpoint can fetch the new token."""
+    async def set_access(self, name: str, agent: AgentFile, *, restore: bool | None = None) -> Granted:
+        """New rights for an agent. Lost ones are cut after a grace in which its endpoint can fetch the new token.
+
+        What was withheld from a flooder stays withheld until somebody decides about its posting: `restore`, by default
+        whenever it may post somewhere.
+        """
         await self.finish()
         row = self._active(name)
-        narrowed = _is_narrower(row, agent)
+        restored = bool(agent.post) if restore is None else restore
+        changed, closed, narrowed = await self._change(row, agent, "" if restored else row.withheld)
+        self.write_file(agent)
+        await self._settle_change(narrowed)
+        note = "narrowed" if narrowed else "widened"
+        return Granted(self.ledger.put(changed, state="active"), created=False, closed=closed, note=note)
+
+    async def withhold(self, agent_id: str, why: str) -> Granted:
+        """Take from a flooder the right to send. Its file keeps what it may post, for whoever restores it."""
+        await self.finish()
+        row = self.ledger.get(agent_id)
+        if row is None or row.state != "active":
+            raise UsageError(f"there is no active agent {agent_id} to withhold posting from")
+        if row.withheld:
+            return Granted(row, created=False, closed=[], note="withheld before")
+        changed, closed, narrowed = await self._change(row, replace(self._file_of(row), post=()), why)
+        await self._settle_change(narrowed)
+        return Granted(self.ledger.put(changed, state="active"), created=False, closed=closed, note="withheld")
+
+    async def _change(self, row: Issued, agent: AgentFile, withheld: str) -> tuple[Issued, list[str], bool]:
+        """Ledger, credential and record of other rights. Answers the row, what was closed, and whether it narrowed."""
+        narrowed = _is_narrower(row, agent) or bool(withheld and not row.withheld)
         iat = max(int(time.time()), row.iat, row.void_until + 1)
         void_until = row.void_until
         if narrowed:
             void_until, iat = iat, iat + 1
-        token = self._token(row.id, agent, iat)
+        token = self._token(row.id, agent, iat, withheld)
         changed = self.ledger.put(
             row,
             op=new_id(),
@@ -328,18 +355,20 @@ class Administrator:
             token=token,
             iat=iat,
             void_until=void_until,
+            withheld=withheld,
             state="changing",
         )
         failpoints.reach("access.after_ledger")
         self._rewrite_creds(changed)
         changed, closed = await self._grant(changed)
-        self.write_file(agent)
+        return changed, closed, narrowed
+
+    async def _settle_change(self, narrowed: bool) -> None:
+        """A narrowing ends when the old token is void."""
         if narrowed:
             failpoints.reach("access.before_push")
             await asyncio.sleep(NARROWING_GRACE)
             await self.push_revocations()
-        changed = self.ledger.put(changed, state="active")
-        return Granted(changed, created=False, closed=closed, note="narrowed" if narrowed else "widened")
 
     def _rewrite_creds(self, row: Issued) -> None:
         """The new token beside the key, if the key is here: an exported agent fetches it from its access record."""
@@ -382,7 +411,7 @@ class Administrator:
         await self.finish()
         old = self._active(name)
         agent = self._file_of(old)  # rights come from what was granted, not from what a file says meanwhile
-        row = await self._issue(agent, KeyPair.generate(), succeeds=old.id)
+        row = await self._issue(agent, KeyPair.generate(), succeeds=old.id, withheld=old.withheld)
         failpoints.reach("rotate.before_cut")
         await self.cut(old)
         return Granted(row, created=True, closed=[])

@@ -113,6 +113,8 @@ class Issued:
     void_until: int = 0
     seq: int = 0
     succeeds: str = ""
+    #: why and since when it may send nothing; posting that is granted again ends it
+    withheld: str = ""
 
 
 class Ledger:

@@ -4,9 +4,10 @@
     python -m tidings.steward.children create    --home H --space S [--open] [--port N] [--budget BYTES]
     python -m tidings.steward.children provision --home H --space S
     python -m tidings.steward.children agents    --home H --space S [--person NAME]
+    python -m tidings.steward.children withhold  --home H --space S --agent ID --why REASON
 
-A child says what became of it in one JSON line on standard output: a result, or an error with its code. Everything
-else goes to the log files.
+A child says what became of it in one JSON line on standard output: a result, or an error with its code. A steward says
+there too when it is ready and what it asks its supervisor to do. Everything else goes to the log files.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tidings.space.administration import administer, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
 from tidings.steward.service import Pace, Steward
+from tidings.wire.names import check_agent_id
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ def log_to(path: Path, level: int = logging.INFO) -> None:
 
 
 async def run_steward(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
-    steward = Steward(home, pace=Pace(lease_ttl=options.lease_ttl))
+    steward = Steward(home, pace=Pace(lease_ttl=options.lease_ttl), tell_supervisor=say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, steward.stop)
@@ -90,11 +92,19 @@ async def run_agents(home: SpaceHome, options: argparse.Namespace) -> dict[str, 
     return {"done": done}
 
 
+async def run_withhold(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+    """The steward found a flood; it holds no key, so this is done for it."""
+    async with administer(home, "withholding the posting of a flooder") as admin:
+        granted = await admin.withhold(check_agent_id(options.agent or ""), options.why or "for flooding")
+    return {"name": granted.row.name, "note": granted.note}
+
+
 PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]] = {
     "steward": run_steward,
     "create": run_create,
     "provision": run_provision,
     "agents": run_agents,
+    "withhold": run_withhold,
 }
 
 
@@ -109,6 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--budget", type=int)
     parser.add_argument("--person")
+    parser.add_argument("--agent")
+    parser.add_argument("--why")
     options = parser.parse_args(arguments)
     os.umask(0o077)
     try:

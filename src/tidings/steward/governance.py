@@ -160,7 +160,7 @@ def changed_space(before: Space, request: Request) -> Space:
             if unknown:
                 raise UsageError(f"{nested} of a space are {', '.join(base[nested])}, not {', '.join(sorted(unknown))}")
             wanted[nested] = base[nested] | wanted[nested]
-    unknown = set(wanted) - {"defaults", "channels", "parts", "keep_age", "keep_bytes"}
+    unknown = set(wanted) - set(base) | (set(wanted) & {"op", "v", "at", "steward_key"})
     if unknown:
         raise UsageError(f"a space has no setting {', '.join(sorted(unknown))}")
     try:

@@ -3,6 +3,7 @@
     read and archived     goes, below min(ack floor of the target's consumer, archive floor)
     unread for too long   goes once archived; its sender is told `expired`
     to nobody             target never added: goes after a grace; revoked: at once; its sender is told `undeliverable`
+    to many invented      more targets that never were than anybody has by mistake: goes at once, counted, not told
 
 The archive counts unless the space record switches it off; not starting it is not switching it off. An ack floor is
 acted on one round after it was seen, so that a receipt which speaks of the record still finds it. Telling comes before
@@ -13,21 +14,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tidings.broker.jetstream import NO_CONSUMER, ApiError, StoredRecord
+from tidings.steward.quotas import MOST_INVENTED
 from tidings.steward.receipts import tell_senders
+from tidings.steward.retention import archive_needs
 from tidings.wire.subjects import Direct
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-ARCHIVE_FLOOR = "floor.archive.dm"
 #: records told of and removed in one round
 MOST_TOLD = 5_000
 #: small, because most rounds look at one page to see that nothing is old
 PAGE = 64
+#: made for a pair that is full of what was read; a pair may have 1,000
+ROOM = 500
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +40,8 @@ class Mail:
         self.steward = steward
         self.stream = steward.subjects.direct_stream
         self.removed = 0
+        #: of these, to more invented targets than one sender may have
+        self.invented = 0
         #: target -> ack floor seen in the round before
         self._floors: dict[str, int] = {}
         #: target -> how far its mailbox was cut
@@ -57,6 +63,23 @@ class Mail:
         self.removed += removed
         return removed
 
+    async def make_room(self, sender: str, target: str) -> int:
+        """A pair that is full of what was read: the oldest goes now, and not in a round's time. Answers how much.
+
+        What its receipts will speak of is remembered, because they may still be on their way.
+        """
+        js, subject = self.steward.js, self.steward.subjects.direct(target, sender)
+        head = int((await js.info(self.stream))["state"]["last_seq"])
+        through = min(await self._ack_floor(target), await self._archive_limit(head))
+        going: list[StoredRecord] = await anext(js.read(self.stream, subject, 1, through, page=ROOM), [])
+        if not going:
+            return 0
+        for record in going:
+            self.steward.receipts.remember(record)
+        removed = await js.purge(self.stream, subject_filter=subject, below=going[-1].seq + 1)
+        self.removed += removed
+        return removed
+
     async def give_back(self, target: str) -> int:
         """Empty the mailbox of a revoked agent now, its senders told. If that is interrupted, a later round does it."""
         inbox = self.steward.subjects.direct_inbox(target)
@@ -68,16 +91,38 @@ class Mail:
         return removed
 
     async def _mailboxes(self) -> list[str]:
-        """Targets with mail in the stream. A subject that parses as no mailbox at all is removed here."""
+        """Targets with mail in the stream. What parses as no mailbox, and what is too much invention, goes here."""
         s = self.steward.subjects
-        found: dict[str, None] = {}
+        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        mailboxes: list[Direct] = []
         for subject in await self.steward.js.subjects_of(self.stream, f"{s.root}.dm.>"):
             parsed = s.parse(subject)
             if isinstance(parsed, Direct):
-                found[parsed.target] = None
+                mailboxes.append(parsed)
             else:
                 self.removed += await self.steward.js.purge(self.stream, subject_filter=subject)
-        return list(found)
+        gone = await self._remove_invented(mailboxes, head)
+        return list(dict.fromkeys(each.target for each in mailboxes if each not in gone))
+
+    async def _remove_invented(self, mailboxes: list[Direct], head: int) -> set[Direct]:
+        """Mail of senders with too many targets that never were. `head` is older than the list of mailboxes, so a
+        filter that matches no mailbox of an agent in the list matches no mail for an agent up to there."""
+        strange = [each for each in mailboxes if self._is_invented(each.target)]
+        counted = Counter(each.sender for each in strange)
+        gone = {each for each in strange if counted[each.sender] > MOST_INVENTED}
+        real = {(each.shard, each.sender) for each in mailboxes if not self._is_invented(each.target)}
+        s = self.steward.subjects
+        places = {(each.shard, each.sender) for each in gone}
+        filters = [f"{s.root}.dm.{shard}.*.{sender}" for shard, sender in places - real]
+        filters += [s.direct(each.target, each.sender) for each in gone if (each.shard, each.sender) in real]
+        for each in filters:
+            removed = await self.steward.js.purge(self.stream, subject_filter=each, below=head + 1)
+            self.invented += removed
+            self.removed += removed
+        return gone
+
+    def _is_invented(self, target: str) -> bool:
+        return self.steward.table.access_at(target, self.steward.position) is None
 
     def _is_reachable(self, target: str) -> bool:
         access = self.steward.table.access_at(target, self.steward.position)
@@ -85,10 +130,8 @@ class Mail:
 
     async def _archive_limit(self, head: int) -> int:
         """The last sequence the archive has no more need of."""
-        if self.steward.table.space_at(self.steward.position).parts.archive != "on":
-            return head
-        entry = await self.steward.state.get(ARCHIVE_FLOOR)
-        return int(entry.value["seq"]) - 1 if entry else 0
+        needed = await archive_needs(self.steward, "dm")
+        return head if needed is None else max(needed - 1, 0)
 
     async def _ack_floor(self, target: str) -> int:
         try:

@@ -176,6 +176,12 @@ class Receipts:
         stored = await self.steward.js.at(self.steward.subjects.direct_stream, seq)
         return self.key_of(stored) if stored else None
 
+    def remember(self, stored: StoredRecord) -> None:
+        """A record is about to go; what is said of it afterwards still counts."""
+        key = self.key_of(stored)
+        if key is not None:
+            self.by_seq[stored.seq] = key
+
     def key_of(self, stored: StoredRecord) -> Key | None:
         """What a record says, if it says it properly."""
         s = self.steward
@@ -265,6 +271,12 @@ def _message_id(request: Request) -> str:
     return mid
 
 
+async def room(steward: Steward, request: Request) -> Answer:
+    """Make room in a mailbox that is full of what the caller sent and its target has read."""
+    access_of(steward, request.sender)
+    return {"made": await steward.mail.make_room(request.sender, check_agent_id(request.text("to")))}
+
+
 async def trace(steward: Steward, request: Request) -> Answer:
     """Where a message of the caller's own, sent or received, is stored, and what became of it."""
     access_of(steward, request.sender)
@@ -351,5 +363,6 @@ async def tell_senders(steward: Steward, records: list[StoredRecord], stage: str
 RECEIPT_HANDLERS: dict[tuple[str, str], Handler] = {
     ("receipt", "put"): put,
     ("receipt", "wait"): wait,
+    ("receipt", "room"): room,
     ("trace", "get"): trace,
 }

@@ -4,7 +4,8 @@
 
 A part counts unless a `space` record switches it off; not starting it is not switching it off. Chat below the floor
 goes; ruling records stay, except versions that a newer one at or below the floor has superseded. The floor is
-written down before anything is removed, so a sequence missing above it is always a fault.
+written down before anything is removed, so a sequence missing above it is always a fault. Receipts and task results
+(AUD) go by age once they are archived, dead letters by age and number; what goes is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.streams import GateState
@@ -22,12 +23,20 @@ from tidings.space.fold import Table
 from tidings.space.state import StateBucket
 from tidings.wire.rulings import Space
 
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
 STEP = 100_000
 RECORD_OVERHEAD = 34
 MEASURED_PER_ROUND = 64 * 1024 * 1024
 LOG_FLOOR = "floor.log"
 #: without a limit of its own a log is kept to this share of its budget, well below the gate
 DEFAULT_SHARE = 0.6
+DAY = 24 * 3600
+RECEIPTS_KEPT = 30 * DAY
+DEAD_KEPT, MOST_DEAD = 90 * DAY, 10_000
+#: a side stream this full loses its oldest quarter however young, because a full one takes nothing new
+SIDE_FULL = 0.8
 log = logging.getLogger(__name__)
 
 
@@ -85,7 +94,7 @@ class Retention:
         return Floors(await self._limit(space, gate), counted_parts(space, floors))
 
     async def _part_floor(self, part: str) -> int | None:
-        entry = await self.state.get(f"floor.{part}")
+        entry = await self.state.get(archive_floor_key("log") if part == "archive" else f"floor.{part}")
         return int(entry.value["seq"]) if entry else None
 
     async def _limit(self, space: Space, gate: GateState) -> int:
@@ -163,6 +172,79 @@ class Retention:
                 removed += await self.js.purge(self.stream, subject_filter=subject, below=below)
                 self._cut[subject] = below
         return removed
+
+
+def archive_floor_key(what: str) -> str:
+    """Where the archive says how far it has `log`, `dm`, `task` or `aud`: the first sequence it still needs."""
+    return f"floor.archive.{what}"
+
+
+async def archive_needs(steward: Steward, what: str) -> int | None:
+    """The first sequence of a stream that the archive still needs; None if the space does without an archive."""
+    if steward.table.space_at(steward.position).parts.archive != "on":
+        return None
+    entry = await steward.state.get(archive_floor_key(what))
+    return int(entry.value["seq"]) if entry else 0
+
+
+class SideStreams:
+    """Keeps AUD and DEAD bounded. What goes is counted, and a stream that is held full by the archive is said."""
+
+    def __init__(self, steward: Steward) -> None:
+        self.steward = steward
+        self.removed: dict[str, int] = {"receipts": 0, "dead": 0}
+        #: streams that are nearly full and may not be cut
+        self.held: dict[str, str] = {}
+
+    async def run(self) -> None:
+        s, space = self.steward.subjects, self.steward.table.space_at(self.steward.position)
+        keep = RECEIPTS_KEPT if space.keep_receipts is None else space.keep_receipts
+        needed = await archive_needs(self.steward, "aud")
+        self.removed["receipts"] += await self._cut(s.audit_stream, f"{s.root}.aud.>", keep, needed)
+        self.removed["dead"] += await self._cut(s.dead_stream, f"{s.root}.dead.>", DEAD_KEPT, None, most=MOST_DEAD)
+
+    async def _cut(
+        self, stream: str, subject_filter: str, keep: int, needed: int | None, most: int | None = None
+    ) -> int:
+        info = await self.steward.js.info(stream)
+        state = info["state"]
+        self.held.pop(stream, None)
+        if not state["messages"]:
+            return 0
+        below = max(await self._older_than(stream, subject_filter, keep, state), _crowded(info, most))
+        if needed is not None and below > needed:
+            if state["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
+                self.held[stream] = "archive"
+            below = needed
+        if below <= state["first_seq"]:
+            return 0
+        removed = await self.steward.js.purge(stream, subject_filter=subject_filter, below=below)
+        if removed:
+            log.info("removed %d records of %s below %d", removed, stream, below)
+        return removed
+
+    async def _older_than(self, stream: str, subject_filter: str, keep: int, state: dict[str, Any]) -> int:
+        cutoff = datetime.now(UTC) - timedelta(seconds=keep)
+        first = await self.steward.js.first_after(stream, subject_filter, cutoff)
+        return int(state["last_seq"]) + 1 if first is None else first
+
+    def problems(self) -> list[str]:
+        return [
+            f"{stream} is nearly full and waits for the {part}: `tidings space set {part}=off`, or start it"
+            for stream, part in self.held.items()
+        ]
+
+
+def _crowded(info: dict[str, Any], most: int | None) -> int:
+    """Below which sequence to cut a stream that holds too much, whatever its age; 0 if it does not."""
+    state = info["state"]
+    first, count = int(state["first_seq"]), int(state["messages"])
+    span = int(state["last_seq"]) - first + 1
+    if most is not None and count > most:
+        return first + span * (count - most) // count
+    if state["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
+        return first + max(1, span // 4)
+    return 0
 
 
 def stored_size(record: StoredRecord) -> int:

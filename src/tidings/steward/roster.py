@@ -39,6 +39,7 @@ CLOCK_SLACK_MS = 86_400_000
 log = logging.getLogger(__name__)
 
 AccessOf = Callable[[str], Access | None]
+SequenceOf = Callable[[str], int]
 
 
 @dataclass(slots=True)
@@ -66,9 +67,10 @@ class _Presence:
 class RosterTable:
     """Presence of every agent. `heard` times are monotonic, `seen` times are for people."""
 
-    def __init__(self, access: AccessOf, ttl: float) -> None:
+    def __init__(self, access: AccessOf, ttl: float, access_seq: SequenceOf = lambda _owner: 0) -> None:
         self.ttl = ttl
         self._access = access
+        self._access_seq = access_seq
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
         self._changed: set[str] = set()
@@ -142,6 +144,7 @@ class RosterTable:
             roles=access.roles,
             last_seen=presence.last_seen,
             session=presence.number,
+            access=self._access_seq(owner),
         )
         if said is None:
             return row
@@ -205,12 +208,17 @@ class RosterService:
         self.steward = steward
         self.boot = steward.lease.holder_id
         self.n = 0
-        self.table = RosterTable(lambda owner: steward.table.access_at(owner, steward.position), steward.pace.presence)
+        self.table = RosterTable(
+            lambda owner: steward.table.access_at(owner, steward.position), steward.pace.presence, self._access_seq
+        )
         self._published = float("-inf")
         self._swept = 0.0
         self._saved = time.monotonic()
         self._saved_seen: dict[str, float] = {}
         self._rotations: dict[int, dict[str, Any]] = {}
+
+    def _access_seq(self, owner: str) -> int:
+        return self.steward.writer.last_op.get(self.steward.subjects.access(owner), ("", 0))[1]
 
     async def load(self) -> None:
         """Start from the access records, and from when each agent was last seen."""

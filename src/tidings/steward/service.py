@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,15 @@ from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.jetstream import NO_STREAM, ApiError, JetStream
 from tidings.broker.private_files import read_private, write_private
 from tidings.broker.streams import EPOCH_KEY, GateState, gate_of, set_epoch, set_gate
-from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, TooLarge, UnreachableError, UsageError
+from tidings.errors import (
+    ConflictError,
+    LeaseLost,
+    OutcomeUnknown,
+    TidingsError,
+    TooLarge,
+    UnreachableError,
+    UsageError,
+)
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record, read_rulings
@@ -36,23 +45,27 @@ from tidings.steward.history import HISTORY_HANDLERS, PageTurns
 from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks, Regression
+from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import RECEIPT_HANDLERS, Receipts
 from tidings.steward.requests import Request, answer, parse_request, refusal
-from tidings.steward.retention import Retention, claim_floor, read_floor
+from tidings.steward.retention import Retention, SideStreams, claim_floor, read_floor
 from tidings.steward.roster import ROSTER_HANDLERS, RosterService
 from tidings.steward.services import AGENT_HANDLERS, Handler, JoinPace, now
 from tidings.steward.task_services import TASK_HANDLERS
 from tidings.steward.tasks import TaskDesk
+from tidings.steward.turns import Turns
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings.wire.rulings import Parts, Space
 from tidings.wire.subjects import Subjects
 from tidings.wire.tags import tag
 
 CLOSE_AT = 0.95
 OPEN_BELOW = 0.90
 WARN_AT = 0.70
-IN_FLIGHT = 64
+#: requests worked on at once, of one sender, and how many more of it may wait
+IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH = 64, 16, 1_000
 MAX_ANSWER = 1_000_000
 HANDLERS: dict[tuple[str, str], Handler] = {
     **AGENT_HANDLERS,
@@ -63,6 +76,8 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **ADMIN_HANDLERS,
 }
 log = logging.getLogger(__name__)
+#: whose request a task works on
+_asking: ContextVar[str] = ContextVar("asking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,8 @@ class Pace:
     gate: float = 1.0
     retention: float = 10.0
     marks: float = 2.0
+    #: how often it looks for senders that flood
+    quotas: float = 5.0
     #: deltas of the roster are at least this far apart
     roster: float = 0.25
     #: and at most this far, while anyone is online
@@ -94,11 +111,19 @@ class Pace:
 
 
 class Steward:
-    def __init__(self, home: SpaceHome, *, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        home: SpaceHome,
+        *,
+        pace: Pace | None = None,
+        tell_supervisor: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """`tell_supervisor`: how to ask for what needs a key we do not hold; None if nobody could do it."""
         self.home = home
         self.info: SpaceInfo = home.read_info()
         self.subjects: Subjects = self.info.subjects
         self.pace = pace or Pace()
+        self.tell_supervisor = tell_supervisor
         self.started = time.time()
         self.counts = {"requests": 0, "refused": 0, "failed": 0}
         self.gate: GateState | None = None
@@ -109,13 +134,15 @@ class Steward:
         self._retired_path = home.creds / "steward.keys.retired"
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
+        self.turns: Turns[tuple[Any, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
         self.pages = PageTurns()
         self.join_pace = JoinPace()
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed = 0
         self.receipts = Receipts(self)
         self.mail = Mail(self)
+        self.floods = FloodWatch(self)
+        self.sides = SideStreams(self)
 
     # --- life ---
 
@@ -206,10 +233,18 @@ class Steward:
         await self._load(key)
         async with self.writer.lock:
             await self._rotate_again()
+            if regression is None:
+                await self._write_first_settings()
             for owner in sorted(self.table.owners()):
                 closed = await close_uncovered(self, owner)
                 if closed:
                     log.warning("finished a narrowing of %s: closed %s", owner, ", ".join(closed))
+
+    async def _write_first_settings(self) -> None:
+        """A new space does without an archive until one is there: it would wait for one for ever."""
+        if not self.table.owners() and self.subjects.space_record not in self.writer.last_op:
+            record = Space(op=new_id(), at=now(), parts=Parts(archive="off"))
+            await self.writer.write(self.subjects.space_record, record)
 
     async def _check_room(self) -> None:
         self.gate = gate_of(self.subjects, await self.js.info(self.subjects.log_stream))
@@ -330,6 +365,8 @@ class Steward:
             asyncio.create_task(self._every(self.pace.mail, self.mail.run)),
             asyncio.create_task(self._every(min(1.0, self.pace.task_ack_wait / 6), self.desk.tend)),
             asyncio.create_task(self._every(self.pace.retention, self.desk.retain)),
+            asyncio.create_task(self._every(self.pace.retention, self.sides.run)),
+            asyncio.create_task(self._every(self.pace.quotas, self.floods.run)),
         ]
         try:
             await asyncio.gather(*loops)
@@ -387,7 +424,7 @@ class Steward:
 
     def space_settings(self) -> dict[str, Any]:
         settings = msgspec.to_builtins(self.table.space_at(self.position))
-        return {key: settings[key] for key in ("defaults", "channels", "parts", "keep_age", "keep_bytes")}
+        return {key: value for key, value in settings.items() if key not in ("op", "v", "at", "steward_key")}
 
     async def _on_message(self, message: Any) -> None:
         """Junk is answered and beats are taken here; work gets a task, so that one slow request delays nobody."""
@@ -405,17 +442,27 @@ class Steward:
             self.counts["refused"] += 1
             await self._reply(message, refusal(error))
             return
-        await self._slots.acquire()
-        self._spawn(self._handle(message, request, handler))
+        if self.turns.offer(request.sender, (message, request, handler)):
+            self._begin_work()
+            return
+        self.counts["refused"] += 1
+        busy = f"{WAITING_EACH:,} requests of yours wait already: wait for their answers, then ask again"
+        await self._reply(message, refusal(ConflictError(busy)))
+
+    def _begin_work(self) -> None:
+        while (turn := self.turns.take()) is not None:
+            self._spawn(self._handle(*turn))
 
     @asynccontextmanager
     async def idle(self) -> AsyncIterator[None]:
         """A request that only waits gives its slot to one that works."""
-        self._slots.release()
+        sender = _asking.get()
+        self.turns.release(sender)
+        self._begin_work()
         try:
             yield
         finally:
-            await self._slots.acquire()
+            self.turns.reclaim(sender)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -423,6 +470,7 @@ class Steward:
         task.add_done_callback(self._tasks.discard)
 
     async def _handle(self, message: Any, request: Request, handler: Handler) -> None:
+        _asking.set(request.sender)
         try:
             if not self.lease.is_fresh:
                 await self.lease.prove()  # paused past a takeover, our table speaks of the past
@@ -438,7 +486,8 @@ class Steward:
             log.exception("%s %s failed", request.service, request.do)
             reply = refusal(error)
         finally:
-            self._slots.release()
+            self.turns.release(request.sender)
+            self._begin_work()
         await self._reply(message, reply)
 
     @staticmethod
@@ -499,7 +548,14 @@ class Steward:
             "agents": sum(1 for owner in self.table.owners() if self._is_active(owner)),
             "void_records": sum(self.table.void.values()),
             "counts": self.counts,
-            "mail": {"removed": self.mail.removed, "receipts_unrecorded": self.receipts.unrecorded},
+            "mail": {
+                "removed": self.mail.removed,
+                "invented": self.mail.invented,
+                "receipts_unrecorded": self.receipts.unrecorded,
+            },
+            "tasks": {"invented": self.floods.invented_tasks},
+            "removed": {"log": self._removed, **self.sides.removed},
+            "withheld": self.floods.withheld(),
             "regressions": [msgspec.to_builtins(each) for each in self.marks.file.regressions],
             "at": time.time(),
         }
@@ -516,6 +572,8 @@ class Steward:
             waiting = self.retention.last.held_by if self.retention.last else None
             cause = f"; retention waits for {waiting}" if waiting else ""
             found.append(f"the log is at {self.gate.share:.0%} of its budget{cause}")
+        found += self.sides.problems()
+        found += self.floods.problems()
         found += [
             f"the log went backwards: it was at {each.was} and agrees with the past only up to {each.agreed} "
             f"(noticed {each.noticed}); `tidings space acknowledge` once you have seen to it"

@@ -39,6 +39,7 @@ from tidings.space.administration import broker_config
 from tidings.space.control import ERRORS_BY_CODE
 from tidings.space.home import SpaceHome
 from tidings.wire.keys import KeyPair
+from tidings.wire.names import is_agent_id
 
 START_TIMEOUT = 120.0
 CHILD_TIMEOUT = 120.0
@@ -293,7 +294,12 @@ class Supervisor:
         backoff = Backoff()
         while True:
             assert self.steward is not None
-            code = await self.steward.wait()
+            heeding = asyncio.create_task(self._heed(self.steward))
+            try:
+                code = await self.steward.wait()
+            finally:
+                heeding.cancel()
+                await asyncio.gather(heeding, return_exceptions=True)
             log.error("the steward ended with code %s", code)
             self._troubled("steward")
             await asyncio.sleep(backoff.next())
@@ -307,6 +313,20 @@ class Supervisor:
                 log.error("%s", error)
             except TidingsError as error:
                 log.error("the steward does not start: %s", error)
+
+    async def _heed(self, steward: asyncio.subprocess.Process) -> None:
+        """Do what a steward asks for on its standard output: the one thing is to withhold a flooder's posting."""
+        assert steward.stdout is not None
+        while line := await steward.stdout.readline():
+            asked = _withholding(line)
+            if asked is None:
+                continue
+            agent, why = asked
+            try:
+                done = await self._child("withhold", "--agent", agent, "--why", why)
+                log.warning("%s may not post %s (%s)", done["name"], why, done["note"])
+            except TidingsError as error:
+                log.error("the posting of %s could not be withheld: %s; the steward asks again", agent, error)
 
     def _troubled(self, part: str) -> None:
         self._down.add(part)
@@ -341,6 +361,16 @@ async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
     except TimeoutError:
         child.kill()
         await child.wait()
+
+
+def _withholding(line: bytes) -> tuple[str, str] | None:
+    """(agent id, reason) if a line of the steward asks to withhold posting."""
+    try:
+        asked = json.loads(line).get("withhold") or {}
+        agent, why = str(asked["id"]), str(asked["why"])[:200]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return (agent, why) if is_agent_id(agent) else None
 
 
 def _error_of(line: dict[str, Any], what: str) -> TidingsError:

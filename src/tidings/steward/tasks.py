@@ -25,6 +25,7 @@ from nats.errors import Error as NatsError
 from tidings import failpoints
 from tidings.broker.jetstream import NO_CONSUMER, ApiError, StoredRecord
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, UsageError
+from tidings.steward.retention import archive_needs
 from tidings.steward.task_rules import (
     Cause,
     Settled,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 PULL_SECONDS = 3.0
 MAX_PENDING = 1_000
 PARKED, PARKED_EACH = 4_096, 16
-ARCHIVE_FLOOR = "floor.archive_task"
 log = logging.getLogger(__name__)
 
 
@@ -549,10 +549,7 @@ class TaskDesk:
         stream = self.subjects.task_stream
         if not (await self.js.info(stream))["state"]["messages"]:
             return
-        archived: int | None = None
-        if self.steward.table.space_at(self.steward.position).parts.archive == "on":
-            entry = await self.steward.state.get(ARCHIVE_FLOOR)
-            archived = int(entry.value["seq"]) if entry else 0
+        archived = await archive_needs(self.steward, "task")
         accesses = (self.steward.table.access_at(o, self.steward.position) for o in self.steward.table.owners())
         roles = {role for access in accesses if access is not None for role in access.roles} | set(self._queues)
         for role in sorted(roles):

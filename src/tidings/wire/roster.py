@@ -77,6 +77,8 @@ class Agent:
     last_seen: float | None = None
     #: number of the session that receives for this agent; a higher one supersedes a lower one
     session: int | None = None
+    #: sequence of its access record: when it changes, the agent fetches its new credential
+    access: int = 0
 
     @property
     def online(self) -> bool:

@@ -51,6 +51,8 @@ class Access(_Record, frozen=True, kw_only=True):
     jwt: str | None = None
     succeeds: str | None = None
     iat: Count | None = None
+    #: why and since when it may send nothing at all (`since ...: ...`); empty if it may
+    withheld: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
     def __post_init__(self) -> None:
         names.check_agent_name(self.name)
@@ -135,6 +137,11 @@ class Space(_Record, frozen=True, kw_only=True):
     parts: Parts = Parts()
     keep_age: Count | None = None
     keep_bytes: Count | None = None
+    #: seconds that receipts and task results are kept
+    keep_receipts: Count | None = None
+    #: what one sender may publish each second for long; 0 is no limit, None the built-in one
+    quota_records: Count | None = None
+    quota_bytes: Count | None = None
     steward_key: str | None = None
 
     def __post_init__(self) -> None:
