@@ -60,6 +60,8 @@ from tidings.wire.roster import Agent, Level, Mode, Status
 SAVE_EVERY = 0.5
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
+#: between two tries of a message that nobody took although the space is open
+NOBODY_PAUSE = 0.05
 MSG_ID = "Nats-Msg-Id"
 T = TypeVar("T")
 
@@ -395,7 +397,12 @@ class Endpoint:
                 reply = await connection.ask(subject, payload, headers=headers, timeout=left)
                 break
             except NoRespondersError as error:
-                raise await self._why_nobody_takes_it() from error
+                reason = await self._why_nobody_takes_it()
+                if reason is not None:
+                    raise reason from error
+                if left < NOBODY_PAUSE:
+                    raise StewardUnreachable("nobody takes this message: the broker is starting") from error
+                await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except TimeoutError as error:
                 raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
             except (ConnectionLost, NatsError):
@@ -406,15 +413,15 @@ class Endpoint:
             raise _refusal(subject, answer["error"])
         return answer
 
-    async def _why_nobody_takes_it(self) -> TidingsError:
-        """No responders: either the gate is closed, or nothing is there."""
+    async def _why_nobody_takes_it(self) -> TidingsError | None:
+        """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
             health = await self.link.call("health", "ping")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
         if not (health.get("gate") or {}).get("open", True):
             return LogFull("the log of this space is full: nothing new is taken until room is made")
-        return StewardUnreachable("nobody takes this message: the broker is starting")
+        return None
 
     # --- tasks ---
 
@@ -471,10 +478,11 @@ class Endpoint:
             raise ConnectionLost("this endpoint is closed")
         return incoming
 
-    def _surface_channel(self, record: LiveRecord, historical: bool) -> bool:
+    def _surface_channel(self, record: LiveRecord, historical: bool, late: bool) -> bool:
         if not self.inbox.room:
             return False
         incoming = self._incoming(record, historical=historical)
+        incoming.late = late
 
         async def settle() -> None:
             self.seen.settle(record.channel, record.seq)

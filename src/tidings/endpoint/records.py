@@ -36,6 +36,17 @@ class LiveRecord:
         return self.received.identity
 
 
+@dataclass(frozen=True, slots=True)
+class LiveCopy:
+    """A copy of the log that arrived: where it belongs, and the message in it if it may be surfaced."""
+
+    subject: str
+    seq: int
+    #: the record before it on this subject; 0 if the log has none
+    previous: int
+    record: LiveRecord | None
+
+
 class RecordOpener:
     """Opens records for one endpoint and counts what it refuses."""
 
@@ -44,12 +55,12 @@ class RecordOpener:
         self.space_id = space_id
         self.refused: Counter[str] = Counter()
 
-    def live(self, message: Any) -> LiveRecord | None:
+    def live(self, message: Any) -> LiveCopy | None:
         """A copy from `td.S.live.>`: the broker's word is the tail of its headers, the rest is the sender's."""
         own, broker = split_block(raw_headers(message), REPUBLISH_HEADERS)
         try:
             seq, time_ns = int(broker["Nats-Sequence"]), parse_time(broker["Nats-Time-Stamp"])
-            subject = broker["Nats-Subject"]
+            subject, previous = broker["Nats-Subject"], int(broker["Nats-Last-Sequence"])
         except (KeyError, ValueError):
             # an answer that somebody aimed at a live subject: no log sequence, so not a copy of the log
             self.refused["not_a_log_copy"] += 1
@@ -58,7 +69,7 @@ class RecordOpener:
         if message.subject != live_root + self.subjects.tail(subject):
             self.refused["not_a_log_copy"] += 1
             return None
-        return self._open(seq, time_ns, subject, own, message.data)
+        return LiveCopy(subject, seq, previous, self._open(seq, time_ns, subject, own, message.data))
 
     def stored(self, line: dict[str, Any]) -> LiveRecord | None:
         """A line of a history page."""
