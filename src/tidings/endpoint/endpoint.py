@@ -297,11 +297,11 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        mentioned = await self.roster.mentions(mentions, timeout)
+        mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
-        subject = self.identity.subjects.chat(self.id, check_channel(channel))
+        subject = self.identity.subjects.chat(self.id, channel)
         seq = await self._with_new_access(lambda: self._publish(subject, "chat", channel, composed, timeout))
         return Receipt(composed.id, seq, warnings=self._warnings(channel) if mentioned else ())
 
@@ -389,9 +389,10 @@ class Endpoint:
         self, subject: str, payload: bytes, signature: str, msg_id: str, timeout: float
     ) -> dict[str, Any]:
         headers = {signing.SIGNATURE_HEADER: signature, MSG_ID: msg_id}
-        deadline = asyncio.get_running_loop().time() + timeout
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
         while True:
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - clock()
             try:
                 connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
                 reply = await connection.ask(subject, payload, headers=headers, timeout=left)
