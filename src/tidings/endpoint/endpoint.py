@@ -61,6 +61,8 @@ from tidings.wire.roster import Agent, Level, Mode, Status
 SAVE_EVERY = 0.5
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
+#: between two tries of a message that nobody took although the space is open
+NOBODY_PAUSE = 0.05
 MSG_ID = "Nats-Msg-Id"
 T = TypeVar("T")
 
@@ -291,11 +293,11 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        mentioned = await self.roster.mentions(mentions, timeout)
+        mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
-        subject = self.identity.subjects.chat(self.id, check_channel(channel))
+        subject = self.identity.subjects.chat(self.id, channel)
         seq = await self._with_new_access(lambda: self._publish(subject, "chat", channel, composed, timeout))
         return Receipt(composed.id, seq, warnings=self._warnings(channel) if mentioned else ())
 
@@ -383,15 +385,21 @@ class Endpoint:
         self, subject: str, payload: bytes, signature: str, msg_id: str, timeout: float
     ) -> dict[str, Any]:
         headers = {signing.SIGNATURE_HEADER: signature, MSG_ID: msg_id}
-        deadline = asyncio.get_running_loop().time() + timeout
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
         while True:
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - clock()
             try:
                 connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
                 reply = await connection.ask(subject, payload, headers=headers, timeout=left)
                 break
             except NoRespondersError as error:
-                raise await self._why_nobody_takes_it() from error
+                reason = await self._why_nobody_takes_it()
+                if reason is not None:
+                    raise reason from error
+                if left < NOBODY_PAUSE:
+                    raise StewardUnreachable("nobody takes this message: the broker is starting") from error
+                await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except DeniedError as error:
                 raise await self._access.explained(error) from error
             except TimeoutError as error:
@@ -404,15 +412,15 @@ class Endpoint:
             raise _refusal(subject, answer["error"])
         return answer
 
-    async def _why_nobody_takes_it(self) -> TidingsError:
-        """No responders: either the gate is closed, or nothing is there."""
+    async def _why_nobody_takes_it(self) -> TidingsError | None:
+        """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
             health = await self.link.call("health", "ping")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
         if not (health.get("gate") or {}).get("open", True):
             return LogFull("the log of this space is full: nothing new is taken until room is made")
-        return StewardUnreachable("nobody takes this message: the broker is starting")
+        return None
 
     # --- tasks ---
 
@@ -469,10 +477,11 @@ class Endpoint:
             raise ConnectionLost("this endpoint is closed")
         return incoming
 
-    def _surface_channel(self, record: LiveRecord, historical: bool) -> bool:
+    def _surface_channel(self, record: LiveRecord, historical: bool, late: bool) -> bool:
         if not self.inbox.room:
             return False
         incoming = self._incoming(record, historical=historical)
+        incoming.late = late
 
         async def settle() -> None:
             self.seen.settle(record.channel, record.seq)

@@ -42,6 +42,8 @@ class Incoming:
     historical: bool = False
     #: surfaced live although older durable copies may still be on their way
     ahead: bool = False
+    #: its live copy was lost: it was read from the log after newer messages of its channel had surfaced
+    late: bool = False
     #: a copy of it was handed out before and not settled
     redelivered: bool = False
     #: opened from a sealed direct message
