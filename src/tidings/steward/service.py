@@ -499,6 +499,7 @@ class Steward:
             "agents": sum(1 for owner in self.table.owners() if self._is_active(owner)),
             "void_records": sum(self.table.void.values()),
             "counts": self.counts,
+            "tasks": await self.desk.lookup.figures(),
             "mail": {"removed": self.mail.removed, "receipts_unrecorded": self.receipts.unrecorded},
             "regressions": [msgspec.to_builtins(each) for each in self.marks.file.regressions],
             "at": time.time(),
