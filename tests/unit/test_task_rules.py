@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tidings.errors import ConflictError, DeniedError
+from tidings.steward.task_intake import place_of
 from tidings.steward.task_rules import (
     MAX_ATTEMPTS,
     SETTLED_KEPT,
@@ -18,7 +19,6 @@ from tidings.steward.task_rules import (
     is_silent,
     take_back,
 )
-from tidings.steward.task_intake import place_of
 from tidings.wire.message import ExtensionPart, Sender, compose
 
 WORKERS = ("bob", "cat", "dan")

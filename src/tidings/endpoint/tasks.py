@@ -303,7 +303,7 @@ class Tasks:
         opened = self._open_task(line)
         if isinstance(opened, str):
             with suppress(TidingsError):
-                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False, cause="malformed")
+                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
             return None
         job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, self)
         self._open[job.seq] = job
@@ -328,6 +328,7 @@ class Tasks:
                 await self.link.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
+                self.endpoint.events.emit("error", error)
                 return
             except TidingsError:
                 continue  # away for a while: the job goes on

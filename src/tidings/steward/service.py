@@ -36,13 +36,15 @@ from tidings.steward.history import HISTORY_HANDLERS, PageTurns
 from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks, Regression
-from tidings.steward.receipts import RECEIPT_HANDLERS, Receipts
+from tidings.steward.receipt_services import RECEIPT_HANDLERS
+from tidings.steward.receipts import Receipts
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.roster import ROSTER_HANDLERS, RosterService
 from tidings.steward.services import AGENT_HANDLERS, Handler, JoinPace, now
 from tidings.steward.task_services import TASK_HANDLERS
 from tidings.steward.tasks import TaskDesk
+from tidings.steward.trace import TRACE_HANDLERS, Traces
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -59,6 +61,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **HISTORY_HANDLERS,
     **ROSTER_HANDLERS,
     **RECEIPT_HANDLERS,
+    **TRACE_HANDLERS,
     **TASK_HANDLERS,
     **ADMIN_HANDLERS,
 }
@@ -115,6 +118,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed = 0
         self.receipts = Receipts(self)
+        self.traces = Traces()
         self.mail = Mail(self)
 
     # --- life ---

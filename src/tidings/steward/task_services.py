@@ -112,16 +112,14 @@ async def fail(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
     desk, seq, reason = steward.desk, _seq(request), request.text("reason")
     retry = request.optional("retry", bool)
-    malformed = request.arguments.get("cause") == "malformed"
     async with desk.lock:
         known = desk.book.open.get(seq) or desk.book.settled.get(seq)
         if known is not None and known.ended_by == request.op:
             settled = known if isinstance(known, Settled) else None
         else:
             task = desk.settling.held(request.sender, seq, request.optional("session", str))
-            if malformed or retry is False:
-                cause = "malformed" if malformed else "failed"
-                settled = await desk.settling.bury(task, cause, reason, op=request.op)  # type: ignore[arg-type]
+            if retry is False:
+                settled = await desk.settling.bury(task, "failed", reason, op=request.op)
             else:
                 settled = await desk.settling.give_back(
                     task, reason, request.op, pause=steward.pace.task_backoff, cause="failed"
