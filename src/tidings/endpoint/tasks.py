@@ -207,8 +207,9 @@ class Tasks:
 
     async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
         until = None if timeout is None else time.monotonic() + timeout
-        pause = FIRST_PAUSE
+        pause, seen = FIRST_PAUSE, ""
         while True:
+            asked = time.monotonic()
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
             arguments: dict[str, Any] = {"id": message_id, "wait": left} | ({} if seq is None else {"seq": seq})
             try:
@@ -221,8 +222,14 @@ class Tasks:
                 pause = min(LONGEST_PAUSE, pause * 2)
                 continue
             found = self._opened(message_id, answer)
-            if found.is_final or (until is not None and time.monotonic() >= until):
+            now = time.monotonic()
+            if found.is_final or (until is not None and now >= until):
                 return found
+            if now - asked < left / 2 and found.state == seen:
+                # answered early with nothing new: too many wait already, so this one comes back later
+                await asyncio.sleep(pause if until is None else min(pause, until - now))
+                pause = min(LONGEST_PAUSE, pause * 2)
+            seen = found.state
 
     def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
         """The steward's answer; a result counts only if its worker signed it for this task of ours."""

@@ -116,15 +116,22 @@ class QueuedDeadlines:
         whether it was settled; it is asked to deliver it again.
         """
         desk = self.desk
+        if not is_overdue(task, time.time()):
+            return await self._whereabouts(task, record)
         async with desk.lock:
-            known = desk.book.find(task.asker, task.id)
-            if known is not None:
-                return known
-            place = await desk.intake.place(task.role)
-            if record.seq <= place.settled:
-                return "gone"
-            if not is_overdue(task, time.time()):
-                return "queued"
-            if record.seq <= place.delivered:
+            found = await self._whereabouts(task, record)
+            if found != "queued":
+                return found
+            if await desk.intake.was_pulled(task.role, record.seq):
                 return "unheard"
             return await desk.settling.bury(task, "deadline", "nobody took it in time", record=record)
+
+    async def _whereabouts(self, task: TaskState, record: StoredRecord) -> TaskState | Settled | str:
+        """What the book says, else whether the broker takes it for settled; what was never pulled is queued."""
+        known = self.desk.book.find(task.asker, task.id)
+        if known is not None:
+            return known
+        if await self.desk.intake.was_pulled(task.role, record.seq):
+            place = await self.desk.intake.place(task.role)
+            return self.desk.book.find(task.asker, task.id) or ("gone" if record.seq <= place.settled else "queued")
+        return "queued"

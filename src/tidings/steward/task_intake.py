@@ -47,6 +47,8 @@ class TaskIntake:
         self.subjects = desk.subjects
         self.stream = desk.subjects.task_stream
         self._fresh: OrderedDict[int, StoredRecord] = OrderedDict()
+        #: role -> the newest sequence that was ever pulled, as far as was asked: only we pull
+        self._pulled: dict[str, int] = {}
 
     def subject_filter(self, role: str) -> str:
         return f"{self.subjects.root}.task.{role}.*"
@@ -78,9 +80,15 @@ class TaskIntake:
             if error.err_code == NO_CONSUMER:
                 return Place()
             raise
-        return Place(
-            int(info["ack_floor"]["stream_seq"]), int(info["delivered"]["stream_seq"]), int(info["num_pending"])
-        )
+        delivered = int(info["delivered"]["stream_seq"])
+        self._pulled[role] = max(delivered, self._pulled.get(role, 0))
+        return Place(int(info["ack_floor"]["stream_seq"]), delivered, int(info["num_pending"]))
+
+    async def was_pulled(self, role: str, seq: int) -> bool:
+        """Could this record have been handed out before? Costs a round trip once per role, not once per task."""
+        if role not in self._pulled:
+            self._pulled[role] = max((await self.place(role)).delivered, self._pulled.get(role, 0))
+        return seq <= self._pulled[role]
 
     async def pull(self, role: str, batch: int, taken: Any) -> bool:
         """Ask for tasks and take in what comes, calling `taken` after each. False if the broker did not understand.
@@ -117,7 +125,8 @@ class TaskIntake:
 
     async def take_in(self, record: StoredRecord, ack: str) -> None:
         """A task the broker handed us: new, or one we know that it delivered again."""
-        desk = self.desk
+        desk, role = self.desk, record.subject.split(".")[-2]
+        self._pulled[role] = max(record.seq, self._pulled.get(role, 0))
         async with desk.lock:
             known = desk.book.open.get(record.seq)
             if known is not None and known.time_ns == record.time_ns:

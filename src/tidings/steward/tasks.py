@@ -34,7 +34,8 @@ from tidings.steward.task_upkeep import TaskUpkeep
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-PARKED, PARKED_EACH = 4_096, 16
+#: requests that wait, of everybody and of one agent: an asker has one for each task it waits for
+PARKED, PARKED_EACH = 4_096, 128
 
 
 class TaskDesk:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from contextlib import suppress
 from typing import Any
 
 from tidings.errors import ConflictError, DeniedError, TidingsError, UsageError, WireError
@@ -22,7 +23,7 @@ from tidings.wire.ids import new_id
 from tidings.wire.message import ExtensionPart, Message, Sender
 
 PROBES = Collection()
-REFUSALS = (DeniedError, ConflictError, UsageError, WireError)
+REFUSALS: tuple[type[TidingsError], ...] = (DeniedError, ConflictError, UsageError, WireError)
 TASK_PART = "dev.tidings.task"
 
 
@@ -78,9 +79,8 @@ async def settle_anothers_task(stage: Stage) -> Verdict:
     if state["state"] != "claimed" or state["worker"] != stage.vic.id:
         got.append(f"the victim's task is {state['state']}")
     honest = result(stage, stage.vic, stage.vic.id, stage.vic.id, task.id)
-    told = await stage.vic.control.call("task", "done", seq=seq, **honest)
-    if told["state"] != "done":
-        got.append("the victim could not finish its own task")
+    if not await allowed(stage.vic, [("task", "done", {"seq": seq, **honest})]):
+        got.append("the holder could not finish it")
     return broken("; ".join(got)) if got else refused(f"{len(attempts)} refused; the holder finished it")
 
 
@@ -165,9 +165,9 @@ async def forged_results(stage: Stage) -> Verdict:
         {"result": "not base64!", "sig": good["sig"]},
     ]
     got = await allowed(stage.mal, [("task", "done", {"seq": seq, **each}) for each in forgeries])
-    again = await stage.mal.control.call("task", "done", seq=first_seq, **good)
-    if again["record"] != record:
-        got.append("a result was replaced by a later one")
+    with suppress(*REFUSALS):
+        if (await stage.mal.control.call("task", "done", seq=first_seq, **good))["record"] != record:
+            got.append("a result was replaced by a later one")
     told = await stage.vic.control.call("task", "result", id=first.id, seq=first_seq)
     if told["result"] != old["result"]:
         got.append("the asker was told another result")
