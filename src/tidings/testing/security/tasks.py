@@ -171,7 +171,7 @@ async def forged_results(stage: Stage) -> Verdict:
     told = await stage.vic.control.call("task", "result", id=first.id, seq=first_seq)
     if told["result"] != old["result"]:
         got.append("the asker was told another result")
-    await stage.mal.control.call("task", "fail", seq=seq, reason="probe", retry=False)
+    await allowed(stage.mal, [("task", "fail", {"seq": seq, "reason": "probe", "retry": False})])
     return (
         broken("; ".join(got)) if got else refused(f"{len(forgeries)} forgeries refused; what is done stays as it is")
     )
