@@ -1,6 +1,6 @@
 """Tasks through the desk, against a bare pull and acknowledgement on the same server in the same run.
 
-    rate_1, rate_8   tasks asked, claimed and done per second with 1 and with 8 workers, the asker keeping WINDOW open
+    rate_1, rate_8   tasks asked, claimed and done per second with 1 and with 8 workers, askers keeping WINDOW open
     ratio_1, ratio_8 the same divided by bare clients that publish, pull one, and acknowledge it, confirmed
 
 A bare consumer gives no hold that survives, no signature, no result and no deadline: the ratio is the price of those.
@@ -28,6 +28,7 @@ from tidings.testing.real_space import RealSpace, real_space
 
 WORKERS = (1, 8)
 WINDOW = 32
+ASKERS = 4
 FILLERS = 4
 TEXT = "x" * 200
 BODY = b"x" * 420
@@ -48,21 +49,26 @@ async def until(seconds: float, lanes: list[Callable[[], Awaitable[None]]]) -> f
     return done / (time.perf_counter() - started)
 
 
-async def desk_rate(asker: tidings.Endpoint, workers: list[tidings.Endpoint], seconds: float) -> float:
-    """Each lane asks and waits for its result; the workers take whatever is there."""
+async def desk_rate(
+    askers: list[tidings.Endpoint], workers: list[tidings.Endpoint], role: str, seconds: float
+) -> float:
+    """Each lane asks and waits for its result; the workers take whatever is there. A role of its own for each run."""
 
     async def work(worker: tidings.Endpoint) -> None:
-        async with aclosing(cast("AsyncGenerator[Job]", worker.work("bench"))) as jobs:
+        async with aclosing(cast("AsyncGenerator[Job]", worker.work(role))) as jobs:
             async for job in jobs:
                 await job.done("done")
 
-    async def ask() -> None:
-        ticket = await asker.ask("bench", TEXT, timeout=30)
-        await ticket.result(60)
+    def lane(asker: tidings.Endpoint) -> Callable[[], Awaitable[None]]:
+        async def ask() -> None:
+            ticket = await asker.ask(role, TEXT, timeout=30)
+            await ticket.result(60)
+
+        return ask
 
     working = [asyncio.create_task(work(worker)) for worker in workers]
     try:
-        return await until(seconds, [ask] * WINDOW)
+        return await until(seconds, [lane(asker) for asker in askers for _ in range(WINDOW // len(askers))])
     finally:
         for task in working:
             task.cancel()
@@ -126,13 +132,16 @@ async def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         space = await stack.enter_async_context(real_space(Path(folder) / "home", budget=4 * 1024**3, steward=False))
         await stack.enter_async_context(steward_child(space.home, ttl=3.0))
-        asker = await endpoint(space, stack, "asker", [])
-        workers = [await endpoint(space, stack, f"worker{n}", ["bench"]) for n in range(max(WORKERS))]
+        # one asker has at most 1,000 tasks of a role in the queue, settled and not yet purged ones included
+        roles = [f"bench{n}" for n in range(chosen.pairs * len(WORKERS))]
+        fresh = iter(roles)
+        askers = [await endpoint(space, stack, f"asker{n}", []) for n in range(ASKERS)]
+        workers = [await endpoint(space, stack, f"worker{n}", roles) for n in range(max(WORKERS))]
         clients = [await stack.enter_async_context(space.core()) for _ in range(max(WORKERS) + 1)]
         await bare_queue(clients[0])
         for count in WORKERS:
             ours, bare = await pairs(
-                lambda count=count: desk_rate(asker, workers[:count], chosen.seconds),  # type: ignore[misc]
+                lambda count=count: desk_rate(askers, workers[:count], next(fresh), chosen.seconds),  # type: ignore[misc]
                 lambda count=count: bare_rate(clients[1 : count + 1], clients[0], chosen.seconds),  # type: ignore[misc]
                 chosen.pairs,
             )
