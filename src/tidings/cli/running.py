@@ -222,6 +222,8 @@ def _show_status(facts: dict[str, Any]) -> None:
         output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward), empty="")
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
+    if steward["answers"] and steward["tasks"]["dead"]:
+        output.say(f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list`")
 
 
 def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, str]]:
@@ -233,10 +235,21 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("log", f"head {steward['log_head']}, floor {steward['floor']}{waiting}, epoch {steward['epoch']}", when),
         ("gate", f"{'open' if gate['open'] else 'CLOSED'}, {used}", when),
         ("agents", str(steward["agents"]), when),
+        ("tasks", task_words(steward["tasks"]), output.age(steward["tasks"]["at"], now)),
         ("void records", str(steward["void_records"]), when),
         ("free disk", output.size(steward["free_disk"]), when),
         *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
+
+
+def task_words(tasks: dict[str, Any]) -> str:
+    """The figures of tasks in one line."""
+    roles = ", ".join(f"{role} {count}" for role, count in tasks["queued"].items())
+    queued = f"{sum(tasks['queued'].values())} queued" + (f" ({roles})" if roles else "")
+    oldest = (
+        "" if tasks["oldest_s"] is None else f", the oldest {output.age(tasks['at'] - tasks['oldest_s'], tasks['at'])}"
+    )
+    return f"{queued}, {tasks['held']} held{oldest}, {tasks['dead']} dead"
 
 
 def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:

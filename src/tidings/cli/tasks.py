@@ -63,7 +63,7 @@ def ask(
         ticket = await endpoint.ask(role, text, deadline=deadline)
         for warning in ticket.warnings:
             output.say(f"note: {warning}")
-        return ticket, await ticket.result(wait)
+        return ticket, await ticket.status(wait)
 
     ticket, result = asyncio.run(_connected(where, act))
     if as_json:

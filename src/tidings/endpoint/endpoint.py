@@ -160,6 +160,7 @@ class Endpoint:
         await self._tasks.close()
         await self._channels.close()
         await self._direct.close()
+        await self._direct.watch.close()
         await self.session.close()
         await self.presence.close()
         await self.roster.close()
@@ -208,8 +209,10 @@ class Endpoint:
         self.link.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on message, presence, roster, connection, error, gap, superseded or access."""
+        """Call back on message, presence, roster, connection, error, gap, superseded, access or receipt."""
         self.events.on(event, callback)
+        if event == "receipt" and hasattr(self, "_direct"):
+            self._direct.watch.listen()
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
