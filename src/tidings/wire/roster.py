@@ -77,6 +77,8 @@ class Agent:
     last_seen: float | None = None
     #: number of the session that receives for this agent; a higher one supersedes a lower one
     session: int | None = None
+    #: number of the attention the steward keeps for this agent; a higher one is a later word of it
+    attention_number: int | None = None
 
     @property
     def online(self) -> bool:
