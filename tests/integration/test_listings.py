@@ -108,7 +108,7 @@ async def test_what_a_session_says_before_it_knows_the_roster_is_not_undone_by_w
     async with connect(space, "ada", receive=False) as terminal:
         await terminal.keep_attention("dnd")
     ada = connect(space, "ada")
-    ada.on("connection", lambda state: ada.set_attention("focus") if not ada.roster.loaded else None)
+    ada.on("connection", lambda _state: ada.set_attention("focus") if not ada.roster.loaded else None)
     async with ada:
         await ada.roster.wait_loaded()
         assert ada.presence.attention.mode == "focus"
