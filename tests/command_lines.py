@@ -30,9 +30,13 @@ def lines_in(text: str) -> list[str]:
 
 
 def parse(line: str) -> str:
-    """Parse a command line as far as it can be without running it; answers the words of its command."""
+    """Parse a command line as far as it can be without running it; answers the words of its command.
+
+    Options that act while they are parsed (`--help`, `--install-completion`) are refused: parsing changes nothing.
+    """
     words = shlex.split(line.rpartition(" | ")[2] if " | tidings " in line else line)
     assert words[0] == "tidings", line
+    assert not {"-h", "--help", "--install-completion", "--show-completion"} & set(words), f"{line} acts when parsed"
     command: Any = every_command()
     arguments, path, context = words[1:], list[str](), None
     while True:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_lines import commands, lines_in, parse
+from terminal import Screen
 from tidings.cli import error_page, output
 from tidings.cli.main import main
 from tidings.cli.output import age, size
@@ -145,11 +146,6 @@ def test_the_page_of_errors_is_the_tree() -> None:
     assert [error for error, _, _ in error_page.tree()] == error_tree(), "the drawing in errors.py is the tree"
     assert (DOCS / "errors.md").read_text() == error_page.page(), "run `make docs`"
     assert set(error_page.REMEDIES) <= {error.__name__ for error in error_tree()}
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_tables_and_colour_are_for_terminals_and_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

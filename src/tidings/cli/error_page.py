@@ -52,7 +52,7 @@ REMEDIES: dict[str, str] = {
     "SpaceBusy": "wait for the process that is named, or `tidings down`",
     "OutcomeUnknown": "ask again with the same id: it takes effect once",
     "UnhealthyError": "`tidings status` lists the problems",
-    "LogFull": "`tidings space set keep_age=7d`, or a larger `tidings up --budget`; see operations.md, Room",
+    "LogFull": "`tidings space set keep_age=7d`, or more room: `tidings up --budget 4G`; see operations.md",
     "MailboxFull": "wait until it reads; `tidings who` says when it was last seen",
     "LogRegressed": "see operations.md, then `tidings space acknowledge`",
     "LogGap": "restore the store from a backup; the log is damaged",
