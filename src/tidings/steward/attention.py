@@ -8,6 +8,7 @@ session starts with it. It is kept in one bounded value of the state bucket; los
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from tidings.steward.service import Steward
 
+log = logging.getLogger(__name__)
 KEY = "roster.attention"
 #: what all agents together may keep; the bucket also holds floors and beats
 MAX_BYTES = 512 * 1024
@@ -46,8 +48,10 @@ class StandingAttention:
     async def load(self) -> dict[str, int]:
         """Read what was kept. Answers the number of each agent."""
         entry = await self.steward.state.get(KEY)
-        kept = entry.value if entry is not None else {}
-        self._by_owner = {owner: msgspec.convert(value, Standing) for owner, value in kept.items()}
+        try:
+            self._by_owner = msgspec.convert(entry.value if entry is not None else {}, dict[str, Standing])
+        except (msgspec.ValidationError, ValueError) as error:  # a steward that serves matters more
+            log.warning("kept attention cannot be read and is forgotten: %s", error)
         return {owner: each.number for owner, each in self._by_owner.items()}
 
     def of(self, owner: str) -> Standing | None:
