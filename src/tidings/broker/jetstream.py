@@ -138,12 +138,16 @@ class JetStream:
 
     async def subjects_of(self, stream: str, subject_filter: str) -> list[str]:
         """The subjects of a filter that have records now."""
-        found: list[str] = []
+        return list(await self.counts_of(stream, subject_filter))
+
+    async def counts_of(self, stream: str, subject_filter: str) -> dict[str, int]:
+        """The subjects of a filter that have records now, and how many each has."""
+        found: dict[str, int] = {}
         while True:
             body = {"subjects_filter": subject_filter, "offset": len(found)}
             answer = await self.api(f"STREAM.INFO.{stream}", body)
             page = answer["state"].get("subjects") or {}
-            found += page
+            found |= page
             if not page or len(found) >= int(answer.get("total", 0)):
                 return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ from tidings.errors import (
     TooLarge,
     UsageError,
 )
+from tidings.space.control import collect
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.ids import new_id
@@ -260,6 +261,14 @@ class Endpoint:
         records, _complete, _head = await self._history.after(check_channel(channel), since, limit)
         return [self._incoming(record, historical=True) for record in records]
 
+    async def channels(self) -> list[dict[str, Any]]:
+        """The channels this agent may read that have settings or members, with members and last message."""
+        return await collect(self.link.call, "channel", "list", "channels")
+
+    async def members(self, channel: str) -> list[dict[str, Any]]:
+        """Who is in a channel: id and name."""
+        return await collect(self.link.call, "member", "members", "members", channel=check_channel(channel))
+
     # --- who is here ---
 
     async def who(self, timeout: float = 5.0) -> list[Agent]:
@@ -278,6 +287,10 @@ class Endpoint:
 
     def set_channel_attention(self, pattern: str, level: Level) -> None:
         self.presence.set_channel_attention(pattern, level)
+
+    async def keep_attention(self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None) -> None:
+        """Have the steward keep this for the agent: for every session of it that runs now or starts later."""
+        await self.link.call("attention", "set", mode=mode, channels=dict(channels or {}))
 
     # --- sending ---
 
