@@ -9,7 +9,7 @@ UV_VERSION := 0.13.7
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --durations=15
 
-.PHONY: help demo test check faults bench lock schema clean
+.PHONY: help demo test check faults bench lock schema docs clean
 help:           ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
@@ -40,10 +40,13 @@ faults: $(STAMP) ## longer chaos and more seeds
 	@TIDINGS_DEEP=1 $(PYTEST) -m "faults or slow" --timeout 900
 
 bench: $(STAMP) ## measurements; docs/performance.md says what they mean
-	@for b in bench/broker.py bench/live.py bench/send.py bench/roster.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
+	@for b in bench/broker.py bench/live.py bench/send.py bench/roster.py bench/tasks.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
 
 schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
 	@$(BIN)/python -m tidings.wire.schema
+
+docs: $(STAMP) ## regenerate docs/errors.md from the tree of errors
+	@$(BIN)/python -m tidings.cli.error_page docs/errors.md
 
 lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \

@@ -18,11 +18,18 @@ from tidings.space.home import SpaceHome, list_spaces
 TIDINGS = (sys.executable, "-m", "tidings.cli")
 
 
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 class Terminal:
     """Runs `tidings` commands below `root`; `close` stops whatever they left running."""
 
     def __init__(self, root: Path) -> None:
         self.home = SpaceHome(root / "home", "main")
+        #: does a person look at standard error?
+        self.watched = False
         self.env = {**os.environ, "TIDINGS_HOME": str(root / "home"), "TIDINGS_AS": "me", "TIDINGS_LEASE_TTL": "1"}
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +38,7 @@ class Terminal:
             child = self.start(*words, **env)
             said = child.communicate(timeout=50)
             return subprocess.CompletedProcess(words, child.returncode, *said)
-        out, err = io.StringIO(), io.StringIO()
+        out, err = io.StringIO(), Screen() if self.watched else io.StringIO()
         with patch.dict(os.environ, self.env | env, clear=True), redirect_stdout(out), redirect_stderr(err):
             code = main(list(words))
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

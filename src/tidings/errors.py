@@ -34,6 +34,7 @@
     │   ├── LogRegressed            the log went backwards (power cut, restore)
     │   ├── LogGap                  a sequence is missing above the floor
     │   └── StreamMismatch          a stream exists with settings we cannot reconcile
+    ├── TaskDead                    nobody finished a task: it is a dead letter, or was dropped
     ├── BrokerFailed                nats-server could not be started or died
     └── PrerequisiteMissing         something this machine needs is not there
 
@@ -189,6 +190,16 @@ class LogGap(UnhealthyError):
 
 class StreamMismatch(UnhealthyError):
     code = "stream_mismatch"
+
+
+class TaskDead(TidingsError):
+    """`result` says what is known of the task: its cause, its attempts, why each failed."""
+
+    code = "task_dead"
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class BrokerFailed(TidingsError):

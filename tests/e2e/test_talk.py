@@ -36,8 +36,12 @@ def test_channels_are_joined_spoken_in_watched_read_and_left(terminal: Terminal)
 
     assert terminal.run("channels", "set", "general", "--class", "live", "--description", "talk").returncode == 0
     info = json.loads(terminal.run("channels", "info", "general", "--json").stdout)
-    assert (info["class"], info["description"]) == ("live", "talk")
-    assert [each["channel"] for each in json.loads(terminal.run("channels", "list", "--json").stdout)] == ["general"]
+    assert (info["class"], info["description"], info["by_name"], info["members"]) == ("live", "talk", "me", 1)
+    shown = terminal.run("channels", "info", "general").stdout
+    assert "talk (set by me at 20" in shown
+    assert "yes (default of the space)" in shown
+    (listed,) = json.loads(terminal.run("channels", "list", "--json").stdout)
+    assert (listed["channel"], listed["members"], listed["last"]["seq"]) == ("general", 1, info["last"]["seq"])
     assert [m["name"] for m in json.loads(terminal.run("channels", "members", "general", "--json").stdout)] == ["me"]
 
     left = json.loads(terminal.run("leave", "general", "--json").stdout)

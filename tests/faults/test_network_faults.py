@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 import tidings
+from tidings.endpoint import channels
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy
@@ -28,24 +30,126 @@ async def pair(space: RealSpace) -> RealSpace:
 
 @pytest.mark.requirement("X8")
 async def test_a_half_open_connection_is_noticed_within_three_intervals_and_nothing_is_lost(pair: RealSpace) -> None:
-    async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy, "general", ping=1.0) as bob:
+    """One interval of quiet, then two heartbeats without an answer, one right after the other."""
+    async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy, "general", ping=0.5) as bob:
         states: list[object] = []
         bob.on("connection", states.append)
+        connection = bob.link.connection
+        flush, pings, waited = connection.flush, list[object](), list[float]()
+
+        async def counted(timeout: float) -> None:
+            pings.append(timeout)
+            if proxy.black_hole:
+                waited.append(timeout)
+            await flush(timeout)  # type: ignore[arg-type]
+
+        connection.flush = counted  # type: ignore[method-assign, assignment]
+        await eventually(lambda: pings)
         proxy.black_hole = True
-        started = asyncio.get_running_loop().time()
+        before = len(pings)
         history = History()
         async with tidings.connect("main", name="ada", home=pair.home.home) as ada:
             confirmed = history.sending("ada", "general")
             confirmed((await ada.send("general", "while you were deaf", id=confirmed.id)).seq)
-            # two missed heartbeats of one interval each, after at most one interval of quiet; the rest is slack
-            await eventually(lambda: "reconnecting" in states, within=3 * 1.0 + 5)
-            noticed = asyncio.get_running_loop().time() - started
+            await eventually(lambda: "reconnecting" in states, within=20)
+            assert len(pings) - before <= 2, "two are enough"
+            assert 0.5 + sum(waited) <= 3 * 0.5, "an interval of quiet and the time given to each heartbeat"
             proxy.black_hole = False
             history.took("bob", await bob.next_message(15))
             history.owed("bob", "general")
             history.check()
-        assert noticed > 0.5, "it was noticed by heartbeats, not by a reset"
         assert proxy.connections >= 2
+
+
+async def test_a_broker_killed_under_load_loses_nothing_confirmed_and_clients_resume_soon(pair: RealSpace) -> None:
+    """Sending goes on through kill -9: what was confirmed is received once, and nobody waits longer than 5 s."""
+    async with (
+        tidings.connect("main", name="ada", home=pair.home.home) as ada,
+        tidings.connect("main", name="bob", channels=["general"], home=pair.home.home, inbox=5_000) as bob,
+    ):
+        confirmed: list[int] = []
+        stop = asyncio.Event()
+
+        async def talk() -> None:
+            while not stop.is_set():
+                try:
+                    confirmed.append((await ada.send("general", "x", timeout=30)).seq)
+                except (UnreachableError, OutcomeUnknown):
+                    await asyncio.sleep(0.01)
+
+        talking = [asyncio.create_task(talk()) for _ in range(16)]
+        await eventually(lambda: len(confirmed) > 100)
+        await pair.restart_broker(kill=True)
+        answering = asyncio.get_running_loop().time()
+        before = len(confirmed)
+        await eventually(lambda: len(confirmed) > before + 100 and bob.state == "ready", within=30)
+        resumed = asyncio.get_running_loop().time() - answering
+        stop.set()
+        await asyncio.gather(*talking)
+        await eventually(
+            lambda: len(bob.inbox) >= len(set(confirmed)), within=20, what="all that was confirmed arrives"
+        )
+        received = [(await bob.next_message(1)).seq for _ in range(len(bob.inbox))]
+        assert set(confirmed) <= set(received)
+        assert len(received) == len(set(received))
+        assert resumed < 5 + 5, "five seconds, and as much again for a machine under load"
+
+
+async def test_a_steward_away_for_long_stops_nothing_live_and_every_join_completes_when_it_is_back(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "RETRY_PAUSE", 0.05)
+    await space.add("ada", post=["team.>"], read=["team.>"])
+    await space.add("bob", read=["team.>"])
+    joined = ["team.a", "team.b", "team.c"]
+    async with (
+        fault_proxy(space.info.port) as proxy,
+        connect(space, "bob", proxy, "team.a") as bob,
+        tidings.connect("main", name="ada", home=space.home.home) as ada,
+    ):
+        await space.stop_steward()
+        for channel in joined[1:]:
+            assert (await bob.join(channel)).durable is False
+        proxy.cut()
+        await eventually(lambda: bob.link.rebuilds == 1 and bob.state == "ready")
+        for channel in joined:
+            await ada.send(channel, f"live on {channel}")
+        assert sorted([(await bob.next_message(10)).text for _ in joined]) == [f"live on {c}" for c in joined]
+        await space.start_steward()
+        await eventually(lambda: all(m.joined and m.contiguous for m in bob._channels.memberships.values()))
+        assert space.steward is not None
+        table = space.steward.table
+        assert all(bob.id in table.members_at(channel, table.head + 1) for channel in joined)
+        await ada.send("team.b", "the end")
+        assert (await bob.next_message(10)).text == "the end"
+        assert len(bob.inbox) == 0
+
+
+async def test_a_process_respawned_under_its_name_takes_over_from_one_that_hangs(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    """The old one neither said goodbye nor hears anything: the new one has the session and everything unsettled."""
+    state = tmp_path / "bob.state"
+    async with fault_proxy(pair.info.port) as proxy, tidings.connect("main", name="ada", home=pair.home.home) as ada:
+        old = tidings.connect(
+            "main", name="bob", channels=["general"], home=pair.home.home, url=proxy.url, state=state, ping_interval=0.5
+        )
+        async with old:
+            await ada.send("general", "settled")
+            await (await old.next_message(10)).ack()
+            old.seen.save()
+            superseded: list[object] = []
+            old.on("superseded", superseded.append)
+            proxy.black_hole = True
+            await ada.send("general", "unheard")
+            respawned = tidings.connect("main", name="bob", channels=["general"], home=pair.home.home, state=state)
+            async with respawned as new:
+                await ada.send("general", "news")
+                assert [(await new.next_message(10)).text for _ in range(2)] == ["unheard", "news"]
+                proxy.black_hole = False
+                await eventually(lambda: superseded, within=20, what="the old one is told when it hears again")
+                await ada.send("general", "to the new one")
+                assert (await new.next_message(10)).text == "to the new one"
 
 
 async def test_a_reset_in_the_middle_of_sending_loses_nothing_and_stores_nothing_twice(pair: RealSpace) -> None:
@@ -73,19 +177,21 @@ async def test_a_reset_in_the_middle_of_sending_loses_nothing_and_stores_nothing
 async def test_history_over_a_slow_link_costs_one_round_trip_a_page(pair: RealSpace) -> None:
     """534 ms there and back: what matters is how often we go, so that is what is counted."""
     async with tidings.connect("main", name="ada", home=pair.home.home) as ada:
-        await asyncio.gather(*(ada.send("general", str(n)) for n in range(100)))
+        await asyncio.gather(*(ada.send("general", str(n)) for n in range(200)))
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy) as bob:
         asked: list[str] = []
         ask = bob.link.connection.ask
 
         async def counted(subject: str, *args: object, **options: object) -> object:
-            asked.append(subject)
+            if ".ctl.history." in subject:
+                asked.append(subject)
             return await ask(subject, *args, **options)  # type: ignore[arg-type]
 
         bob.link.connection.ask = counted  # type: ignore[method-assign]
         proxy.delay = 0.267
-        assert len(await bob.history("general", 100)) == 100
-        assert len(asked) == 1
+        async with asyncio.timeout(3):
+            assert len(await bob.history("general", 200)) == 200
+        assert len(asked) == 2
 
 
 async def test_bytes_that_arrive_one_at_a_time_are_read_the_same(pair: RealSpace) -> None:

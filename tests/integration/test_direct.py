@@ -454,6 +454,91 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         assert space.steward.turns.running.total() == 0
 
 
+async def test_a_sender_that_listens_is_told_of_each_stage_without_asking(space: RealSpace) -> None:
+    await people(space, "ada", "bob")
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        told: list[Any] = []
+        ada.on("receipt", told.append)
+        sent = [await ada.dm(bob.id, str(number)) for number in range(20)]
+        for _ in range(20):
+            await (await bob.next_message(10)).ack()
+        await eventually(lambda: sum(each.stage == "read" for each in told) == 20)
+        assert {(each.id, each.stage) for each in told} == {(r.id, st) for r in sent for st in ("delivered", "read")}
+        assert len(told) == 40, "each once"
+        assert all(each.to == bob.id for each in told)
+        assert ada._direct.watch.polls <= 12, "one poll is answered with everything that happened meanwhile"
+        polls = ada._direct.watch.polls
+        await eventually(lambda: ada._direct.watch._task is None or ada._direct.watch._task.done())
+        assert ada._direct.watch.polls == polls, "and with nothing open nobody asks"
+
+
+async def test_who_does_not_listen_does_not_poll(space: RealSpace) -> None:
+    await people(space, "ada", "bob")
+    async with connect(space, "ada") as ada:
+        receipt = await ada.dm(id_of(space, "bob"), "hello")
+        assert ada._direct.watch.polls == 0
+        told: list[Any] = []
+        ada.on("receipt", told.append)  # later is not too late
+        async with connect(space, "bob") as bob:
+            await (await bob.next_message(10)).ack()
+            await eventually(lambda: [(each.id, each.stage) for each in told][-1:] == [(receipt.id, "read")])
+
+
+async def test_the_watch_goes_on_with_the_next_steward_and_tells_nothing_twice(space: RealSpace) -> None:
+    await people(space, "ada", "bob")
+    told: list[Any] = []
+    ada = connect(space, "ada")
+    ada.on("receipt", told.append)
+    async with ada, connect(space, "bob") as bob:
+        first, second = await ada.dm(bob.id, "one"), await ada.dm(bob.id, "two")
+        messages = [await bob.next_message(10) for _ in range(2)]
+        await messages[0].ack()
+        await eventually(lambda: (first.id, "read") in [(each.id, each.stage) for each in told])
+        await space.stop_steward()
+        await messages[1].ack()
+        await space.start_steward()
+        await eventually(lambda: (second.id, "read") in [(each.id, each.stage) for each in told], within=20)
+        assert len(told) == len({(each.id, each.stage) for each in told}) == 4
+
+
+async def test_more_watches_than_allowed_are_answered_at_once_and_the_endpoint_slows_down(space: RealSpace) -> None:
+    await people(space, "ada", "bob")
+    assert space.steward is not None
+    async with space.agent("ada") as raw, connect(space, "ada") as ada:
+        raw.control.timeout = 20
+        polls = [asyncio.create_task(raw.control.call("receipt", "watch", wait=3)) for _ in range(8)]
+        await eventually(lambda: sum(poll.done() for poll in polls) == 4)
+        ada.on("receipt", lambda _receipt: None)
+        await ada.dm(id_of(space, "bob"), "unread")
+        await asyncio.sleep(0.7)
+        assert ada._direct.watch.polls <= 5, "50, 100, 200, 400 ms ..."
+        answers = await asyncio.gather(*polls)
+        assert sorted(answer["waited"] for answer in answers) == [False] * 4 + [True] * 4
+        assert all(answer["news"] == [] for answer in answers)
+        await eventually(lambda: space.steward is not None and space.steward.receipts.waits.total() <= 1)
+
+
+async def test_a_flood_of_receipts_and_traces_keeps_nobody_from_being_answered(space: RealSpace) -> None:
+    await people(space, "ada", "mal")
+    async with space.agent("mal") as mal, space.agent("ada") as ada:
+        mal.control.timeout = ada.control.timeout = 20
+        many = [{"seq": seq, "stage": "read"} for seq in range(1_000_000, 1_000_512)]
+        puts = [asyncio.create_task(_outcome(mal.control.call("receipt", "put", receipts=many))) for _ in range(50)]
+        traces = [asyncio.create_task(_outcome(mal.control.call("trace", "get", id=new_id()))) for _ in range(50)]
+        assert (await asyncio.wait_for(ada.control.call("health", "ping"), 10))["ok"]
+        for flood in (puts, traces):
+            outcomes = await asyncio.gather(*flood)
+            assert set(outcomes) == {"answered", "conflict"}, "every one is answered, most of them at once"
+
+
+async def _outcome(call: Any) -> str:
+    try:
+        await call
+    except TidingsError as error:
+        return error.code
+    return "answered"
+
+
 # --- what may leave ---
 
 
@@ -501,8 +586,12 @@ async def test_unread_mail_expires_and_its_sender_is_told(tmp_path: Path) -> Non
     async with real_space(tmp_path / "home", pace=pace) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada:
+            told: list[Any] = []
+            ada.on("receipt", told.append)
             receipt = await ada.dm(id_of(space, "bob"), "too late")
+            await eventually(lambda: [(each.id, each.stage) for each in told] == [(receipt.id, "expired")])
             assert (await ada.receipt(receipt, "read", timeout=20)).stage == "expired"
+            assert [each["stage"] for each in (await ada.trace(receipt))["receipts"]] == ["expired"]
 
             async def gone() -> bool:
                 return await stored(space) == 0
@@ -518,12 +607,18 @@ async def test_mail_to_nobody_or_to_a_revoked_agent_is_told_undeliverable(tmp_pa
     async with real_space(tmp_path / "home", pace=pace) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada:
+            told: list[Any] = []
+            ada.on("receipt", told.append)
             waiting = await ada.dm(id_of(space, "bob"), "unread")
             async with space.administer() as admin:
                 await admin.revoke("bob")
             invented = await ada.dm(KeyPair.generate().id, "is anybody there?")
             for receipt in (waiting, invented):
                 assert (await ada.receipt(receipt, "read", timeout=20)).stage == "undeliverable"
+            await eventually(lambda: len(told) == 2)
+            assert {(each.id, each.stage) for each in told} == {
+                (receipt.id, "undeliverable") for receipt in (waiting, invented)
+            }
 
             async def gone() -> bool:
                 return await stored(space) == 0

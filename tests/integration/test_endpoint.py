@@ -10,8 +10,10 @@ import pytest
 
 import tidings
 from tidings.broker import jwt
-from tidings.errors import DeniedError, LogFull, TidingsError, TooLarge
+from tidings.broker.streams import set_gate
+from tidings.errors import DeniedError, LogFull, TooLarge
 from tidings.space.agents import AgentFile, Ledger
+from tidings.steward import service
 from tidings.testing.history import History
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
@@ -248,20 +250,34 @@ async def test_a_steward_that_is_away_leaves_the_live_path_and_the_join_is_compl
         assert bob.id in space.steward.table.members_at("general", space.steward.table.head + 1)
 
 
-async def test_a_closed_gate_is_said_as_a_full_log(space: RealSpace) -> None:
-    from tidings.broker.streams import set_gate
-
+async def test_a_closed_gate_is_said_as_a_full_log(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "OPEN_BELOW", -1.0)  # or the steward would open it again, as there is room
     await space.add("ada")
-    assert space.steward is not None
     async with connect(space, "ada") as ada, space.core() as core:
-        space.steward._tend_gate = _nothing  # type: ignore[method-assign]
         await set_gate(core, space.subjects, gate_open=False)
-        with pytest.raises((LogFull, TidingsError), match="full"):
+        with pytest.raises(LogFull, match="full"):
             await ada.send("general", "hello")
 
 
-async def _nothing() -> None:
-    return None
+async def test_a_gate_that_opens_while_the_sender_asks_why_costs_only_time(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "OPEN_BELOW", -1.0)
+    await space.add("ada")
+    async with connect(space, "ada") as ada, space.core() as core:
+        await set_gate(core, space.subjects, gate_open=False)
+        call, asked = ada.link.call, []
+
+        async def opened_meanwhile(which: str, do: str, **arguments: Any) -> dict[str, Any]:
+            asked.append(which)
+            await set_gate(core, space.subjects, gate_open=True)
+            return await call(which, do, **arguments)
+
+        ada.link.call = opened_meanwhile  # type: ignore[method-assign, assignment]
+        receipt = await ada.send("general", "hello")
+        assert asked[0] == "health"
+        ada.link.call = call  # type: ignore[method-assign]
+        assert [m.seq for m in await ada.history("general", 2)] == [receipt.seq]
 
 
 async def test_wider_access_is_used_without_a_restart(space: RealSpace) -> None:

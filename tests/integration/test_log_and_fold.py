@@ -11,9 +11,11 @@ import pytest
 from tidings.broker.client import Connection
 from tidings.broker.jetstream import JetStream
 from tidings.errors import DeniedError, TooLarge
+from tidings.space.control import collect
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.home import SpaceInfo
 from tidings.space.log import fold_log, read_rulings
+from tidings.steward import services
 from tidings.steward.governance import ACK_WAIT_NS
 from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, seeded_key
 from tidings.testing.model import Model, may_read, members, owed
@@ -153,11 +155,17 @@ async def test_a_table_too_long_for_one_answer_comes_in_pages(space: RealSpace) 
     assert [len(held) for held in members.values()] == [100] * 60
 
 
-async def test_an_answer_too_long_for_a_message_is_refused_and_not_left_out(space: RealSpace) -> None:
+async def test_an_answer_too_long_for_a_message_is_refused_and_not_left_out(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await space.add("ada", read=[">"], manage=[">"])
     async with space.agent("ada") as ada:
         for number in range(520):
             await ada.control.call("channel", "set", channel=f"c{number}", instructions="i" * 2_000)
+        listed = await collect(ada.control.call, "channel", "list", "channels")
+        assert len(listed) == 520, "in pages it is answered whole, though it is longer than a message"
+        monkeypatch.setattr(services, "CHANNELS_PER_PAGE", 1_000)
+        monkeypatch.setattr(services, "PAGE_BYTES", 10**9)
         with pytest.raises(TooLarge, match="ask for less"):
             await ada.control.call("channel", "list")
         assert (await ada.control.call("channel", "info", channel="c7"))["instructions"] == "i" * 2_000

@@ -15,8 +15,11 @@ from tidings.broker.config import MAX_CONNECTIONS
 from tidings.broker.jetstream import NO_ROOM, JetStream
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
-from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, DeniedError, UnreachableError
+from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
+from tidings.steward import task_services
+from tidings.steward.receipts import Receipts
 from tidings.steward.service import Steward
+from tidings.steward.task_rules import TaskBook, TaskState
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
 from tidings.testing.security.actor import acting, line
@@ -28,7 +31,7 @@ from tidings.wire.subjects import Subjects, shard_of
 from tidings.wire.tags import is_tag, tag
 
 SECURITY_MD = Path(__file__).parents[2] / "SECURITY.md"
-FINDINGS = {"F1", "F3", "F4", "F14", "F17", "F18", "F24", "F26", "N5", "N6", "N7", "N14", "N23", "S1", "S2"}
+FINDINGS = {"F1", "F3", "F4", "F14", "F17", "F18", "F24", "F26", "N5", "N6", "N7", "N14", "N16", "N23", "S1", "S2"}
 
 
 # --- the suite on a space as it is shipped ---
@@ -172,6 +175,52 @@ async def test_the_suite_finds_tags_made_without_a_secret(tmp_path: Path, monkey
     monkeypatch.setattr(Steward, "tag", lambda _self, text: tag(b"", text))
     report = await _on_weak_space(tmp_path / "home", {"spelled_names"})
     assert [result.outcome for result in report.results] == ["BROKEN"]
+
+
+def _anybodys_hold(self: TaskBook, seq: int, worker: str) -> TaskState:
+    """A desk that asks whether a task is held, and not by whom."""
+    del worker
+    if seq not in self.open:
+        raise ConflictError(f"task {seq} is over")
+    return self.open[seq]
+
+
+async def test_the_suite_finds_a_desk_that_lets_anybody_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskBook, "require", _anybodys_hold)
+    report = await _on_weak_space(tmp_path / "home", {"settle_anothers_task"})
+    assert "task done was answered" in _result(report, "settle_anothers_task").evidence
+
+
+async def test_the_suite_finds_a_desk_that_takes_unsigned_results_and_anybodys_receipts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def everybodys(self: Receipts, seq: int) -> tuple[str, str, str]:
+        del self, seq
+        return _MAL.id, "01890a5d-ac96-774b-bcce-b302099a8057", _Anybody(_MAL.id)
+
+    monkeypatch.setattr(task_services, "_check_result", lambda *_: None)
+    monkeypatch.setattr(Receipts, "addressed", everybodys)
+    names = {"forged_results", "receipts_of_others"}
+    report = await _on_weak_space(tmp_path / "home", names)
+    assert {result.name for result in report.broken} == names
+    assert not any("could not finish" in result.evidence for result in report.broken), report.broken
+
+
+class _Anybody(str):
+    """A reader that is whoever asks."""
+
+    __slots__ = ()
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+_MAL = KeyPair.generate()
 
 
 # --- what the suite leaves to tests ---
@@ -389,8 +438,9 @@ async def _busy(space: RealSpace, ada: AgentClient, done: asyncio.Event) -> int:
     while not done.is_set():
         rounds += 1
         await ada.post("general", b"{}")
-        await ada.control.call("member", "join", pattern=f"team.n{rounds % 7}")
-        await ada.control.call("member", "leave", pattern=f"team.n{(rounds + 3) % 7}")
+        if rounds <= 40:  # joins are paced; the suite may take longer than what one agent may join in it
+            await ada.control.call("member", "join", pattern=f"team.n{rounds % 7}")
+            await ada.control.call("member", "leave", pattern=f"team.n{(rounds + 3) % 7}")
         await ada.control.call("channel", "set", channel="general", description=f"round {rounds}")
         await ada.connection.request(space.subjects.direct(ada.id, ada.id), b"{}", timeout=5)
     return rounds

@@ -2,7 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
+import json
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +15,31 @@ import pytest
 
 import tidings
 from tidings.broker.jetstream import JetStream
+from tidings.cli.running import task_words
 from tidings.endpoint.tasks import Job
-from tidings.errors import BadSignature, ConflictError, DeniedError, OutcomeUnknown, UnreachableError, UsageError
+from tidings.errors import (
+    BadSignature,
+    ConflictError,
+    DeniedError,
+    OutcomeUnknown,
+    Superseded,
+    TaskDead,
+    UnreachableError,
+    UsageError,
+)
+from tidings.steward import task_lookup, task_services
+from tidings.steward.history import encoded
 from tidings.steward.service import Steward
 from tidings.testing.history import History
-from tidings.testing.processes import steward_child
+from tidings.testing.processes import child, steward_child
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire import message as wire
 from tidings.wire import signing
+from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender
+
+WORKER = Path(__file__).parent / "task_child.py"
 
 PACE = replace(TEST_PACE, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
 
@@ -256,7 +274,7 @@ async def test_a_task_that_keeps_failing_becomes_a_dead_letter_that_says_why(spa
                 attempts.append(job.attempt)
                 if await job.fail(f"no luck {job.attempt}") == "dead":
                     break
-        result = await ticket.result(5)
+        result = await ticket.status(5)
         assert attempts == [1, 2, 3, 4, 5]
         assert (result.state, result.cause) == ("dead", "failed")
         assert result.reasons[-1] == "attempt 5: no luck 5"
@@ -272,21 +290,88 @@ async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(
                 if job.attempt == 2:
                     assert await job.fail("impossible", retry=False) == "dead"
                     break
-        result = await ticket.result(5)
+        result = await ticket.status(5)
         assert (seen, result.cause) == ([1, 2], "failed")
         assert result.reasons == ("attempt 1: left unfinished", "attempt 2: impossible")
 
 
-async def test_a_deadline_ends_a_hold_and_a_task_nobody_takes(space: RealSpace) -> None:
+async def test_a_deadline_ends_a_hold_however_the_worker_beats(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         held = await ada.ask("reviewer", "held", deadline=1.0)
         job = await one(bob)
-        assert ((await held.result(6)).state, (await held.result(1)).cause) == ("dead", "deadline")
+        with pytest.raises(TaskDead, match=r"dead letter \(deadline\)") as told:
+            await held.result(6)
+        assert isinstance(told.value.result, tidings.TaskResult)
+        assert (told.value.result.cause, told.value.result.attempt) == ("deadline", 1)
         with pytest.raises(ConflictError, match="deadline"):
             await job.done("too late")
-        nobody = await ada.ask("nobody", "waiting", deadline=0.5)
-        result = await nobody.result(6)
-        assert (result.state, result.cause) == ("dead", "deadline")
+        for _ in range(3):
+            with pytest.raises(ConflictError, match="deadline"):
+                await bob.link.call("task", "beat", seq=job.seq)
+
+
+async def test_a_task_nobody_took_in_time_fails_its_asker_at_once_and_names_the_deadline(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada:
+        ticket = await ada.ask("nobody", "waiting", deadline=0.5)
+        with pytest.raises(TaskDead, match=r"for nobody is a dead letter \(deadline\): .*nobody took it in time"):
+            await ticket.result(10)
+
+
+async def test_a_task_expires_in_the_queue_although_nobody_looks_and_the_steward_was_away(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.core() as js:
+        ticket = await ada.ask("nobody", "waiting", deadline=1.0)
+        later = await ada.ask("nobody", "much later", deadline=3_600)
+        await space.stop_steward()
+        await asyncio.sleep(max(0.0, 1.05 - (time.time() - (await record_time(js, ticket.seq)))))
+        await space.start_steward(PACE)
+        await eventually(lambda: ticket.seq in desk(space).book.settled)
+        settled = desk(space).book.settled[ticket.seq]
+        assert (settled.cause, settled.attempt) == ("deadline", 0)
+        assert later.seq not in desk(space).book.settled
+        await space.stop_steward()
+        await space.start_steward(PACE)
+        assert (await ticket.status(0)).cause == "deadline", "it is still known"
+        assert (await later.status(0)).state == "queued"
+
+
+async def record_time(js: JetStream, seq: int) -> float:
+    record = await js.at("TASK_main", seq)
+    assert record is not None
+    return record.time_ns / 1e9
+
+
+async def test_what_expired_unclaimed_leaves_the_queue_and_is_not_given_to_a_later_worker(space: RealSpace) -> None:
+    async with space.administer() as admin:
+        await admin.ask("space_set", parts={"archive": "off"})
+    async with connect(space, "ada") as ada, space.core() as js:
+        gone = await ada.ask("painter", "gone", deadline=0.3)
+        good = await ada.ask("painter", "good")
+        with pytest.raises(TaskDead):
+            await gone.result(10)
+
+        async def left() -> bool:
+            return await js.at("TASK_main", gone.seq) is None
+
+        await eventually(left, what="nobody ever pulled it, and still it is purged")
+        await space.add("pat", roles=["painter"])
+        async with connect(space, "pat") as pat:
+            job = await one(pat, "painter")
+            assert job.message.id == good.id
+            await job.done("painted")
+
+
+async def test_a_deadline_that_passes_after_a_steward_died_with_the_task_in_hand_is_noticed(space: RealSpace) -> None:
+    """Pulled by a steward that then went, given to nobody: only the broker knows that it was never settled."""
+    async with connect(space, "ada") as ada, space.agent("bob") as bob:
+        assert (await bob.control.call("task", "claim", role="reviewer", wait=0.1))["task"] is None
+        ticket = await ada.ask("reviewer", "pulled", deadline=2.0)
+        # the pull of bob's claim is still under way and takes it in; bob has gone
+        await eventually(lambda: ticket.seq in desk(space).book.open)
+        await space.stop_steward()
+        await space.start_steward(PACE)
+        assert ticket.seq not in desk(space).book.open
+        with pytest.raises(TaskDead, match="deadline"):
+            await ticket.result(15)
 
 
 @pytest.mark.requirement("T7")
@@ -299,6 +384,259 @@ async def test_a_role_nobody_holds_is_told_to_the_asker(space: RealSpace) -> Non
         async with connect(space, "pat") as pat:
             await (await one(pat, "painter")).done("painted")
         assert (await ticket.result(5)).text == "painted"
+
+
+async def test_the_asker_is_told_when_nobody_who_holds_the_role_is_here(space: RealSpace) -> None:
+    assert space.steward is not None
+    async with connect(space, "ada") as ada, space.agent("ada") as raw:
+        async with connect(space, "bob"):
+            assert (await ada.ask("reviewer", "one")).warnings == ()
+            found = await raw.control.call("task", "check", role="reviewer")
+            assert (found["holders"], found["online"]) == (2, 1)
+        space.steward.started -= 3_600  # old enough to know who is not here
+
+        async def nobody_is_here() -> bool:
+            return bool((await raw.control.call("task", "check", role="reviewer"))["online"] == 0)
+
+        await eventually(nobody_is_here)
+        (warning,) = (await ada.ask("reviewer", "two")).warnings
+        assert warning.startswith("nobody who holds the role reviewer is here now (2 hold it; last seen 20")
+
+
+async def test_a_steward_that_just_started_does_not_say_that_nobody_is_here(space: RealSpace) -> None:
+    assert space.steward is not None
+    space.steward.started = time.time()
+    async with space.agent("ada") as raw:
+        found = await raw.control.call("task", "check", role="reviewer")
+        assert found == {"ok": True, "holders": 2, "online": None, "last_seen": None}
+
+
+# --- who works twice, and who does not ---
+
+
+def forged(kind: str, mal: AgentClient, other: str) -> tuple[bytes, dict[str, str]]:
+    """A record on the attacker's own task subject that no worker may be handed."""
+    good = wire.compose(Sender(mal.id, mal.name), text="do it").raw
+    foreign = wire.compose(Sender(other, "ada"), text="do it for ada").raw
+    big = json.dumps({"x": "y" * 262_200}).encode()
+
+    def sig(payload: bytes, of: str = "task", role: str = "reviewer") -> dict[str, str]:
+        return {"Td-Sig": signing.sign(mal.key, mal.space_id, of, role, payload)}
+
+    stranger = signing.sign(KeyPair.generate(), mal.space_id, "task", "reviewer", good)
+    return {
+        "missing signature": (good, {}),
+        "signature of another key": (good, {"Td-Sig": stranger}),
+        "signature for another role": (good, sig(good, role="painter")),
+        "signature of another kind": (good, sig(good, of="chat")),
+        "foreign sender": (foreign, sig(foreign)),
+        "header of the broker's": (good, sig(good) | {"Nats-Sequence": "7"}),
+        "oversize": (big, sig(big)),
+    }[kind]
+
+
+FORGERIES = (
+    "missing signature",
+    "signature of another key",
+    "signature for another role",
+    "signature of another kind",
+    "foreign sender",
+    "header of the broker's",
+    "oversize",
+)
+
+
+async def test_what_does_not_verify_is_never_handed_to_a_worker_and_becomes_a_dead_letter(space: RealSpace) -> None:
+    async with space.agent("cat") as mal, connect(space, "ada") as ada, connect(space, "bob") as bob:
+        for kind in FORGERIES:
+            payload, headers = forged(kind, mal, ada.id)
+            said = await mal.connection.request(space.subjects.task("reviewer", mal.id), payload, headers=headers)
+            assert b'"seq"' in said.data, f"{kind}: {said.data!r}"
+        ticket = await ada.ask("reviewer", "the real one")
+        job = await one(bob)
+        assert job.message.id == ticket.id, "the first thing a program sees is the real one"
+        await job.done("yes")
+        dead = (await mal.control.call("dead", "list"))["dead"]
+        assert [(each["cause"], each["attempts"]) for each in dead] == [("malformed", 0)] * len(FORGERIES)
+
+
+async def test_a_worker_verifies_for_itself_what_a_steward_hands_out(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        bad, good = await ada.ask("reviewer", "altered"), await ada.ask("reviewer", "good")
+        true = encoded
+
+        def altered(record: Any) -> dict[str, Any]:
+            line = true(record)
+            if line["seq"] == bad.seq:
+                line["payload"] = base64.b64encode(record.payload.replace(b"altered", b"alterea")).decode()
+            return line
+
+        monkeypatch.setattr(task_services, "encoded", altered)
+        job = await one(bob)
+        assert job.message.id == good.id
+        await job.done("yes")
+        found = await bad.status(5)
+        assert (found.state, found.cause) == ("dead", "failed")
+        assert "signature" in found.reasons[-1]
+
+
+async def test_a_worker_cannot_make_a_task_unfit_to_be_tried_again(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
+        ticket = await ada.ask("reviewer", "fine")
+        await bob.control.call("task", "claim", role="reviewer", wait=2)
+        told = await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False, cause="malformed")
+        assert (told["state"], told["cause"]) == ("dead", "failed")
+        assert (await raw.control.call("dead", "retry", seq=ticket.seq))["state"] == "queued"
+
+
+async def test_a_second_session_of_a_worker_waits_for_the_first_and_never_runs_its_task(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as older, connect(space, "bob") as newer:
+        first, second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
+        job = await one(older)
+        waiting = asyncio.create_task(one(newer))
+        await asyncio.sleep(PACE.task_silence * 1.2)
+        assert not waiting.done(), "the older session beats, so it keeps its task, and an agent holds one"
+        await job.done("by the older")
+        other = await waiting
+        assert (job.message.id, other.message.id) == (first.id, second.id)
+        await other.done("by the newer")
+        assert [(await t.result(5)).text for t in (first, second)] == ["by the older", "by the newer"]
+
+
+async def test_a_session_that_fell_silent_is_superseded_and_its_result_is_not_taken(space: RealSpace) -> None:
+    """The older session hangs: its beats stop. The newer one of the same agent gets the task; one result counts."""
+    async with connect(space, "ada") as ada, connect(space, "bob") as older, connect(space, "bob") as newer:
+        errors: list[BaseException] = []
+        older.on("error", errors.append)
+        ticket = await ada.ask("reviewer", "one")
+        job = await one(older)
+        assert job._beating is not None
+        job._beating.cancel()
+        taken = await one(newer)
+        assert (taken.seq, taken.attempt) == (job.seq, 1), "taken over before it counts as lost"
+        with pytest.raises(Superseded, match="another session of the same agent has it"):
+            await older.link.call("task", "beat", seq=job.seq, session=older._tasks.session)
+        with pytest.raises(Superseded):
+            await job.fail("I am late", retry=False)
+        assert job.lost is not None
+        await taken.done("by the newer")
+        with pytest.raises(Superseded, match="did it"):
+            await older.link.call(
+                "task", "done", seq=job.seq, session=older._tasks.session, **result_of(older, ada.id, ticket.id)
+            )
+        assert (await ticket.result(5)).text == "by the newer"
+    async with space.core() as js:
+        assert len(await results_in(js)) == 1
+
+
+def result_of(worker: tidings.Endpoint, asker: str, task_id: str) -> dict[str, Any]:
+    own = worker.identity
+    payload = wire.compose(Sender(own.id, own.name), text="late", reply_to=task_id).raw
+    sig = signing.sign(own.key, own.space_id, "result", f"{asker}.{task_id}", payload)
+    return {"result": base64.b64encode(payload).decode(), "sig": sig}
+
+
+async def test_a_job_that_was_lost_is_told_to_its_program_while_it_works(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        errors: list[BaseException] = []
+        bob.on("error", errors.append)
+        await ada.ask("reviewer", "one", deadline=0.8)
+        job = await one(bob)
+        await eventually(lambda: job.lost)
+        assert isinstance(errors[0], ConflictError)
+        assert "deadline" in str(errors[0])
+
+
+async def test_a_worker_killed_with_9_loses_its_task_and_the_effect_happens_once(
+    space: RealSpace, tmp_path: Path
+) -> None:
+    effects = tmp_path / "effects"
+    async with connect(space, "ada") as ada:
+        ticket = await ada.ask("reviewer", "write once")
+        async with child(WORKER, str(space.home.home), "bob", "reviewer", str(effects), "hang") as victim:
+            assert await victim.line() == {"text": "write once", "attempt": 1}
+            victim.signal(signal.SIGKILL)
+            await victim.ended()
+        async with child(WORKER, str(space.home.home), "cat", "reviewer", str(effects), "work") as second:
+            assert await second.line() == {"text": "write once", "attempt": 2}
+            result = await ticket.result(15)
+        assert (result.worker_name, result.attempt, effects.read_text()) == ("cat", 2, "write once\n")
+        assert [r for r in result.reasons if "fell silent" in r], "the history says who died"
+    async with space.core() as js:
+        assert len(await results_in(js)) == 1
+
+
+async def test_holds_survive_a_steward_killed_with_9_and_beats_resume_with_the_next(space: RealSpace) -> None:
+    await space.stop_steward()
+    async with contextlib.AsyncExitStack() as stack:
+        doomed = await stack.enter_async_context(steward_child(space.home))
+        ada = await stack.enter_async_context(connect(space, "ada"))
+        bob = await stack.enter_async_context(connect(space, "bob"))
+        ticket = await ada.ask("reviewer", "long")
+        job = await one(bob)
+        doomed.signal(signal.SIGKILL)
+        await doomed.ended()
+        await space.start_steward(PACE, after=doomed.holder)
+        held = desk(space).book.open[ticket.seq]
+        assert (held.worker, held.session, held.attempt) == (bob.id, bob._tasks.session, 1)
+        # the next steward is quicker to call a worker silent; bob still beats at the pace of the one that died
+        told = await insist(lambda: bob.link.call("task", "beat", seq=job.seq, session=bob._tasks.session))
+        assert told["state"] == "held"
+        await job.done("through it all")
+        result = await ticket.result(5)
+        assert (result.text, result.attempt) == ("through it all", 1)
+
+
+# --- figures ---
+
+
+async def test_health_tells_what_is_queued_held_and_dead(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_lookup, "FIGURES_AGE", -1.0)
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("ada") as raw:
+
+        async def figures() -> dict[str, Any]:
+            return dict((await raw.control.call("health", "ping"))["tasks"])
+
+        empty = await figures()
+        assert (empty["queued"], empty["held"], empty["oldest_s"], empty["dead"]) == ({}, 0, None, 0)
+        tickets = [await ada.ask("reviewer", str(n)) for n in range(3)]
+        await ada.ask("painter", "paint")
+        expired = await ada.ask("painter", "too late", deadline=0.2)
+        with pytest.raises(TaskDead):
+            await expired.result(10)
+        job = await one(bob)
+        now = await figures()
+        assert (now["queued"], now["held"], now["dead"]) == ({"painter": 1, "reviewer": 2}, 1, 1)
+        assert now["oldest_s"] > 0
+        await job.fail("no", retry=False)
+        await (await one(bob)).done("yes")
+        now = await figures()
+        assert (now["queued"], now["held"], now["dead"], now["done"]) == ({"painter": 1, "reviewer": 1}, 0, 2, 1)
+        assert task_words(now).startswith("2 queued (painter 1, reviewer 1), 0 held, the oldest ")
+        assert (await tickets[2].status(0)).state == "queued"
+
+
+async def test_the_life_of_a_task_is_traced_confirmed_delivered_read(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        ticket = await ada.ask("reviewer", "one", deadline=60)
+
+        async def life() -> tuple[str, set[str], str]:
+            (told,) = (await ada.trace(ticket.id))["receipts"]
+            return told["stage"], set(told["stages"]), told["state"]
+
+        assert await life() == ("confirmed", {"confirmed"}, "queued")
+        job = await one(bob)
+        assert await life() == ("delivered", {"confirmed", "delivered"}, "claimed")
+        await job.done("yes")
+        assert await life() == ("read", {"confirmed", "delivered", "read"}, "done")
+        lost = await ada.ask("painter", "nobody", deadline=0.2)
+        with pytest.raises(TaskDead):
+            await lost.result(10)
+        (told,) = (await ada.trace(lost.id))["receipts"]
+        assert (told["stage"], told["cause"], told["to"]) == ("expired", "deadline", "painter")
+        assert (await bob.trace(ticket.id))["receipts"] == [], "the asker's to know"
 
 
 async def test_strangers_neither_settle_nor_see_nor_wait_for_a_task(space: RealSpace) -> None:
@@ -350,7 +688,8 @@ async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_rest
         assert (await raw.control.call("dead", "drop", seq=second.seq))["state"] == "dropped"
         await space.stop_steward()
         await space.start_steward(PACE)
-        assert (await second.result(5)).state == "dropped"
+        with pytest.raises(TaskDead, match="dropped"):
+            await second.result(5)
         job = await one(bob)
         assert (job.seq, job.text, job.attempt) == (first.seq, "one", 2)
         await job.done("now")

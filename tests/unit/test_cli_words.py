@@ -1,14 +1,22 @@
 """The command line answers with sentences and stable exit codes, and help alone is enough to start."""
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from command_lines import commands, lines_in, parse
+from terminal import Screen
+from tidings.cli import error_page, output
 from tidings.cli.main import main
 from tidings.cli.output import age, size
 from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -44,30 +52,40 @@ def test_a_mistake_is_answered_by_a_sentence(
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "up",
-        "down",
-        "status",
-        "logs",
-        "config",
-        "version",
-        "demo",
-        "agent",
-        "agent add",
-        "space set",
-        "doctor",
-        "ask",
-        "work",
-        "dead",
-        "dead retry",
-    ],
-)
-def test_every_command_explains_itself(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+#: what they print are words for people, or JSON already
+WITHOUT_JSON = {
+    "up",
+    "down",
+    "logs",
+    "demo",
+    "agent export",
+    "space acknowledge",
+    "space rotate-key",
+    "space remove",
+}
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_explains_itself_with_examples_that_parse(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words.split(), "--help"]) == 0
-    assert "Usage:" in capsys.readouterr().out
+    assert "Usage: tidings" in (shown := capsys.readouterr().out)
+    assert "Example" in shown
+    examples = lines_in(COMMANDS[words].help)
+    assert words in [parse(line) for line in examples]
+    options = {option for parameter in COMMANDS[words].params for option in parameter.opts}
+    assert ("--json" in options) == (words not in WITHOUT_JSON)
+
+
+def test_a_line_that_is_no_command_does_not_parse() -> None:
+    for line in (
+        "tidings sned general x",
+        "tidings send general",
+        "tidings send general x --nope",
+        "tidings dead show x",
+    ):
+        with pytest.raises(Exception, match=r"No such|Missing|should be a valid"):
+            parse(line)
 
 
 def test_config_prints_each_value_with_its_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -95,13 +113,66 @@ def test_space_settings_are_read_from_words() -> None:
             parse_settings([wrong])
 
 
-def test_every_error_has_a_code_of_its_own_and_a_stable_exit_code() -> None:
-    def tree(cls: type[TidingsError]) -> list[type[TidingsError]]:
-        return [cls, *(each for sub in cls.__subclasses__() for each in tree(sub))]
+def error_tree(cls: type[TidingsError] = TidingsError) -> list[type[TidingsError]]:
+    found = [cls, *(each for sub in cls.__subclasses__() for each in error_tree(sub))]
+    return [each for each in found if each.__module__ == "tidings.errors"]
 
-    classes = [cls for cls in tree(TidingsError) if cls.__module__ == "tidings.errors"]
+
+DOCUMENTED = {
+    name: int(code)
+    for name, code in re.findall(r"^\| [· ]*`(\w+)` \| \w+ \| (\d) \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("error", error_tree())
+def test_every_error_ends_a_command_with_its_documented_exit_code_and_a_sentence(
+    error: type[TidingsError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_name: str) -> str:
+        raise error("this is why; do that")
+
+    monkeypatch.setattr("tidings.cli.about.installed", fail)
+    assert main(["version"]) == DOCUMENTED[error.__name__]
+    assert capsys.readouterr().err == "tidings: this is why; do that\n"
+
+
+def test_every_error_has_a_word_of_its_own_and_all_exit_codes_are_used() -> None:
+    classes = error_tree()
     assert len({cls.code for cls in classes}) == len(classes)
-    assert {cls.exit_code for cls in classes} == {1, 2, 3, 4, 5, 6}
+    assert {0, *DOCUMENTED.values()} == set(error_page.EXIT_CODES)
+
+
+def test_the_page_of_errors_is_the_tree() -> None:
+    assert [error for error, _, _ in error_page.tree()] == error_tree(), "the drawing in errors.py is the tree"
+    assert (DOCS / "errors.md").read_text() == error_page.page(), "run `make docs`"
+    assert set(error_page.REMEDIES) <= {error.__name__ for error in error_tree()}
+
+
+def test_tables_and_colour_are_for_terminals_and_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(stream: io.StringIO) -> str:
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.table(("what", "verdict"), [("[/b] of others", "ok")], empty="")
+        return stream.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert drawn(io.StringIO()) == "what\tverdict\n[/b] of others\tok\n"
+    assert "\x1b[32mok" in (coloured := drawn(Screen()))
+    assert "[/b] of others" in coloured, "what others wrote is no markup"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in drawn(Screen())
+
+
+def test_hints_and_spinners_are_for_people_and_data_stays_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    for screen, seen in ((Screen(), True), (io.StringIO(), False)):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr(sys, "stdout", out)
+        with output.working("counting"):
+            output.line("data")
+        output.hint("tidings who")
+        assert out.getvalue() == "data\n"
+        assert ("counting" in screen.getvalue(), "next: tidings who" in screen.getvalue()) == (seen, seen)
 
 
 def test_sizes_and_ages_are_short() -> None:

@@ -1,11 +1,13 @@
 """Text is composed by a quicker way that must not differ from the strict one."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.errors import MalformedMessage
-from tidings.wire.message import Sender, compose, decode
+from tidings.errors import MalformedMessage, TooLarge
+from tidings.wire.message import Message, Sender, _strictly_decoded, compose, decode
 
 ADA = Sender("U" + "A" * 55, "ada")
 
@@ -20,3 +22,53 @@ def test_what_the_quick_way_writes_the_strict_reader_reads_the_same(text: str) -
 def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(MalformedMessage):
         compose(ADA, text="\ud800")
+
+
+PLAIN = compose(ADA, text="hello").raw
+
+
+def outcome(read: Callable[[bytes], Message], payload: bytes) -> Message | None:
+    try:
+        return read(payload)
+    except (MalformedMessage, TooLarge):
+        return None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        PLAIN,
+        PLAIN[:-1] + b',"priority":"now"}',
+        PLAIN[:-1] + b',"priority":"next"}',
+        PLAIN[:-1] + b',"id":"' + b"0" * 8 + b'"}',
+        PLAIN.replace(b'{"kind"', b'{"kind":"text","kind"'),
+        PLAIN.replace(b'"hello"', b'"hello","text":"other"'),
+        PLAIN.replace(b'"hello"', b'"hello","unknown":NaN'),
+        PLAIN.replace(b'"hello"', b'"\\ud800"'),
+        PLAIN.replace(b'"hello"', b'"\xed\xa0\x80"'),
+        PLAIN.replace(b'"hello"', b'"\\u0068ello"'),
+        PLAIN.replace(b'"hello"', b'"h\\/i"'),
+        PLAIN.replace(b'"hello"', b'"h\x7f\xc2\x85\\u0000"'),
+        PLAIN.replace(b'"text","text"', b'"com.example.x","text"'),
+        PLAIN[:-1] + b',"raw":"aGk="}',
+        PLAIN[:-1] + b',"raw":""}',
+        PLAIN[:-1] + b',"role":null}',
+        PLAIN + b" ",
+        b"\xef\xbb\xbf" + PLAIN,
+        PLAIN.replace(b"T", b"t", 1),
+        compose(ADA, text="hello", ts="2025-01-01T00:00:00.000Z").raw.replace(b"2025-01-01", b"2025-02-30"),
+        compose(ADA, text="hi", data={"a": 1}).raw,
+        b"[]",
+        b"",
+    ],
+)
+def test_the_quick_reader_says_what_the_strict_one_says(payload: bytes) -> None:
+    assert outcome(decode, payload) == outcome(_strictly_decoded, payload)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(PLAIN) - 1), st.binary(max_size=3)), max_size=3))
+def test_however_bytes_are_changed_both_readers_agree(changes: list[tuple[int, bytes]]) -> None:
+    payload = PLAIN
+    for position, piece in changes:
+        payload = payload[:position] + piece + payload[position + 1 :]
+    assert outcome(decode, payload) == outcome(_strictly_decoded, payload)

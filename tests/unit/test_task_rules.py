@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tidings.errors import ConflictError, DeniedError
+from tidings.steward.task_intake import place_of
 from tidings.steward.task_rules import (
     MAX_ATTEMPTS,
     SETTLED_KEPT,
@@ -18,7 +19,6 @@ from tidings.steward.task_rules import (
     is_silent,
     take_back,
 )
-from tidings.steward.tasks import _place_of
 from tidings.wire.message import ExtensionPart, Sender, compose
 
 WORKERS = ("bob", "cat", "dan")
@@ -189,5 +189,5 @@ def test_the_memory_of_settled_tasks_is_bounded() -> None:
 
 
 def test_both_forms_of_an_acknowledgement_address_are_read() -> None:
-    assert _place_of("$JS.ACK.TASK_main.task_r.1.42.7.123456.0") == (42, 123456)
-    assert _place_of("$JS.ACK._.HASH.TASK_main.task_r.1.42.7.123456.0.rnd") == (42, 123456)
+    assert place_of("$JS.ACK.TASK_main.task_r.1.42.7.123456.0") == (42, 123456)
+    assert place_of("$JS.ACK._.HASH.TASK_main.task_r.1.42.7.123456.0.rnd") == (42, 123456)

@@ -14,6 +14,7 @@ from tidings.wire.headers import (
     check_own_headers,
     encode_headers,
     own_fields,
+    read_plain_copy,
     refused_headers,
     split_block,
 )
@@ -144,3 +145,49 @@ def test_a_shadow_right_before_the_brokers_tail_stays_the_senders() -> None:
 def test_a_header_that_would_start_another_line_is_not_written(field: Field) -> None:
     with pytest.raises(HeaderRefused):
         encode_headers([field])
+
+
+_TAIL = (
+    b"Nats-Stream: LOG_main\r\nNats-Subject: td.main.chat.U.general\r\nNats-Sequence: 7\r\n"
+    b"Nats-Time-Stamp: 2026-01-01T00:00:00.5Z\r\nNats-Last-Sequence: 3\r\n\r\n"
+)
+
+
+def _slowly(raw: bytes) -> tuple[object, ...]:
+    own, broker = split_block(raw, REPUBLISH_HEADERS)
+    names = ("Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Last-Sequence")
+    return Headers.parse(own).fields, *(broker[name] for name in names)
+
+
+def test_a_plain_live_copy_reads_the_same_in_one_look() -> None:
+    raw = b"NATS/1.0\r\nTd-Sig: abc\r\nNats-Msg-Id: 1\r\n" + _TAIL
+    assert read_plain_copy(raw) == _slowly(raw)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        b"",
+        b"Td-Sig: abc\r\n",
+        b"Td-Sig: abc\r\nTd-Sig: abc\r\nNats-Msg-Id: 1\r\n",
+        b"Td-Sig: abc\r\nNats-Msg-Id: 1\r\nNats-Sequence: 99\r\n",
+        b"Td-Sig: abc\r\nNats-Msg-Id: 1\r\nNats-Stream: X\r\n",
+        b"Td-Sig: abc\r\nNats-Msg-Id: 1\r\nStatus: 503\r\n",
+        b"td-sig: abc\r\nNats-Msg-Id: 1\r\n",
+        b"Td-Sig: a b\r\nNats-Msg-Id: 1\r\n",
+        b"Td-Sig: a\tb\r\nNats-Msg-Id: 1\r\n",
+        b"Td-Sig: a\x0bb\r\nNats-Msg-Id: 1\r\n",
+        b"Td-Sig: abc\r\nNats-Msg-Id: \xc3\xa9\r\n",
+        b"Td-Sig:  abc\r\nNats-Msg-Id: 1\r\n",
+        _TAIL[:-2],
+        b"Td-Sig: abc\r\nNats-Msg-Id: 1\r\n" + _TAIL[:-2],
+    ],
+)
+def test_anything_else_is_left_to_the_careful_reader(own: bytes) -> None:
+    assert read_plain_copy(b"NATS/1.0\r\n" + own + _TAIL) is None
+
+
+def test_a_first_line_with_a_status_is_no_plain_copy() -> None:
+    block = b"NATS/1.0 503\r\nTd-Sig: abc\r\nNats-Msg-Id: 1\r\n" + _TAIL
+    assert read_plain_copy(block) is None
+    assert read_plain_copy(block.replace(b" 503", b"") + b"\r\n") is None

@@ -30,6 +30,9 @@ from tidings.wire.headers import Headers
 
 _VIOLATION = re.compile(r'permissions violation for publish to "([^"]+)"')
 _PLAIN_BLOCK = b"NATS/1.0\r\n"
+_MSG = rb"MSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n"
+_HMSG = rb"HMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n"
+_PLAIN_FRONT, _FRONT = re.compile(_MSG), re.compile(_HMSG)
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 Callback = Callable[[], Awaitable[None]]
 
@@ -55,10 +58,8 @@ class _Parser(parser.Parser):
         parser.Parser.parse.__code__,
         vars(parser)
         | {
-            "MSG_RE": re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n"),
-            "HMSG_RE": re.compile(
-                rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n"
-            ),
+            "MSG_RE": re.compile(rb"\A" + _MSG),
+            "HMSG_RE": re.compile(rb"\A" + _HMSG),
         },
         argdefs=parser.Parser.parse.__defaults__,
     )
@@ -75,6 +76,7 @@ class Connection(Client):
         self._tokens = itertools.count(1)
         #: subscriptions whose messages are handed over where they are read, without a queue and a task in between
         self._direct: dict[int, Callable[[Any], None]] = {}
+        self._write_due = False
         #: hears permission violations while somebody wants to know
         self.on_violation: Callable[[str], None] | None = None
 
@@ -86,15 +88,18 @@ class Connection(Client):
             await self._init_request_sub()
         assert self._resp_sub_prefix is not None
         token = f"{next(self._tokens):x}"
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         self._resp_map[token] = future
         waiting = self._asked.setdefault(subject.lower(), set())
         waiting.add(future)
+        # A timer and a future cost a third of `asyncio.timeout`, and this is on the way of every message.
+        timer = loop.call_later(timeout, _expire, future)
         try:
-            await self._write(subject, bytes(self._resp_sub_prefix) + token.encode(), headers or {}, payload)
-            async with asyncio.timeout(timeout):
-                message = await future
+            self._write(loop, subject, bytes(self._resp_sub_prefix) + token.encode(), headers, payload)
+            message = await future
         finally:
+            timer.cancel()
             self._resp_map.pop(token, None)
             waiting.discard(future)
             if not waiting:
@@ -103,19 +108,44 @@ class Connection(Client):
             raise NoRespondersError
         return message
 
-    async def _write(self, subject: str, reply: bytes, headers: dict[str, str], payload: bytes) -> None:
+    def _write(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        subject: str,
+        reply: bytes,
+        headers: dict[str, str] | None,
+        payload: bytes,
+    ) -> None:
         """nats-py's publish without its second look at subjects and headers that we built ourselves."""
         if not self.is_connected:
             raise ConnectionClosedError
-        block = b"".join((b"NATS/1.0\r\n", *(f"{k}: {v}\r\n".encode() for k, v in headers.items()), b"\r\n"))
-        first = b"HPUB %b %b %d %d\r\n" % (subject.encode(), reply, len(block), len(block) + len(payload))
-        command = b"".join((first, block, payload, b"\r\n"))
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) if headers else ""
+        block = f"NATS/1.0\r\n{lines}\r\n".encode()
+        size = len(block)
+        command = b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
+            subject.encode(),
+            reply,
+            size,
+            size + len(payload),
+            block,
+            payload,
+        )
         if len(self._resp_map) == 1 and not self._pending and self._transport is not None:
-            self._transport.write(command)  # alone on the line: no need to wait for the flusher's turn
+            self._transport.write(command)  # alone on the line: no need to wait for anybody's turn
             return
-        await self._send_command(command)
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
+        if not self._write_due:
+            self._write_due = True
+            loop.call_soon(self._write_out)
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+
+    def _write_out(self) -> None:
+        """Everything that was asked in this turn of the loop, in one write."""
+        self._write_due = False
+        if self._pending and self._transport is not None and self.is_connected:
+            self._transport.writelines(self._pending[:])
+            self._pending = []
+            self._pending_data_size = 0
 
     async def listen(self, subject: str, handler: Callable[[Any], None]) -> Any:
         """Subscribe with a handler that is called where the message is read. It must be quick and must not raise."""
@@ -141,7 +171,47 @@ class Connection(Client):
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         elif sid in self._subs:
-            handler(self._build_message(sid, subject, reply, data, await self._process_headers(headers)))
+            handler(self._build_message(sid, subject, reply, data, _read_block(headers)))
+
+    def read_directly(self) -> None:
+        """Hand whole messages to direct handlers in the very turn of the loop that read them.
+
+        nats-py reads in a task of its own, which is woken a turn later. It still gets everything else, and everything
+        once something else came: bytes are taken here only while it has none and waits for more.
+        """
+        reader = getattr(self._transport, "_io_reader", None)
+        if not isinstance(reader, asyncio.StreamReader):
+            return
+        stream: Any = reader
+        feed = stream.feed_data
+
+        def feed_rest(data: bytes) -> None:
+            idle = stream._waiter is not None and not stream._buffer
+            if idle and not self._ps.buf and self._ps.state == parser.AWAITING_CONTROL_LINE:
+                data = data[self._hand_over(data) :]
+            if data:
+                feed(data)
+
+        stream.feed_data = feed_rest
+
+    def _hand_over(self, data: bytes) -> int:
+        """Give whole messages at the front of `data` to their direct handlers; answers how many bytes those were."""
+        position, size = 0, len(data)
+        while position < size:
+            found = _FRONT.match(data, position) or _PLAIN_FRONT.match(data, position)
+            if found is None:
+                break
+            subject, number, _, reply, *sizes = found.groups()
+            sid, start = int(number), found.end()
+            end = start + int(sizes[-1])
+            handler = self._direct.get(sid)
+            if handler is None or sid not in self._subs or end + 2 > size:
+                break
+            body = start + int(sizes[0]) if len(sizes) == 2 else start
+            headers = _read_block(data[start:body])
+            position = end + 2
+            handler(self._build_message(sid, subject, reply or b"", data[body:end], headers))
+        return position
 
     def refuse(self, complaint: str) -> bool:
         """Fail the requests a permission violation speaks of. Answers whether there were any."""
@@ -162,10 +232,7 @@ class Connection(Client):
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         # nats-py writes the PING past what is still pending, so `flush` would return before the broker read it.
-        if self._pending and self._transport is not None:
-            self._transport.writelines(self._pending[:])
-            self._pending = []
-            self._pending_data_size = 0
+        self._write_out()
         await super()._send_ping(future)
 
     def _build_message(
@@ -182,17 +249,26 @@ class Connection(Client):
         )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        if not headers:
-            return None
-        found = HeaderDict()
-        found.raw = bytes(headers)
-        if not found.raw.startswith(_PLAIN_BLOCK):
-            with suppress(WireError):  # a block that does not parse says nothing
-                block = Headers.parse(found.raw)
-                if block.status is not None:
-                    found["Status"] = str(block.status)
-                    found["Description"] = block.description
-        return found
+        return _read_block(headers)
+
+
+def _read_block(headers: bytes) -> HeaderDict | None:
+    if not headers:
+        return None
+    found = HeaderDict()
+    found.raw = bytes(headers)
+    if not found.raw.startswith(_PLAIN_BLOCK):
+        with suppress(WireError):  # a block that does not parse says nothing
+            block = Headers.parse(found.raw)
+            if block.status is not None:
+                found["Status"] = str(block.status)
+                found["Description"] = block.description
+    return found
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 def raw_headers(message: Any) -> bytes:
@@ -266,6 +342,7 @@ async def connect(
         if "authorization" in text or "authentication" in text:
             raise AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space") from error
         raise BrokerUnreachable(f"no broker answers at {url} ({error or type(error).__name__})") from error
+    connection.read_directly()
     return connection
 
 

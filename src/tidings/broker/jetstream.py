@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -137,12 +138,16 @@ class JetStream:
 
     async def subjects_of(self, stream: str, subject_filter: str) -> list[str]:
         """The subjects of a filter that have records now."""
-        found: list[str] = []
+        return list(await self.counts_of(stream, subject_filter))
+
+    async def counts_of(self, stream: str, subject_filter: str) -> dict[str, int]:
+        """The subjects of a filter that have records now, and how many each has."""
+        found: dict[str, int] = {}
         while True:
             body = {"subjects_filter": subject_filter, "offset": len(found)}
             answer = await self.api(f"STREAM.INFO.{stream}", body)
             page = answer["state"].get("subjects") or {}
-            found += page
+            found |= page
             if not page or len(found) >= int(answer.get("total", 0)):
                 return found
 
@@ -249,5 +254,10 @@ def _direct_record(stream: str, block: bytes, payload: bytes) -> StoredRecord:
 def parse_time(text: str) -> int:
     """Nanoseconds since the epoch of the broker's RFC 3339 time (up to nine fractional digits)."""
     base, _, fraction = text.rstrip("Z").partition(".")
-    seconds = int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp())
-    return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])
+    return _seconds(base) * 1_000_000_000 + int((fraction + "000000000")[:9])
+
+
+@lru_cache(maxsize=64)
+def _seconds(base: str) -> int:
+    """Many records share their second."""
+    return int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp())

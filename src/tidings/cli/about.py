@@ -17,6 +17,12 @@ def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
 
     Order: flag, then TIDINGS_<NAME> in the environment, then ./tidings.toml, then config.toml in the home, then the
     default.
+
+    Examples:
+
+      tidings config
+
+      tidings config --space lab --json
     """
     settings = place(space, home).settings.all()
     if as_json:
@@ -24,10 +30,16 @@ def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
         return
     rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
     output.table(("setting", "value", "source", "meaning"), rows, empty="")
+    output.hint("tidings doctor")
 
 
 def version(as_json: JsonOption = False) -> None:
-    """Print the versions of Tidings and of what it stands on."""
+    """Print the versions of Tidings and of what it stands on.
+
+    Example:
+
+      tidings version --json
+    """
     facts: dict[str, Any] = {
         "tidings": __version__,
         "python": platform.python_version(),
@@ -40,6 +52,7 @@ def version(as_json: JsonOption = False) -> None:
         return
     for name, value in facts.items():
         output.line(f"{name} {value}")
+    output.hint("tidings doctor")
 
 
 def _server_version() -> str:

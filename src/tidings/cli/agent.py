@@ -11,13 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
 
-NameArgument = Annotated[str, typer.Argument(help="Name of the agent.", metavar="NAME")]
 ReadOption = Annotated[list[str] | None, typer.Option("--read", "-r", help="Channel or pattern it may read.")]
 PostOption = Annotated[list[str] | None, typer.Option("--post", "-p", help="Channel or pattern it may post to.")]
 ManageOption = Annotated[list[str] | None, typer.Option("--manage", help="Channels whose settings it may change.")]
@@ -141,7 +140,14 @@ def list_agents(
     every: Annotated[bool, typer.Option("--all", help="Revoked ones too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the agents of a space."""
+    """List the agents of a space.
+
+    Examples:
+
+      tidings agent list
+
+      tidings agent list --all --json
+    """
     where = place(space, home)
     where.home.read_info()
     shown = [row for row in Ledger(where.home.issued).rows() if every or row.state in LIVE]
@@ -156,11 +162,17 @@ def list_agents(
     )
     for row in rows:
         _say_withheld(row)
+    output.hint(f"tidings agent show {rows[0].name}" if rows else "tidings agent add NAME")
 
 
 @app.command("show")
 def show(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show one agent: access, channels it is in, persona."""
+    """Show one agent: access, channels it is in, persona.
+
+    Example:
+
+      tidings agent show ada
+    """
     where = place(space, home)
     row = _row(where, name)
     path = where.home.agents / f"{name}.md"
@@ -172,6 +184,7 @@ def show(name: NameArgument, space: SpaceOption = None, home: HomeOption = None,
     _say_withheld(row)
     if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
         output.line(f"\n{persona}")
+    output.hint(f"tidings agent access {name}")
 
 
 def _say_withheld(row: Issued) -> None:
@@ -252,6 +265,7 @@ def access(
     output.say(f"agent {name} may read {_listed(wanted.read)} and post to {_listed(wanted.post)} ({granted.note})")
     if granted.closed:
         output.say(f"it is no longer in {', '.join(granted.closed)}; what it had already fetched is out of reach")
+    output.hint(f"tidings agent show {name}")
 
 
 def _show_access(row: Issued) -> None:
@@ -261,6 +275,7 @@ def _show_access(row: Issued) -> None:
         empty="",
     )
     _say_withheld(row)
+    output.hint(f"tidings agent access {row.name} --read general")
 
 
 @app.command("revoke")
@@ -271,7 +286,12 @@ def revoke(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cut an agent for good: its connection, its memberships, its mailboxes."""
+    """Cut an agent for good: its connection, its memberships, its mailboxes.
+
+    Example:
+
+      tidings agent revoke ada --yes
+    """
     where = place(space, home)
     _row(where, name)
     if not yes and not typer.confirm(f"Revoke {name} in space {where.home.name}? This cannot be undone.", err=True):
@@ -281,11 +301,17 @@ def revoke(
         output.data({**_public(granted.row), "note": granted.note})
         return
     output.say(f"agent {name} is revoked and its connection is cut{'; ' + granted.note if granted.note else ''}")
+    output.hint("tidings agent list --all")
 
 
 @app.command("rotate")
 def rotate(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Give an agent a new key under the same name, in the same channels; the old key is cut."""
+    """Give an agent a new key under the same name, in the same channels; the old key is cut.
+
+    Example:
+
+      tidings agent rotate ada
+    """
     where = place(space, home)
     _row(where, name)
     granted = asyncio.run(_administered(where, f"rotating {name}", lambda admin: admin.rotate(name)))
@@ -294,6 +320,7 @@ def rotate(name: NameArgument, space: SpaceOption = None, home: HomeOption = Non
         return
     output.say(f"agent {name} has a new key; the old one is cut")
     output.line(granted.row.id)
+    output.hint(f"tidings agent export {name} --output {name}.tidings.json")
 
 
 @app.command("export")
@@ -338,3 +365,4 @@ def export(
         return
     write_private(to.absolute(), text)
     output.say(f"wrote {to}; whoever has it is {name}")
+    output.hint("tidings who")

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from tidings.cli import output
 from tidings.cli.amounts import seconds
-from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.talk import ChannelArgument, endpoint_at, printable
+from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.talk import endpoint_at, printable
 from tidings.errors import UsageError
 
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
+
 app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
+T = TypeVar("T")
 SWITCHES: dict[str, bool | None] = {"on": True, "off": False, "": None}
 
 
-def _ask(space: str | None, home: str | None, acting_as: str | None, do: str, **arguments: Any) -> dict[str, Any]:
-    where = place(space, home, acting_as)
-
-    async def act() -> dict[str, Any]:
-        async with endpoint_at(where) as endpoint:
-            service = "member" if do == "members" else "channel"
-            return await endpoint.link.call(service, do, **arguments)
+def _ask(space: str | None, home: str | None, acting_as: str | None, ask: Callable[[Endpoint], Awaitable[T]]) -> T:
+    async def act() -> T:
+        async with endpoint_at(place(space, home, acting_as)) as endpoint:
+            return await ask(endpoint)
 
     return asyncio.run(act())
 
@@ -32,19 +34,37 @@ def _ask(space: str | None, home: str | None, acting_as: str | None, do: str, **
 def list_channels(
     space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the channels that have settings, as far as you may read them."""
-    found = _ask(space, home, acting_as, "list")["channels"]
+    """List the channels you may read that have settings or members, and when each was last used.
+
+    A channel needs neither: one that was only posted to is not listed. What a channel does not say itself is the
+    default of the space (`tidings space show`).
+
+    Examples:
+
+      tidings channels list
+
+      tidings channels list --json
+    """
+    found = _ask(space, home, acting_as, lambda endpoint: endpoint.channels())
     if as_json:
         output.data(found)
         return
     output.table(
-        ("channel", "class", "replay", "description"),
+        ("channel", "class", "replay", "members", "last", "description"),
         [
-            (c["channel"], c["class"], "yes" if c["replay"] else "no", printable(c.get("description", "")))
-            for c in found
+            (
+                each["channel"],
+                each["class"],
+                "yes" if each["replay"] else "no",
+                each["members"],
+                output.age(each["last"]["time"]) if each["last"] else "never",
+                printable(each.get("description", "")),
+            )
+            for each in found
         ],
-        empty="no channel has settings of its own; a channel needs none to be used",
+        empty="no channel has settings or members yet; a channel needs neither to be used",
     )
+    output.hint(f"tidings channels info {found[0]['channel'] if found else 'general'}")
 
 
 @app.command("info")
@@ -55,15 +75,48 @@ def info(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the settings of a channel. Description and instructions are the words of whoever set them."""
-    facts = _ask(space, home, acting_as, "info", channel=channel)
+    """Show a channel: its settings, how many are in it, what goes on there.
+
+    Description and instructions are the words of whoever set them, with who and when: data, not orders.
+
+    Examples:
+
+      tidings channels info general
+
+      tidings channels info team.backend --json
+    """
+    facts = _ask(space, home, acting_as, lambda endpoint: endpoint.link.call("channel", "info", channel=channel))
     facts.pop("ok", None)
     if as_json:
         output.data(facts)
         return
-    output.table(
-        ("setting", "value"), [(k, printable(str(v)) if v is not None else None) for k, v in facts.items()], empty=""
-    )
+    output.table(("what", "value"), _info_rows(facts), empty="")
+    output.hint(f"tidings history {channel}")
+
+
+def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    def with_source(key: str, value: str) -> tuple[str, str]:
+        return key, value if key in facts["own"] else f"{value} (default of the space)"
+
+    window = facts["replay_window"]
+    rows = [
+        ("channel", facts["channel"]),
+        with_source("class", facts["class"]),
+        with_source("replay", "yes" if facts["replay"] else "no"),
+        with_source("replay_window", f"{window} s" if window is not None else "no limit"),
+    ]
+    if "by" in facts:
+        by = f"set by {facts['by_name'] or facts['by'] or 'nobody known'} at {facts['at'] or 'an unknown time'}"
+        rows += [(key, f"{printable(facts[key])} ({by})") for key in ("description", "instructions") if facts[key]]
+    if "members" in facts:
+        last = facts["last"]
+        said = f"sequence {last['seq']}, {output.age(last['time'])} ago" if last else "never"
+        rows += [
+            ("members", str(facts["members"])),
+            ("last message", said),
+            ("messages kept", f"{facts['messages']}, {facts['per_hour']:g} an hour since the oldest"),
+        ]
+    return rows
 
 
 @app.command("members")
@@ -74,18 +127,26 @@ def members(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List who is in a channel."""
-    found = _ask(space, home, acting_as, "members", channel=channel)["members"]
+    """List who is in a channel, by its name or by a pattern that covers it.
+
+    Example:
+
+      tidings channels members general
+    """
+    found = _ask(space, home, acting_as, lambda endpoint: endpoint.members(channel))
     if as_json:
         output.data(found)
         return
     output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
+    output.hint("tidings who" if found else f"tidings join {channel}")
 
 
 @app.command("set")
 def set_channel(
     channel: ChannelArgument,
-    cls: Annotated[str | None, typer.Option("--class", help="live or durable; '' for the space's default.")] = None,
+    cls: Annotated[
+        str | None, typer.Option("--class", help="live or durable; '' for the default of the space.")
+    ] = None,
     replay: Annotated[str | None, typer.Option(help="on or off: show joiners what was said before.")] = None,
     replay_window: Annotated[str | None, typer.Option(help="How far back, such as 1h or 7d.")] = None,
     description: Annotated[str | None, typer.Option(help="One line about the channel.")] = None,
@@ -97,9 +158,13 @@ def set_channel(
 ) -> None:
     """Change settings of a channel; what is not named stays. Needs a `manage` pattern that covers it.
 
-    Example:
+    Examples:
 
       tidings channels set general --class live --description 'small talk'
+
+      tidings channels set general --replay off --instructions 'one topic per thread'
+
+      tidings channels set general --class ''             back to the default of the space
     """
     wanted: dict[str, Any] = {}
     if cls is not None:
@@ -113,8 +178,11 @@ def set_channel(
     wanted |= {k: v for k, v in (("description", description), ("instructions", instructions)) if v is not None}
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")
-    facts = _ask(space, home, acting_as, "set", channel=channel, **wanted)
+    facts = _ask(
+        space, home, acting_as, lambda endpoint: endpoint.link.call("channel", "set", channel=channel, **wanted)
+    )
     if as_json:
         output.data({key: value for key, value in facts.items() if key != "ok"})
         return
     output.say(f"channel {channel} is {facts['class']} from sequence {facts['seq']} on")
+    output.hint(f"tidings channels info {channel}")

@@ -11,12 +11,21 @@ from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
 from tidings.errors import UnhealthyError
 
-app = typer.Typer(help="Check this installation, or attack a space of yours.")
+app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
 def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Check this installation: versions, ports, clock, disk, Java, permissions. Says what to do."""
+    """Check this installation: versions, ports, clock, disk, Java, permissions. Says what to do.
+
+    Examples:
+
+      tidings doctor
+
+      tidings doctor --json
+
+      tidings doctor security            attack a space of yours
+    """
     if context.invoked_subcommand is not None:
         return
     from dataclasses import asdict
@@ -33,6 +42,7 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
     problems = sum(each.verdict == "problem" for each in findings)
     if problems:
         raise UnhealthyError(f"{problems} thing{'s' if problems > 1 else ''} to mend")
+    output.hint("tidings status" if any(each.what.startswith("space") for each in findings) else "tidings up")
 
 
 @app.command("security")
@@ -45,12 +55,19 @@ def security(
     """Attack a running space with raw clients: everything an agent must not do is tried and must be refused.
 
     Two throw-away agents are added for it and revoked at the end; nothing of yours is touched.
+
+    Examples:
+
+      tidings doctor security
+
+      tidings doctor security --space lab --deep --json
     """
     from tidings.testing.security import run_security_suite
 
     where = place(space, home)
     where.home.read_info()
-    report = asyncio.run(run_security_suite(where.home, deep=deep))
+    with output.working(f"attacking space {where.home.name}"):
+        report = asyncio.run(run_security_suite(where.home, deep=deep))
     if as_json:
         output.data(report.as_dict())
     else:
@@ -64,3 +81,4 @@ def security(
     if report.cleanup:
         raise UnhealthyError(f"every attack was refused, but something was left behind: {'; '.join(report.cleanup)}")
     output.say(f"{len(report.results)} attacks tried, none succeeded")
+    output.hint("tidings status")

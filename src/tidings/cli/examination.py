@@ -6,7 +6,10 @@ Each check answers a sentence and, if something is wrong, what to do. Nothing is
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -22,6 +25,11 @@ from tidings.space.home import SpaceHome, list_spaces
 
 Verdict = Literal["ok", "note", "problem"]
 ENOUGH_DISK = 2 * 1024**3
+#: package -> how its version must begin; nats-py is held to a minor version because a private method is overridden
+PACKAGES = {"nats-py": "2.16.", "msgspec": "", "nkeys": "", "pynacl": ""}
+#: how far in the future a file of ours may be before the clock is doubted
+CLOCK_SLACK = 120.0
+ENOUGH_JAVA = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +43,70 @@ class Finding:
 def examine(home: Path, nats_server: str | None) -> Iterator[Finding]:
     """Every check, in the order a new user would want to know."""
     checks: list[Callable[[], Finding]] = [
+        _installation,
         _python,
         _packages,
         lambda: _broker(nats_server),
         lambda: _home(home),
         lambda: _disk(home),
-        _clock,
+        _ports,
+        lambda: _clock(home),
         _files,
         _java,
     ]
     for check in checks:
         yield check()
     for name in list_spaces(home):
-        yield from _space(SpaceHome(home, name))
+        yield from _space(SpaceHome(home, name), nats_server)
+
+
+def _installation() -> Finding:
+    """Is what runs here what is installed, and would a shell find it?"""
+    from tidings import __version__
+
+    try:
+        installed = version("tidings")
+    except PackageNotFoundError:
+        return Finding("installation", "note", f"Tidings {__version__} runs from its source", "`pip install` it")
+    if installed != __version__:
+        said = f"{installed} is installed, {__version__} runs"
+        return Finding("installation", "problem", said, "install Tidings again, or unset PYTHONPATH")
+    if shutil.which("tidings") is None:
+        said = f"Tidings {installed}; no `tidings` on the PATH"
+        return Finding("installation", "note", said, "activate its environment: `. .venv/bin/activate`")
+    return Finding("installation", "ok", f"Tidings {installed}")
 
 
 def _python() -> Finding:
-    return Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
+    said = ".".join(map(str, sys.version_info[:3]))
+    if platform.system() == "Linux":
+        return Finding("python", "ok", said)
+    return Finding("python", "note", f"{said} on {platform.system()}", "only Linux is tested; use it for what matters")
 
 
 def _packages() -> Finding:
     found = []
-    for name in ("nats-py", "msgspec", "nkeys", "pynacl"):
+    for name, needed in PACKAGES.items():
         try:
-            found.append(f"{name} {version(name)}")
+            have = version(name)
         except PackageNotFoundError:
             return Finding("packages", "problem", f"{name} is missing", "install Tidings again: `pip install tidings`")
+        if not have.startswith(needed):
+            said = f"{name} is {have}, Tidings needs {needed}x"
+            return Finding("packages", "problem", said, f"`pip install '{name}=={needed}*'`")
+        found.append(f"{name} {have}")
     return Finding("packages", "ok", ", ".join(found))
+
+
+def _ports() -> Finding:
+    """Can a server listen on loopback at all?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+    except OSError as error:
+        said = f"no port on 127.0.0.1 can be opened: {error}"
+        return Finding("ports", "problem", said, "let this user listen on loopback (sandbox, firewall, limits)")
+    return Finding("ports", "ok", f"loopback can be listened on, such as {port}")
 
 
 def _broker(nats_server: str | None) -> Finding:
@@ -94,8 +139,13 @@ def _disk(home: Path) -> Finding:
     return Finding("disk", "ok", said)
 
 
-def _clock() -> Finding:
+def _clock(home: Path) -> Finding:
     """A clock that is far off breaks credentials (their issue second) and shows wrong times; order never uses it."""
+    written = [path.stat().st_mtime for path in home.glob("spaces/*/*") if path.is_file()]
+    ahead = max(written, default=0.0) - time.time()
+    if ahead > CLOCK_SLACK:
+        said = f"files of a space are {ahead:.0f} s in the future: the clock was set back"
+        return Finding("clock", "problem", said, "set the clock (NTP); new credentials would be void until then")
     year = time.gmtime().tm_year
     if year < 2025:
         return Finding("clock", "problem", f"this machine thinks it is {year}", "set the clock (NTP)")
@@ -119,10 +169,14 @@ def _java() -> Finding:
         said = subprocess.run([binary, "-version"], capture_output=True, text=True, timeout=10, check=False).stderr
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("java", "note", f"does not run: {error}", "only durable copies need it")
-    return Finding("java", "ok", (said.splitlines() or ["unknown version"])[0])
+    first = (said.splitlines() or ["unknown version"])[0]
+    number = re.search(r'"(?:1\.)?(\d+)', first)
+    if number is None or int(number[1]) < ENOUGH_JAVA:
+        return Finding("java", "note", first, f"durable copies need Java {ENOUGH_JAVA} or newer; nothing else does")
+    return Finding("java", "ok", first)
 
 
-def _space(home: SpaceHome) -> Iterator[Finding]:
+def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
     from tidings.broker.private_files import lock_holder
     from tidings.broker.server import greeting
 
@@ -135,14 +189,50 @@ def _space(home: SpaceHome) -> Iterator[Finding]:
     running = lock_holder(home.up_lock) is not None
     answers = greeting(info.port) is not None
     if running and answers:
-        yield Finding(what, "ok", f"runs at {info.url}", "`tidings status` says how it is")
+        yield _running(home, info.url, nats_server)
+    elif running:
+        yield Finding(what, "problem", f"runs, but nobody answers at {info.url}", "`tidings logs broker`")
     elif answers:
         said = f"port {info.port} is taken by another NATS server"
         yield Finding(what, "problem", said, f"stop it, or `tidings up --space {home.name} --port N`")
+    elif _is_taken(info.port):
+        said = f"does not run, and its port {info.port} is taken by another program"
+        yield Finding(what, "problem", said, f"stop that one, or `tidings up --space {home.name} --port N`")
     else:
         yield Finding(what, "note", "does not run", f"`tidings up --space {home.name}`")
-    loose = [
-        path for path in (*home.keys.glob("*"), *home.creds.glob("*")) if stat.S_IMODE(path.stat().st_mode) & 0o077
-    ]
-    if loose:
-        yield Finding(what, "problem", f"{loose[0]} can be read by others", f"chmod 600 {loose[0]}")
+    yield from _permissions(home, what)
+
+
+def _is_taken(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return False
+    except OSError:
+        return True
+
+
+def _running(home: SpaceHome, url: str, nats_server: str | None) -> Finding:
+    """A space that runs; does it run what is installed?"""
+    from tidings.broker.server import binary_version, find_binary
+
+    runs = home.read_state().get("nats_server")
+    try:
+        installed = ".".join(map(str, binary_version(find_binary(nats_server))))
+    except TidingsError:
+        installed = None  # said by its own check
+    if runs and installed and runs != installed:
+        said = f"runs at {url} with nats-server {runs}; {installed} is installed"
+        return Finding(f"space {home.name}", "note", said, f"`tidings down --space {home.name}`, then `tidings up`")
+    return Finding(f"space {home.name}", "ok", f"runs at {url}", "`tidings status` says how it is")
+
+
+def _permissions(home: SpaceHome, what: str) -> Iterator[Finding]:
+    """Secrets that others can read or own; the first of them, because what mends one mends the rest."""
+    for path in (*home.keys.rglob("*"), *home.creds.rglob("*")):
+        found, wanted = path.stat(), 700 if path.is_dir() else 600
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            yield Finding(what, "problem", f"{path} can be read by others", f"chmod {wanted} {path}")
+            return
+        if found.st_uid not in (os.geteuid(), 0):
+            yield Finding(what, "problem", f"{path} belongs to another user", f"chown {os.geteuid()} {path}")
+            return

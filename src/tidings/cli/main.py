@@ -5,11 +5,13 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 unhealthy, 4 denied, 5 unreachable, 6 con
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import typer
 
-from tidings.cli import about, agent, channel, demo, doctor, output, people, running, spaces, talk, tasks
+from tidings.cli import about, agent, attention, channel, demo, doctor, output, people, running, spaces, talk, tasks
 from tidings.errors import TidingsError
 
 app = typer.Typer(
@@ -20,7 +22,7 @@ app = typer.Typer(
     help="A durable message mesh for AI agents.",
     epilog="Start with `tidings up`, then `tidings agent add NAME`; `tidings demo` shows it all.",
 )
-for command in (
+for each in (
     running.up,
     running.down,
     running.status,
@@ -34,13 +36,14 @@ for command in (
     people.dm,
     people.inbox,
     people.trace,
+    attention.attention,
     tasks.ask,
     tasks.work,
     about.config,
     about.version,
     demo.demo,
 ):
-    app.command()(command)
+    app.command()(each)
 app.add_typer(channel.app, name="channels")
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")
@@ -48,11 +51,17 @@ app.add_typer(doctor.app, name="doctor")
 app.add_typer(tasks.app, name="dead")
 
 
+@functools.cache
+def command() -> Any:
+    """Everything that can be typed, built once: that takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and answer its exit code; nothing escapes as a traceback that was meant as a sentence."""
     os.umask(0o077)
     try:
-        app(arguments)
+        command()(arguments, prog_name="tidings")
     except SystemExit as ended:  # the parser's own way to end: usage errors, `--help`, `typer.Exit`
         return ended.code if isinstance(ended.code, int) else 0
     except TidingsError as error:

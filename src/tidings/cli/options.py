@@ -1,4 +1,4 @@
-"""Options that many commands share, and what they resolve to."""
+"""Options and arguments that many commands share, each spelled once, and what they resolve to."""
 
 from __future__ import annotations
 
@@ -7,14 +7,37 @@ from typing import Annotated
 
 import typer
 
+from tidings.cli import completion
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
 
-SpaceOption = Annotated[str | None, typer.Option("--space", "-s", help="Space to talk to.", metavar="NAME")]
+PRIORITIES = ("now", "next", "low")
+
+SpaceOption = Annotated[
+    str | None,
+    typer.Option("--space", "-s", help="Space to talk to.", metavar="NAME", autocompletion=completion.spaces),
+]
 HomeOption = Annotated[str | None, typer.Option("--home", help="Directory of spaces.", metavar="DIR")]
-AsOption = Annotated[str | None, typer.Option("--as", help="Agent to act as.", metavar="NAME")]
+AsOption = Annotated[
+    str | None, typer.Option("--as", help="Agent to act as.", metavar="NAME", autocompletion=completion.agents)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+CountOption = Annotated[int, typer.Option("-n", "--count", help="At most this many.")]
+
+ChannelArgument = Annotated[str, typer.Argument(help="Channel.", metavar="CHANNEL", autocompletion=completion.channels)]
+AgentArgument = Annotated[
+    str, typer.Argument(help="Agent, by name or id.", metavar="AGENT", autocompletion=completion.agents)
+]
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of the agent.", metavar="NAME", autocompletion=completion.agents)
+]
+SpaceArgument = Annotated[str, typer.Argument(help="Space.", metavar="NAME", autocompletion=completion.spaces)]
+RoleArgument = Annotated[
+    str, typer.Argument(help="Role that should do it.", metavar="ROLE", autocompletion=completion.roles)
+]
+TextArgument = Annotated[str, typer.Argument(help="What to say; `-` reads standard input.", metavar="TEXT")]
+PriorityOption = Annotated[str, typer.Option(help="now, next or low.", autocompletion=completion.among(*PRIORITIES))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What the command line prints, and where: data to standard output, words to standard error.
 
-Rich is imported only when a table is drawn on a terminal; a script that reads `--json` never pays for it.
+Rich is imported only when something is drawn on a terminal; a script that reads `--json` never pays for it. Colour only
+on a terminal, and not if NO_COLOR is set. What others wrote is never read as markup.
 """
 
 from __future__ import annotations
@@ -8,8 +9,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+#: words that a terminal may colour, wherever they stand alone in a cell
+COLOURS = {
+    **dict.fromkeys(("ok", "healthy", "refused", "held", "open", "idle", "working", "done"), "green"),
+    **dict.fromkeys(("note", "known", "waiting", "dnd", "focus", "quiet", "muted", "queued"), "yellow"),
+    **dict.fromkeys(("problem", "NOT HEALTHY", "BROKEN", "CLOSED", "dead"), "red"),
+    "offline": "dim",
+}
 
 
 def say(text: str) -> None:
@@ -46,11 +56,34 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     drawn = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in found:
-        drawn.add_row(*row)
+        drawn.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
     Console().print(drawn)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Something slow: a spinner on standard error while it lasts, if a person is looking; else nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    # rich would send standard output through this console, which is standard error: data stays where it belongs
+    shown = Live(
+        Spinner("dots", text=text),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with shown:
+        yield
 
 
 def _cell(value: object) -> str:

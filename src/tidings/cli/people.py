@@ -8,23 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output
-from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.talk import (
+from tidings.cli.options import (
+    AgentArgument,
+    AsOption,
+    CountOption,
+    HomeOption,
+    JsonOption,
     PriorityOption,
+    SpaceOption,
     TextArgument,
-    checked_priority,
-    endpoint_at,
-    printable,
-    show_message,
-    show_receipt,
-    spoken,
+    place,
 )
+from tidings.cli.talk import checked_priority, endpoint_at, printable, show_message, show_receipt, spoken
 
 
 def who(
     space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the agents of a space: who is here, what they do, when the others were last seen."""
+    """List the agents of a space: who is here, what they do, when the others were last seen.
+
+    Examples:
+
+      tidings who
+
+      tidings who --json
+    """
     import msgspec
 
     where = place(space, home, acting_as)
@@ -38,14 +46,24 @@ def who(
         output.data([msgspec.to_builtins(agent) for agent in agents])
         return
     rows = [
-        (agent.name, agent.status, agent.roles, printable(agent.activity or ""), output.age(agent.last_seen))
+        (
+            agent.name,
+            agent.status,
+            agent.attention,
+            agent.roles,
+            printable(agent.activity or ""),
+            output.age(agent.last_seen),
+        )
         for agent in agents
     ]
-    output.table(("name", "status", "roles", "activity", "seen"), rows, empty="nobody is in this space yet")
+    columns = ("name", "status", "attention", "roles", "activity", "seen")
+    output.table(columns, rows, empty="nobody is in this space yet")
+    other = next((agent.name for agent in agents if agent.name != where.agent), None)
+    output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
 
 
 def dm(
-    to: Annotated[str, typer.Argument(help="Agent, by name or id.", metavar="AGENT")],
+    to: AgentArgument,
     text: TextArgument,
     priority: PriorityOption = "next",
     wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
@@ -82,13 +100,22 @@ def dm(
 
 def inbox(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 2.0,
-    count: Annotated[int, typer.Option("-n", "--count", help="At most this many.")] = 50,
+    count: CountOption = 50,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read your direct messages. What is shown is settled; what is not stays in the mailbox."""
+    """Read your direct messages. What is shown is settled; what is not stays in the mailbox.
+
+    It receives as you: a program of the same agent that is receiving is superseded, and told so.
+
+    Examples:
+
+      tidings inbox
+
+      tidings inbox --as bob --wait 30 -n 1 --json
+    """
     where = place(space, home, acting_as)
 
     async def act() -> int:
@@ -107,6 +134,7 @@ def inbox(
 
     if not asyncio.run(act()):
         output.say(f"the mailbox of {where.agent} is empty")
+    output.hint("tidings who")
 
 
 def trace(
@@ -116,7 +144,12 @@ def trace(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell the life of one message: where it is stored, who got it, when."""
+    """Tell the life of one message: where it is stored, who got it, when.
+
+    Example:
+
+      tidings trace 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
+    """
     where = place(space, home, acting_as)
 
     async def act() -> dict[str, Any]:
@@ -130,3 +163,4 @@ def trace(
     output.table(
         ("what", "value"), [(key, printable(str(value))) for key, value in facts.items()], empty="nothing is known"
     )
+    output.hint("tidings inbox")

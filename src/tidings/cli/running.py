@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.cli import output
+from tidings.cli import completion, output
 from tidings.cli.amounts import byte_count
 from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
 from tidings.errors import ConfigError, TidingsError, UsageError
@@ -133,7 +133,8 @@ def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
             env=os.environ | resolved,
         )
     try:
-        _wait_until_ready(where, child, said)
+        with output.working(f"starting space {where.home.name}"):
+            _wait_until_ready(where, child, said)
     except BaseException:
         if child.poll() is None:
             child.terminate()
@@ -160,7 +161,14 @@ def _wait_until_ready(where: Place, child: subprocess.Popen[bytes], said: Path) 
 
 
 def down(space: SpaceOption = None, home: HomeOption = None) -> None:
-    """Stop a space that is running. What it holds stays on disk."""
+    """Stop a space that is running. What it holds stays on disk.
+
+    Examples:
+
+      tidings down
+
+      tidings down --space lab
+    """
     from tidings.broker.private_files import lock_pid
 
     where = place(space, home)
@@ -175,12 +183,20 @@ def down(space: SpaceOption = None, home: HomeOption = None) -> None:
         raise ConfigError(f"space {where.home.name} runs as another user (pid {pid}); stop it as that user") from error
     except ProcessLookupError:
         pass
+    with output.working(f"stopping space {where.home.name}"):
+        _wait_until_gone(where, pid)
+    output.say(f"space {where.home.name} is down")
+    output.hint(f"tidings up --detach{_space_flag(where)}")
+
+
+def _wait_until_gone(where: Place, pid: int) -> None:
+    from tidings.broker.private_files import lock_pid
+
     deadline = time.monotonic() + STOP_TIMEOUT
     while lock_pid(where.home.up_lock) is not None or _lives(pid):
         if time.monotonic() > deadline:
             raise TidingsError(f"space {where.home.name} (pid {pid}) did not stop within {STOP_TIMEOUT:.0f} s")
         time.sleep(0.05)
-    output.say(f"space {where.home.name} is down")
 
 
 def _lives(pid: int) -> bool:
@@ -194,7 +210,14 @@ def _lives(pid: int) -> bool:
 def status(
     space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
 ) -> None:
-    """Every fact of a space with its age. Exit code 0 only when it is healthy."""
+    """Every fact of a space with its age. Exit code 0 only when it is healthy.
+
+    Examples:
+
+      tidings status
+
+      tidings status --space lab --json
+    """
     from tidings.steward.status import collect
 
     where = place(space, home, acting_as)
@@ -202,13 +225,15 @@ def status(
     output.data(facts) if as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
+    output.hint("tidings who")
 
 
 def _show_status(facts: dict[str, Any]) -> None:
     now = facts["at"]
     supervisor, broker, steward = facts["supervisor"], facts["broker"], facts["steward"]
     rows: list[tuple[str, str, str]] = [
-        ("space", f"{facts['space']} ({'healthy' if facts['healthy'] else 'NOT HEALTHY'})", output.age(now, now)),
+        ("space", facts["space"], output.age(now, now)),
+        ("health", "healthy" if facts["healthy"] else "NOT HEALTHY", output.age(now, now)),
         ("supervisor", f"{supervisor['phase']}, pid {supervisor['pid'] or '-'}", output.age(supervisor["at"], now)),
     ]
     if broker["answers"]:
@@ -222,6 +247,8 @@ def _show_status(facts: dict[str, Any]) -> None:
         output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward), empty="")
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
+    if steward["answers"] and steward["tasks"]["dead"]:
+        output.say(f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list`")
 
 
 def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, str]]:
@@ -233,10 +260,21 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("log", f"head {steward['log_head']}, floor {steward['floor']}{waiting}, epoch {steward['epoch']}", when),
         ("gate", f"{'open' if gate['open'] else 'CLOSED'}, {used}", when),
         ("agents", str(steward["agents"]), when),
+        ("tasks", task_words(steward["tasks"]), output.age(steward["tasks"]["at"], now)),
         ("void records", str(steward["void_records"]), when),
         ("free disk", output.size(steward["free_disk"]), when),
         *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
+
+
+def task_words(tasks: dict[str, Any]) -> str:
+    """The figures of tasks in one line."""
+    roles = ", ".join(f"{role} {count}" for role, count in tasks["queued"].items())
+    queued = f"{sum(tasks['queued'].values())} queued" + (f" ({roles})" if roles else "")
+    oldest = (
+        "" if tasks["oldest_s"] is None else f", the oldest {output.age(tasks['at'] - tasks['oldest_s'], tasks['at'])}"
+    )
+    return f"{queued}, {tasks['held']} held{oldest}, {tasks['dead']} dead"
 
 
 def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -247,13 +285,27 @@ def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def logs(
-    which: Annotated[str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.")] = "steward",
+    which: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=completion.among(*LOG_NAMES))
+    ] = "steward",
     lines: Annotated[int, typer.Option("-n", "--lines", help="How many lines from the end.")] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
     space: SpaceOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Show a log file of a space: broker, steward, admin or up."""
+    """Show a log file of a space: broker, steward, admin or up. Following goes on when the file rotates.
+
+    Examples:
+
+      tidings logs
+
+      tidings logs broker -n 200
+
+      tidings logs steward -f
+    """
+    from tidings.cli.following import follow as followed
+    from tidings.cli.following import last_lines
+
     if which not in LOG_NAMES:
         raise UsageError(f"there is no log {which!r}; one of {', '.join(LOG_NAMES)}")
     where = place(space, home)
@@ -261,10 +313,10 @@ def logs(
     path = where.home.logs / f"{which}.log"
     if not path.exists():
         output.say(f"{path} was not written yet")
-        return
-    with path.open(errors="replace") as file:
-        for text in file.readlines()[-lines:] if lines > 0 else []:
-            output.line(text.rstrip("\n"))
-        while follow:
-            text = file.readline()
-            output.line(text.rstrip("\n")) if text else time.sleep(0.2)
+    try:
+        for text in followed(path, lines) if follow else last_lines(path, lines):
+            output.line(text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        output.say("stopped")
+    output.hint(f"tidings status{_space_flag(where)}")

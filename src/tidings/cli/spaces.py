@@ -9,7 +9,7 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.amounts import byte_count, seconds
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceArgument, SpaceOption, YesOption, place
 from tidings.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="List, set, remove spaces.")
@@ -23,7 +23,12 @@ SETTINGS = ("class", "replay", "replay_window", "channels", "deliver", "archive"
 
 @app.command("list")
 def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the spaces of this home and whether they run."""
+    """List the spaces of this home and whether they run.
+
+    Example:
+
+      tidings space list
+    """
     from tidings.broker.private_files import lock_holder
     from tidings.space.home import SpaceHome, list_spaces
 
@@ -38,11 +43,19 @@ def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
         [(name, "yes" if running else "no", url) for name, running, url in rows],
         empty="there is no space yet: `tidings up` creates one",
     )
+    output.hint("tidings status" if rows else "tidings up")
 
 
 @app.command("show")
 def show(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the settings of a space."""
+    """Show the settings of a space: the defaults of its channels, what is kept, which parts are on.
+
+    Examples:
+
+      tidings space show
+
+      tidings space show --space lab --json
+    """
     where = place(space, home)
     answer = asyncio.run(_ask(where, "table"))
     settings = answer["table"]["space"]
@@ -51,6 +64,7 @@ def show(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption
         return
     rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
     output.table(("setting", "value"), rows, empty="")
+    output.hint("tidings space set class=live")
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +98,7 @@ def set_settings(
         return
     kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if name in SETTINGS and value)
     output.say(f"space {where.home.name} changed at sequence {answer['seq']}: {kept}")
+    output.hint("tidings space show")
 
 
 def parse_settings(assignments: list[str]) -> dict[str, Any]:
@@ -126,15 +141,26 @@ async def _ask(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
 
 @app.command("acknowledge")
 def acknowledge(space: SpaceOption = None, home: HomeOption = None) -> None:
-    """Say that you have seen to a log that went backwards; `status` stops warning."""
+    """Say that you have seen to a log that went backwards; `status` stops warning.
+
+    Example:
+
+      tidings space acknowledge
+    """
     where = place(space, home)
     count = asyncio.run(_ask(where, "acknowledge"))["acknowledged"]
     output.say(f"acknowledged {count} regression{'' if count == 1 else 's'} of space {where.home.name}")
+    output.hint("tidings status")
 
 
 @app.command("rotate-key")
 def rotate_key(space: SpaceOption = None, home: HomeOption = None) -> None:
-    """Give the steward a new signing key. The old key signs the record that names it, so readers follow."""
+    """Give the steward a new signing key. The old key signs the record that names it, so readers follow.
+
+    Example:
+
+      tidings space rotate-key
+    """
     from tidings.broker.private_files import write_private
     from tidings.wire.keys import KeyPair
 
@@ -145,18 +171,25 @@ def rotate_key(space: SpaceOption = None, home: HomeOption = None) -> None:
         write_private(following, KeyPair.generate().seed + "\n")
     answer = asyncio.run(_ask(where, "rotate_key"))
     output.say(f"from sequence {answer['seq']} on the steward of {where.home.name} signs with {answer['steward_key']}")
+    output.hint("tidings status")
 
 
 @app.command("remove")
 def remove(
-    name: Annotated[str, typer.Argument(help="Space to delete.", metavar="NAME")],
+    name: SpaceArgument,
     yes: YesOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Delete a space with everything in it: messages, keys, agents. Refused while it runs."""
+    """Delete a space with everything in it: messages, keys, agents. Refused while it runs.
+
+    Example:
+
+      tidings space remove lab --yes
+    """
     where = place(name, home)
     where.home.read_info()
     if not yes and not typer.confirm(f"Delete space {name} and everything in it?", err=True):
         raise typer.Exit(1)
     where.home.remove()
     output.say(f"space {name} is gone")
+    output.hint("tidings space list")

@@ -11,18 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tidings.cli import output
-from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
-from tidings.errors import UsageError
+from tidings.cli import completion, output
+from tidings.cli.options import (
+    PRIORITIES,
+    AsOption,
+    ChannelArgument,
+    CountOption,
+    HomeOption,
+    JsonOption,
+    Place,
+    PriorityOption,
+    SpaceOption,
+    TextArgument,
+    place,
+)
+from tidings.errors import DeniedError, UsageError
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
-
-ChannelArgument = Annotated[str, typer.Argument(help="Channel.", metavar="CHANNEL")]
-TextArgument = Annotated[str, typer.Argument(help="What to say; `-` reads standard input.", metavar="TEXT")]
-PriorityOption = Annotated[str, typer.Option(help="now, next or low.")]
-PRIORITIES = ("now", "next", "low")
 
 
 @asynccontextmanager
@@ -102,7 +109,14 @@ def join(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Become a member of a channel or pattern: from then on its messages are owed to you."""
+    """Become a member of a channel or pattern: from then on its messages are owed to you.
+
+    Examples:
+
+      tidings join general
+
+      tidings join 'team.>' --as bob
+    """
     where = place(space, home, acting_as)
 
     async def act() -> Any:
@@ -126,7 +140,12 @@ def leave(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Leave a channel or pattern. What was owed before is still delivered."""
+    """Leave a channel or pattern. What was owed before is still delivered.
+
+    Example:
+
+      tidings leave general
+    """
     where = place(space, home, acting_as)
 
     async def act() -> Any:
@@ -141,18 +160,26 @@ def leave(
     output.say(f"{where.agent} {word} {channel}")
     if left["still_covered_by"]:
         output.say(f"note: {', '.join(left['still_covered_by'])} still covers it")
+    output.hint("tidings channels list")
 
 
 def history(
     channel: ChannelArgument,
-    count: Annotated[int, typer.Option("-n", "--count", help="How many, from the newest.")] = 20,
+    count: CountOption = 20,
     before: Annotated[int | None, typer.Option(help="Only below this sequence.", metavar="SEQ")] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what was said in a channel, the newest last."""
+    """Show what was said in a channel, the newest last.
+
+    Examples:
+
+      tidings history general
+
+      tidings history general -n 200 --before 1000 --json
+    """
     where = place(space, home, acting_as)
     if count < 1:
         raise UsageError("--count must be at least 1")
@@ -163,10 +190,14 @@ def history(
 
     for message in reversed(asyncio.run(act())):
         show_message(message, as_json=as_json)
+    output.hint(f"tidings tail {channel}")
 
 
 def tail(
-    channels: Annotated[list[str] | None, typer.Argument(help="Channels or patterns.", metavar="[CHANNEL]...")] = None,
+    channels: Annotated[
+        list[str] | None,
+        typer.Argument(help="Channels or patterns.", metavar="CHANNEL...", autocompletion=completion.channels),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
     count: Annotated[int | None, typer.Option("--count", help="Stop after this many messages.")] = None,
     space: SpaceOption = None,
@@ -183,12 +214,14 @@ def tail(
       tidings tail --all --json
     """
     where = place(space, home, acting_as)
-    if not channels and not everything:
-        raise UsageError("name the channels to watch, or --all for everything you may read")
+    if bool(channels) == everything:
+        raise UsageError("name the channels to watch, or --all for everything you may read; one of the two")
 
     async def act() -> None:
         async with endpoint_at(where) as endpoint:
             wanted = list(channels or ()) or (await endpoint.access())["read"]
+            if not wanted:
+                raise DeniedError(f"{where.agent} may read nothing: `tidings agent access {where.agent}` shows it")
             for pattern in wanted:
                 await endpoint.watch(pattern)
             output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")

@@ -7,13 +7,22 @@ import base64
 import json
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from tidings.cli import output
-from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.cli import completion, output
+from tidings.cli.options import (
+    AsOption,
+    HomeOption,
+    JsonOption,
+    Place,
+    RoleArgument,
+    SpaceOption,
+    YesOption,
+    place,
+)
 from tidings.errors import ConflictError, TidingsError
 
 if TYPE_CHECKING:
@@ -35,7 +44,7 @@ async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) ->
 
 
 def ask(
-    role: Annotated[str, typer.Argument(help="Role that should do it.", metavar="ROLE")],
+    role: RoleArgument,
     text: Annotated[str, typer.Argument(help="What to do.", metavar="TEXT")],
     wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")] = 0.0,
     deadline: Annotated[
@@ -63,9 +72,10 @@ def ask(
         ticket = await endpoint.ask(role, text, deadline=deadline)
         for warning in ticket.warnings:
             output.say(f"note: {warning}")
-        return ticket, await ticket.result(wait)
+        return ticket, await ticket.status(wait)
 
-    ticket, result = asyncio.run(_connected(where, act))
+    with output.working(f"waiting for a {role}") if wait else nullcontext():
+        ticket, result = asyncio.run(_connected(where, act))
     if as_json:
         facts = {"id": ticket.id, "seq": ticket.seq, "role": role, "warnings": list(ticket.warnings)}
         output.data(facts | _result_facts(result))
@@ -77,6 +87,7 @@ def ask(
         raise TidingsError(f"task {ticket.id} was not done ({result.cause}): {'; '.join(result.reasons)}")
     if wait and result.state != "done" and not as_json:
         output.say(f"the task is {result.state} after {wait:g} s; it goes on without us")
+    output.hint("tidings dead list" if result.state != "done" else f"tidings ask {role} '...' --wait 600")
 
 
 def _result_facts(result: TaskResult) -> dict[str, Any]:
@@ -93,7 +104,7 @@ def _result_facts(result: TaskResult) -> dict[str, Any]:
 
 
 def work(
-    role: Annotated[str, typer.Option("--role", help="Role whose tasks to take.")],
+    role: Annotated[str, typer.Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
     execute: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +147,7 @@ def work(
         asyncio.run(_connected(where, act))
     except KeyboardInterrupt:
         output.say("stopped; a task that was held is given back")
+    output.hint("tidings dead list")
 
 
 def _task_facts(job: Job) -> dict[str, Any]:
@@ -192,7 +204,14 @@ async def _run(job: Job, command: str) -> None:
 def list_dead(
     acting_as: AsOption = None, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """List dead letters: tasks you asked, and tasks of your roles."""
+    """List dead letters: tasks you asked, and tasks of your roles.
+
+    Examples:
+
+      tidings dead list
+
+      tidings dead list --as bob --json
+    """
     where = place(space, home, acting_as)
     found = _call(where, "list")["dead"]
     if as_json:
@@ -214,6 +233,7 @@ def list_dead(
         ],
         empty="there are no dead letters",
     )
+    output.hint(f"tidings dead show {found[0]['seq']}" if found else "tidings who")
 
 
 @app.command("show")
@@ -224,7 +244,12 @@ def show_dead(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dead letter: what was asked, who tried, why it failed."""
+    """Show a dead letter: what was asked, who tried, why it failed.
+
+    Example:
+
+      tidings dead show 42
+    """
     found = _call(place(space, home, acting_as), "show", seq=seq)
     record = found.pop("record")
     payload = base64.b64decode(record["payload"]).decode(errors="replace") if record else None
@@ -233,6 +258,7 @@ def show_dead(
         return
     rows = [(key, value) for key, value in found.items() if key != "ok"]
     output.table(("what", "value"), [*rows, ("payload", _printable(payload or ""))], empty="")
+    output.hint(f"tidings dead retry {seq}")
 
 
 @app.command("retry")
@@ -261,7 +287,12 @@ def drop_dead(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop a dead letter for good."""
+    """Drop a dead letter for good.
+
+    Example:
+
+      tidings dead drop 42 --yes
+    """
     if not yes and not typer.confirm(f"Drop task {seq}? What was asked is gone then.", err=True):
         raise typer.Exit(1)
     _report(_call(place(space, home, acting_as), "drop", seq=seq), as_json)
@@ -272,6 +303,7 @@ def _report(answer: dict[str, Any], as_json: bool) -> None:
         output.data({"seq": answer["seq"], "state": answer["state"]})
     else:
         output.say(f"task {answer['seq']} is {answer['state']}")
+        output.hint("tidings dead list")
 
 
 def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Joining subscribes first, then asks the steward; copies that arrive before its answer are held and then surfaced iff
 they came after the join. Leaving asks first and unsubscribes afterwards: an unconfirmed leave changes nothing. After a
-lost connection what was missed is read from history before anything newer counts as contiguous. If the steward is
-away the live subscription stands, the join says so, and it is completed in the background.
+lost connection what was missed is read from history before anything newer counts as contiguous. A single live copy
+that was lost is noticed by the next one of its sender (`gaps`), which then waits until the hole was read from the log.
+If the steward is away the live subscription stands, the join says so, and it is completed in the background.
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.broker.client import Connection
+from tidings.endpoint.gaps import Arrivals, Cause, Gap, Hole
 from tidings.endpoint.history import History
-from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import DeniedError, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.wire.ids import new_id
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers, is_concrete
+from tidings.wire.subjects import Chat
 
 BACKFILL = 100
 FILL_LIMIT = 1_000
 HELD_AT_MOST = 1_000
+HOLES_AT_MOST = 256
 RETRY_PAUSE = 1.0
 log = logging.getLogger(__name__)
 
-#: hand a record to the application; False when there is no room for it
-Surface = Callable[[LiveRecord, bool], bool]
+#: hand a record to the application (historical, late); False when there is no room for it
+Surface = Callable[[LiveRecord, bool, bool], bool]
 WaitForRoom = Callable[[], Awaitable[None]]
 
 
@@ -56,8 +60,16 @@ class Membership:
     op: str = field(default_factory=new_id)
     #: sequence of the join; None until the steward answered
     joined: int | None = None
-    #: live copies that came before the answer
-    held: list[LiveRecord] | None = field(default_factory=list)
+    #: it began with this session, so that nothing above `joined` is older than what we could have heard
+    opened_here: bool = False
+    #: live copies that came before the answer, or wait for something older
+    held: list[LiveCopy] | None = field(default_factory=list)
+    #: subject -> what of it was lost on the way and is being read from the log
+    holes: dict[str, Hole] = field(default_factory=dict)
+    #: why the log is being read, if somebody is to be told
+    cause: Cause | None = None
+    #: the steward was away when the log was to be read: live goes on meanwhile, and nothing waits for it
+    unreadable: bool = False
     #: no copy of this session was missed: what arrives is contiguous
     contiguous: bool = False
     #: held copies were let go, so the log must be read once more
@@ -69,9 +81,14 @@ class Membership:
     subscriptions: list[Any] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def take_held(self) -> list[LiveRecord]:
+    def take_held(self) -> list[LiveCopy]:
         held, self.held = self.held or [], None
         return held
+
+    @property
+    def confirmed(self) -> bool:
+        """The steward answered, and what is missed here is owed."""
+        return self.joined is not None and not self.watching
 
 
 class Channels:
@@ -90,6 +107,9 @@ class Channels:
         self.seen = seen
         self.history = history
         self.memberships: dict[str, Membership] = {}
+        self.arrivals = Arrivals()
+        #: live copies that were lost on the way and were read from the log; and holes whose messages had left it
+        self.recovered = self.gone = 0
         self._surface = surface
         self._wait_for_room = wait_for_room
         self._report = report
@@ -135,6 +155,7 @@ class Channels:
         """Take the steward's answer: backfill below it, then what was held, then everything live."""
         membership.joined = int(answer["seq"])
         membership.facts = answer
+        membership.opened_here = answer["state"] == "opened"
         count = 0
         try:
             if answer["state"] == "opened" and answer.get("replay") and backfill and is_concrete(membership.pattern):
@@ -163,11 +184,11 @@ class Channels:
         return len(records)
 
     def _release(self, membership: Membership, after: int) -> None:
-        for record in membership.take_held():
-            if membership.held is not None:  # one of them found no room: the others wait behind it
-                self._hold(membership, record)
-            elif record.seq > after:
-                self._offer_live(membership, record)
+        for copy in membership.take_held():
+            if membership.held is not None:  # one of them found no room, or a hole: the others wait behind it
+                self._hold(membership, copy)
+            elif copy.seq > after:
+                self._take(membership, copy)
 
     async def _complete(self, membership: Membership) -> None:
         """Join in the background until the steward answers, with the same op."""
@@ -186,9 +207,9 @@ class Channels:
     async def leave(self, pattern: str) -> dict[str, Any]:
         """Close the membership, then unsubscribe what no other pattern covers."""
         answer = await self.link.call("member", "leave", pattern=check_pattern(pattern))
-        membership = self.memberships.pop(pattern, None)
+        membership = self.memberships.get(pattern)
         if membership is not None:
-            await self._unsubscribe(membership)
+            await self._drop(membership)
         return answer
 
     async def drop(self, pattern: str) -> None:
@@ -199,6 +220,8 @@ class Channels:
 
     async def _drop(self, membership: Membership) -> None:
         self.memberships.pop(membership.pattern, None)
+        for subject in list(membership.holes):
+            self._close_hole(membership, subject)
         await self._unsubscribe(membership)
 
     def _told(self, membership: Membership, state: str, reason: str, count: int) -> Joined:
@@ -242,24 +265,74 @@ class Channels:
 
     def _receiver(self, membership: Membership) -> Any:
         def receive(message: Any) -> None:
-            record = self.opener.live(message)
-            if record is None:
+            copy = self.opener.live(message)
+            if copy is None:
                 return
             if membership.held is not None:
-                self._hold(membership, record)
-            elif membership.joined is None or record.seq > membership.joined:
-                self._offer_live(membership, record)
+                self._hold(membership, copy)
+            elif membership.joined is None or copy.seq > membership.joined:
+                self._take(membership, copy)
 
         return receive
 
-    def _hold(self, membership: Membership, record: LiveRecord) -> None:
+    def _hold(self, membership: Membership, copy: LiveCopy) -> None:
         """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
         assert membership.held is not None
-        self.seen.channel(record.channel)  # so that this channel is among those that are read
-        membership.held.append(record)
+        if copy.record is not None:
+            self.seen.channel(copy.record.channel)  # so that this channel is among those that are read
+        membership.held.append(copy)
         if len(membership.held) > HELD_AT_MOST:
             membership.held.clear()
             membership.overrun = True
+            membership.contiguous = False
+
+    def _take(self, membership: Membership, copy: LiveCopy) -> None:
+        """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
+        if membership.confirmed:
+            hole = None if self.arrivals.covers(copy.subject, copy.previous) else self._hole_before(copy)
+            if hole is not None and self._must_wait(membership, copy, hole):
+                return
+            if hole is None or copy.subject in membership.holes:
+                self.arrivals.note(copy.subject, copy.seq)
+        if copy.record is not None:
+            self._offer_live(membership, copy.record)
+
+    def _hole_before(self, copy: LiveCopy) -> Hole | None:
+        """The hole this copy shows, if what lies in it is owed to us and nothing else explains it."""
+        address = self.link.identity.subjects.parse(copy.subject)
+        if not isinstance(address, Chat) or address.sender == self.link.identity.id:
+            return None
+        seen = self.seen.channel(address.channel)
+        covering = [m for m in self.memberships.values() if m.confirmed and covers(m.pattern, address.channel)]
+        known = self.arrivals.last(copy.subject)
+        if not known and not seen.read:  # what was said before this session listened is not a lost copy
+            covering = [m for m in covering if m.opened_here]
+        after = max(known, seen.read, min((m.joined or 0 for m in covering), default=copy.previous))
+        if copy.previous <= after or copy.previous in seen.beyond:
+            return None
+        return Hole(address.channel, address.sender, after, copy.previous, position=after)
+
+    def _must_wait(self, membership: Membership, copy: LiveCopy, hole: Hole) -> bool:
+        """Have a hole read. The copy that shows it waits for that, unless nobody can say how long it would take.
+
+        Beyond a number of holes none is opened and nothing is noted as arrived, so the next copy shows it again.
+        """
+        known = membership.holes.get(copy.subject)
+        if known is not None:
+            known.through = hole.through
+        elif len(membership.holes) < HOLES_AT_MOST:
+            membership.holes[copy.subject] = hole
+            self.seen.channel(hole.channel).missing[copy.subject] = hole.after
+        else:
+            return False
+        if not membership.catching_up:
+            self._later(self._resume(membership))
+        if membership.unreadable:
+            return False
+        self.arrivals.note(copy.subject, hole.through)
+        membership.held = membership.held or []
+        self._hold(membership, copy)
+        return True
 
     def _offer_live(self, membership: Membership, record: LiveRecord) -> None:
         """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
@@ -285,7 +358,7 @@ class Channels:
             return True
         own = record.received.sender == self.link.identity.id
         repeated = not own and not self.seen.first_time(record.identity)
-        if not own and not repeated and not self._surface(record, historical):
+        if not own and not repeated and not self._surface(record, historical, False):
             self.seen.forget(record.identity)
             return False
         seen.surface(record.seq, contiguous=contiguous)
@@ -303,6 +376,7 @@ class Channels:
         for membership in list(self.memberships.values()):
             if membership.joined is not None and not membership.watching:
                 membership.held = []
+                membership.cause = "connection"
             membership.contiguous = False
             try:
                 await self._subscribe(connection, membership)
@@ -325,19 +399,17 @@ class Channels:
             membership.catching_up = False
 
     async def _catch_up(self, membership: Membership) -> None:
-        while self.memberships.get(membership.pattern) is membership and not membership.contiguous:
+        while self.memberships.get(membership.pattern) is membership and not self._is_whole(membership):
             try:
                 await self.link.ready(30)
-                answer = await self._ask_join(membership)
-                membership.joined = int(answer["seq"])
-                membership.facts = answer
-                if not await self._fill(membership):
+                if not await self._read_missed(membership):
                     await self._wait_for_room()
                     continue
                 if membership.overrun:
                     membership.overrun = False
                     continue
             except (UnreachableError, OutcomeUnknown):
+                membership.unreadable = True
                 self._release_unconfirmed(membership)
                 await asyncio.sleep(RETRY_PAUSE)
                 continue
@@ -346,7 +418,23 @@ class Channels:
                 await self._drop(membership)
                 return
             membership.contiguous = True
-            self._release(membership, membership.joined)
+            membership.cause, membership.unreadable = None, False
+            self._release(membership, membership.joined or 0)
+
+    @staticmethod
+    def _is_whole(membership: Membership) -> bool:
+        return membership.contiguous and not membership.holes and membership.held is None
+
+    async def _read_missed(self, membership: Membership) -> bool:
+        """Read holes of single senders, and everything since the last contiguous copy. False: no room for all of it."""
+        if not membership.contiguous:
+            answer = await self._ask_join(membership)
+            membership.joined = int(answer["seq"])
+            membership.facts = answer
+        while membership.holes:
+            if not await self._fill_hole(membership, next(iter(membership.holes))):
+                return False
+        return membership.contiguous or await self._fill(membership)
 
     def _release_unconfirmed(self, membership: Membership) -> None:
         """Nobody can say yet what was missed: live copies surface at once, as not contiguous."""
@@ -365,12 +453,54 @@ class Channels:
             seen = self.seen.channel(channel)
             start = max(seen.through, membership.joined)
             records, complete, head = await self.history.after(channel, start, FILL_LIMIT)
+            fresh = 0
             for record in records:
+                new = seen.is_new(record.seq) and record.received.sender != self.link.identity.id
                 if not self._offer(record, historical=False, contiguous=True):
                     return False
+                fresh += new
+            if fresh and membership.cause is not None:
+                self._report("gap", Gap(channel, None, start, records[-1].seq, fresh, membership.cause))
             if not complete:
                 return await self._fill(membership)
             seen.close_hole(max(head, start))
+        return True
+
+    async def _fill_hole(self, membership: Membership, subject: str) -> bool:
+        """Read what one sender said in a hole, surface it, and say so. False when there is no room."""
+        hole = membership.holes[subject]
+        more = True
+        while more:
+            asked = hole.through
+            records, last, more = await self.history.of_sender(hole.channel, hole.sender, hole.position, asked)
+            for record in records:
+                if not self._offer_missed(record, hole):
+                    return False
+            hole.position = last
+            more = more or hole.through > asked  # it grew meanwhile
+        gone = hole.position < hole.through  # the record that was there when a copy named it is no longer
+        self.gone += gone
+        if hole.recovered or gone:
+            self._report("gap", hole.told(gone=gone))
+        self._close_hole(membership, subject)
+        return True
+
+    def _close_hole(self, membership: Membership, subject: str) -> None:
+        hole = membership.holes.pop(subject, None)
+        if hole is not None:
+            self.seen.channel(hole.channel).missing.pop(subject, None)
+
+    def _offer_missed(self, record: LiveRecord, hole: Hole) -> bool:
+        """A record of a hole: no copy of it arrived, whatever came after it. False if there was no room for it."""
+        if record.received.sender != hole.sender or not self.seen.first_time(record.identity):
+            return True
+        seen = self.seen.channel(record.channel)
+        if not self._surface(record, False, record.seq < seen.newest):
+            self.seen.forget(record.identity)
+            return False
+        seen.surface_missed(record.seq)
+        hole.recovered += 1
+        self.recovered += 1
         return True
 
     def _later(self, work: Any) -> None:

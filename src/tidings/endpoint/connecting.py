@@ -30,8 +30,7 @@ def connect(
     Without arguments: the space and the agent of your settings (`tidings config`). `bundle` is a file written by
     `tidings agent export`, for an agent on another machine. `state` is a file in which the endpoint remembers what was
     settled, so that "once" holds across restarts. `url` is another way to the same broker, such as a tunnel.
-    settled, so that "once" holds across restarts. `receive=False` leaves direct messages in the mailbox: for
-    programs that only send.
+    `receive=False` leaves direct messages in the mailbox: for programs that only send.
     """
 
     async def find() -> Identity:

@@ -24,7 +24,7 @@ from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery
 from tidings.broker.client import Connection, raw_headers
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.pull import pull
-from tidings.endpoint.receipts import ReceiptSender
+from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.errors import IdBurned, LogFull, MailboxFull, TidingsError, UnknownPeer, WireError
 from tidings.wire import message as wire
 from tidings.wire.envelope import Received, open_record
@@ -78,6 +78,9 @@ class Direct:
         self.link = endpoint.link
         self.identity = endpoint.identity
         self.receipts = ReceiptSender(self.link)
+        self.watch = ReceiptWatch(self.link, self._tell_receipt)
+        if endpoint.events.is_heard("receipt"):
+            self.watch.listen()
         self.held: dict[int, Held] = {}
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
@@ -113,6 +116,7 @@ class Direct:
         self.sent[composed.id] = (target, seq)
         if len(self.sent) > SENT_KEPT:
             self.sent.popitem(last=False)
+        self.watch.add(composed.id, target, seq)
         return seq
 
     async def _stored_after_making_room(self, subject: str, target: str, outgoing: Message, timeout: float) -> int:
@@ -133,6 +137,11 @@ class Direct:
             raise MailboxFull(
                 f"the mailbox of {target} is full from you: 1,000 messages of yours wait there to be read and archived"
             ) from error
+
+    def _tell_receipt(self, message_id: str, to: str, seq: int, stage: str) -> None:
+        from tidings.endpoint.endpoint import Receipt
+
+        self.endpoint.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
 
     def is_same(self, subject: str, stored: bytes, payload: bytes) -> bool:
         """Is what is stored under our id what we are sending now? Sealing it again gives other bytes."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ from tidings.errors import (
     TooLarge,
     UsageError,
 )
+from tidings.space.control import collect
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.ids import new_id
@@ -61,6 +62,8 @@ from tidings.wire.roster import Agent, Level, Mode, Status
 SAVE_EVERY = 0.5
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
+#: between two tries of a message that nobody took although the space is open
+NOBODY_PAUSE = 0.05
 MSG_ID = "Nats-Msg-Id"
 T = TypeVar("T")
 
@@ -158,6 +161,7 @@ class Endpoint:
         await self._tasks.close()
         await self._channels.close()
         await self._direct.close()
+        await self._direct.watch.close()
         await self.session.close()
         await self.presence.close()
         await self.roster.close()
@@ -206,8 +210,10 @@ class Endpoint:
         self.link.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on message, presence, roster, connection, error, gap, superseded or access."""
+        """Call back on message, presence, roster, connection, error, gap, superseded, access or receipt."""
         self.events.on(event, callback)
+        if event == "receipt" and hasattr(self, "_direct"):
+            self._direct.watch.listen()
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
@@ -255,6 +261,14 @@ class Endpoint:
         records, _complete, _head = await self._history.after(check_channel(channel), since, limit)
         return [self._incoming(record, historical=True) for record in records]
 
+    async def channels(self) -> list[dict[str, Any]]:
+        """The channels this agent may read that have settings or members, with members and last message."""
+        return await collect(self.link.call, "channel", "list", "channels")
+
+    async def members(self, channel: str) -> list[dict[str, Any]]:
+        """Who is in a channel: id and name."""
+        return await collect(self.link.call, "member", "members", "members", channel=check_channel(channel))
+
     # --- who is here ---
 
     async def who(self, timeout: float = 5.0) -> list[Agent]:
@@ -274,6 +288,10 @@ class Endpoint:
     def set_channel_attention(self, pattern: str, level: Level) -> None:
         self.presence.set_channel_attention(pattern, level)
 
+    async def keep_attention(self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None) -> None:
+        """Have the steward keep this for the agent: for every session of it that runs now or starts later."""
+        await self.link.call("attention", "set", mode=mode, channels=dict(channels or {}))
+
     # --- sending ---
 
     async def send(
@@ -291,11 +309,11 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        mentioned = await self.roster.mentions(mentions, timeout)
+        mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
-        subject = self.identity.subjects.chat(self.id, check_channel(channel))
+        subject = self.identity.subjects.chat(self.id, channel)
         seq = await self._with_new_access(lambda: self._publish(subject, "chat", channel, composed, timeout))
         return Receipt(composed.id, seq, warnings=self._warnings(channel) if mentioned else ())
 
@@ -383,15 +401,21 @@ class Endpoint:
         self, subject: str, payload: bytes, signature: str, msg_id: str, timeout: float
     ) -> dict[str, Any]:
         headers = {signing.SIGNATURE_HEADER: signature, MSG_ID: msg_id}
-        deadline = asyncio.get_running_loop().time() + timeout
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
         while True:
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - clock()
             try:
                 connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
                 reply = await connection.ask(subject, payload, headers=headers, timeout=left)
                 break
             except NoRespondersError as error:
-                raise await self._why_nobody_takes_it() from error
+                reason = await self._why_nobody_takes_it()
+                if reason is not None:
+                    raise reason from error
+                if left < NOBODY_PAUSE:
+                    raise StewardUnreachable("nobody takes this message: the broker is starting") from error
+                await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except DeniedError as error:
                 raise await self._access.explained(error) from error
             except TimeoutError as error:
@@ -404,15 +428,15 @@ class Endpoint:
             raise _refusal(subject, answer["error"])
         return answer
 
-    async def _why_nobody_takes_it(self) -> TidingsError:
-        """No responders: either the gate is closed, or nothing is there."""
+    async def _why_nobody_takes_it(self) -> TidingsError | None:
+        """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
             health = await self.link.call("health", "ping")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
         if not (health.get("gate") or {}).get("open", True):
             return LogFull("the log of this space is full: nothing new is taken until room is made")
-        return StewardUnreachable("nobody takes this message: the broker is starting")
+        return None
 
     # --- tasks ---
 
@@ -469,10 +493,11 @@ class Endpoint:
             raise ConnectionLost("this endpoint is closed")
         return incoming
 
-    def _surface_channel(self, record: LiveRecord, historical: bool) -> bool:
+    def _surface_channel(self, record: LiveRecord, historical: bool, late: bool) -> bool:
         if not self.inbox.room:
             return False
         incoming = self._incoming(record, historical=historical)
+        incoming.late = late
 
         async def settle() -> None:
             self.seen.settle(record.channel, record.seq)

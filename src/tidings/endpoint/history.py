@@ -8,16 +8,19 @@ from typing import Any
 
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.supervision import Supervision
-from tidings.errors import ConnectionLost
+from tidings.errors import ConflictError, ConnectionLost
 
 PAGE = 100
 PATIENCE = 10.0
+#: pages under way at a time; the steward refuses an agent more than four
+AT_ONCE = 4
 
 
 class History:
     def __init__(self, link: Supervision, opener: RecordOpener) -> None:
         self.link = link
         self.opener = opener
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def records(
         self, channel: str, limit: int, *, before: int | None = None, window: int | None = None
@@ -50,8 +53,19 @@ class History:
             position = lines[-1]["seq"]
         return found, False, head
 
+    async def of_sender(self, channel: str, sender: str, after: int, until: int) -> tuple[list[LiveRecord], int, bool]:
+        """A page of one sender's messages, oldest first; the last sequence it holds, and whether there are more."""
+        answer = await self._page(channel, sender=sender, after=after, until=until, limit=PAGE)
+        lines = answer["records"]
+        found = [record for line in lines if (record := self.opener.stored(line)) is not None]
+        return found, int(lines[-1]["seq"]) if lines else after, bool(lines) and answer["more"]
+
     async def _page(self, channel: str, **arguments: Any) -> dict[str, Any]:
         """One page. Reading changes nothing, so a connection that goes meanwhile only costs time."""
+        async with self._turns:
+            return await self._page_now(channel, arguments)
+
+    async def _page_now(self, channel: str, arguments: dict[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -59,7 +73,7 @@ class History:
                 return await self.link.call(
                     "history", "page", channel=channel, timeout=PATIENCE, connection=connection, **arguments
                 )
-            except ConnectionLost:
+            except (ConnectionLost, ConflictError):  # the latter: another program of this agent reads too
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)

@@ -42,6 +42,8 @@ class Incoming:
     historical: bool = False
     #: surfaced live although older durable copies may still be on their way
     ahead: bool = False
+    #: its live copy was lost: it was read from the log after newer messages of its channel had surfaced
+    late: bool = False
     #: a copy of it was handed out before and not settled
     redelivered: bool = False
     #: opened from a sealed direct message
@@ -156,7 +158,7 @@ def _rank(incoming: Incoming) -> int:
 class Events:
     """Callbacks by name. A callback that raises is reported as an `error` event, and never breaks the endpoint."""
 
-    NAMES = ("message", "presence", "roster", "connection", "error", "gap", "superseded", "access")
+    NAMES = ("message", "presence", "roster", "connection", "error", "gap", "superseded", "access", "receipt")
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in self.NAMES}
@@ -166,6 +168,9 @@ class Events:
         if name not in self._callbacks:
             raise UsageError(f"there is no event {name!r}; events are {', '.join(self.NAMES)}")
         self._callbacks[name].append(callback)
+
+    def is_heard(self, name: str) -> bool:
+        return bool(self._callbacks[name])
 
     def emit(self, name: str, value: Any) -> None:
         for callback in self._callbacks[name]:

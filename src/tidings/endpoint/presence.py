@@ -1,7 +1,9 @@
 """What this agent says of itself: a beat on every change, and one now and then while it is connected.
 
 Beats are published without a reply, so nobody waits for the steward. A graceful end beats `offline`; whoever ends
-otherwise is found offline by its silence. Attention set here decides what wakes this agent (`attention.py`).
+otherwise is found offline by its silence. Attention set here decides what wakes this agent (`attention.py`). The
+attention that the steward keeps for the agent is taken over when a session starts and whenever it changes: of the two,
+the later word holds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Presence:
         self._said = Beat(session=session, status="idle")
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._chosen_here = False
         roster.on_snapshot.append(self._changed.set)
+        roster.on_standing.append(self._stand)
 
     @property
     def said(self) -> Beat:
@@ -51,11 +55,19 @@ class Presence:
     def set_model(self, model: str | None) -> None:
         self._say(model=model)
 
+    def _stand(self, attention: Attention, number: int) -> None:
+        """The steward keeps this for us. What it kept before this session began is no answer to what was said here."""
+        if number and not self._chosen_here:
+            self._say(attention=msgspec.to_builtins(attention))
+        self._chosen_here = False  # from now on a higher number is a later word
+
     def set_attention(self, mode: Mode) -> None:
+        self._chosen_here = self._chosen_here or not self.roster.loaded
         self._say(attention={"mode": mode, "channels": self.attention.channels})
 
     def set_channel_attention(self, pattern: str, level: Level) -> None:
         """How loud one channel or pattern is; `normal` forgets it."""
+        self._chosen_here = self._chosen_here or not self.roster.loaded
         channels = {key: value for key, value in self.attention.channels.items() if key != pattern}
         if level != "normal" or any("*" in key or ">" in key for key in channels):
             channels[pattern] = level

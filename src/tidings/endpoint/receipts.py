@@ -3,13 +3,14 @@
 `delivered` means surfaced to the application, `read` means settled. A reader's receipts are sent together, at most
 four times a second, and kept while the steward is away; beyond a bound the oldest are dropped and counted, because a
 receipt is a courtesy and the message itself is not at stake. A sender waits by long polls that the steward always
-answers.
+answers; whoever listens for `receipt` events has one such poll, however many messages are out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Literal
 
 from tidings.endpoint.supervision import Supervision
@@ -21,6 +22,10 @@ KEPT = 4_096
 AT_ONCE = 256
 RETRY_PAUSE = 1.0
 LONGEST_POLL = 20.0
+FIRST_PAUSE = 0.05
+#: messages watched at once; the oldest is forgotten first
+WATCHED = 1_024
+LAST_STAGES = ("read", "expired", "undeliverable")
 
 
 class ReceiptSender:
@@ -70,7 +75,7 @@ async def wait_for_stage(
 ) -> dict[str, Any]:
     """Ask until the message has come that far or the time is over; the answer says how far it is."""
     clock = asyncio.get_running_loop().time
-    deadline = clock() + timeout
+    deadline, pause = clock() + timeout, FIRST_PAUSE
     while True:
         left = max(0.0, deadline - clock())
         poll = min(LONGEST_POLL, left)
@@ -79,4 +84,73 @@ async def wait_for_stage(
         )
         if answer["reached"] or clock() >= deadline:
             return answer
-        await asyncio.sleep(min(0.05, left))  # a steward with too many waiting answers at once
+        await asyncio.sleep(min(pause, left))  # a steward with too many waiting answers at once
+        pause = min(RETRY_PAUSE, pause * 2)
+
+
+class ReceiptWatch:
+    """What becomes of the messages this process sent, told as it happens: one long poll while any is open."""
+
+    def __init__(self, link: Supervision, tell: Callable[[str, str, int, str], None]) -> None:
+        self.link = link
+        self.polls = 0
+        self._tell = tell
+        #: id -> target, sequence, and the stages told
+        self._open: OrderedDict[str, tuple[str, int, set[str]]] = OrderedDict()
+        self._cursor = 0
+        self._listening = False
+        self._task: asyncio.Task[None] | None = None
+
+    def listen(self) -> None:
+        """Somebody wants to hear."""
+        self._listening = True
+        self._run_if_needed()
+
+    def add(self, message_id: str, to: str, seq: int) -> None:
+        self._open.setdefault(message_id, (to, seq, set()))
+        if len(self._open) > WATCHED:
+            self._open.popitem(last=False)
+        self._run_if_needed()
+
+    def _run_if_needed(self) -> None:
+        if self._listening and self._open and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while self._open:
+            try:
+                await self.link.ready(LONGEST_POLL)
+                self.polls += 1
+                answer = await self.link.call(
+                    "receipt", "watch", since=self._cursor, wait=LONGEST_POLL, timeout=LONGEST_POLL + 5
+                )
+            except (UnreachableError, OutcomeUnknown):
+                waited = False
+            except TidingsError:
+                return  # boundary: a steward that does not know this, or an agent that is none any more
+            else:
+                waited = bool(answer["waited"])
+                self._cursor = int(answer["cursor"])
+                for each in answer["news"]:
+                    self._heard(each)
+            if waited:
+                pause = FIRST_PAUSE
+            else:
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_POLL, pause * 2)
+
+    def _heard(self, news: dict[str, Any]) -> None:
+        mid, stage = str(news["id"]), str(news["stage"])
+        to, seq, told = self._open.get(mid, ("", 0, set()))
+        if to != news["to"] or stage in told:
+            return
+        told.add(stage)
+        if stage in LAST_STAGES:
+            del self._open[mid]
+        self._tell(mid, to, seq, stage)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -15,7 +15,7 @@ from tidings.broker.client import raw_headers
 from tidings.broker.jetstream import parse_time
 from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.headers import REPUBLISH_HEADERS, Headers, split_block
+from tidings.wire.headers import REPUBLISH_HEADERS, Fields, Headers, read_plain_copy, split_block
 from tidings.wire.subjects import Subjects
 
 
@@ -36,6 +36,17 @@ class LiveRecord:
         return self.received.identity
 
 
+@dataclass(frozen=True, slots=True)
+class LiveCopy:
+    """A copy of the log that arrived: where it belongs, and the message in it if it may be surfaced."""
+
+    subject: str
+    seq: int
+    #: the record before it on this subject; 0 if the log has none
+    previous: int
+    record: LiveRecord | None
+
+
 class RecordOpener:
     """Opens records for one endpoint and counts what it refuses."""
 
@@ -43,32 +54,31 @@ class RecordOpener:
         self.subjects = subjects
         self.space_id = space_id
         self.refused: Counter[str] = Counter()
+        self._live_root = f"{subjects.root}.live."
 
-    def live(self, message: Any) -> LiveRecord | None:
+    def live(self, message: Any) -> LiveCopy | None:
         """A copy from `td.S.live.>`: the broker's word is the tail of its headers, the rest is the sender's."""
-        own, broker = split_block(raw_headers(message), REPUBLISH_HEADERS)
+        block = raw_headers(message)
+        plain = read_plain_copy(block)
         try:
-            seq, time_ns = int(broker["Nats-Sequence"]), parse_time(broker["Nats-Time-Stamp"])
-            subject = broker["Nats-Subject"]
+            own, subject, *numbers = plain or _read_copy(block)
+            seq, time_ns, previous = int(numbers[0]), parse_time(numbers[1]), int(numbers[2])
         except (KeyError, ValueError):
             # an answer that somebody aimed at a live subject: no log sequence, so not a copy of the log
             self.refused["not_a_log_copy"] += 1
             return None
-        live_root = f"{self.subjects.root}.live."
-        if message.subject != live_root + self.subjects.tail(subject):
+        if message.subject != self._live_root + self.subjects.tail(subject):
             self.refused["not_a_log_copy"] += 1
             return None
-        return self._open(seq, time_ns, subject, own, message.data)
+        return LiveCopy(subject, seq, previous, self._open(seq, time_ns, subject, own, message.data))
 
     def stored(self, line: dict[str, Any]) -> LiveRecord | None:
         """A line of a history page."""
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        return self._open(line["seq"], line["time_ns"], line["subject"], own, payload)
+        return self._open(line["seq"], line["time_ns"], line["subject"], _own_fields(own), payload)
 
-    def _open(self, seq: int, time_ns: int, subject: str, own_block: bytes, payload: bytes) -> LiveRecord | None:
-        try:
-            fields = Headers.parse(own_block).fields if own_block else ()
-        except WireError:
+    def _open(self, seq: int, time_ns: int, subject: str, fields: Fields | None, payload: bytes) -> LiveRecord | None:
+        if fields is None:
             self.refused["header"] += 1
             return None
         opened = open_record(self.subjects, self.space_id, subject, fields, payload)
@@ -76,3 +86,18 @@ class RecordOpener:
             self.refused["wrong_kind" if isinstance(opened, Received) else opened.reason] += 1
             return None
         return LiveRecord(seq, time_ns, opened)
+
+
+def _read_copy(block: bytes) -> tuple[Fields | None, str, str, str, str]:
+    """The same as `read_plain_copy` for any block: KeyError if the broker appended nothing."""
+    own, broker = split_block(block, REPUBLISH_HEADERS)
+    seq, when, previous = broker["Nats-Sequence"], broker["Nats-Time-Stamp"], broker["Nats-Last-Sequence"]
+    return _own_fields(own), broker["Nats-Subject"], seq, when, previous
+
+
+def _own_fields(block: bytes) -> Fields | None:
+    """A sender's fields, or None if they are no header block."""
+    try:
+        return Headers.parse(block).fields if block else ()
+    except WireError:
+        return None

@@ -37,7 +37,7 @@ from tidings.space.fold import Table
 from tidings.space.log import log_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
-from tidings.wire.roster import Agent, Backstop, Delta, open_delta
+from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta
 
 RETRY_PAUSE = 1.0
 REFUSED_PAUSE = 10.0
@@ -80,6 +80,9 @@ class Roster:
         #: hear every row of this agent itself, and every snapshot
         self.on_own_row: list[Callable[[Agent], None]] = []
         self.on_snapshot: list[Callable[[], None]] = []
+        #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
+        self.on_standing: list[Callable[[Attention, int], None]] = []
+        self._standing = -1
         self._report = report
         self._agents: dict[str, Agent] = {}
         self._boot, self._n = "", 0
@@ -189,6 +192,8 @@ class Roster:
         if row.id == self.link.identity.id:
             for hear in self.on_own_row:
                 hear(row)
+            if (row.attention_number or 0) > self._standing >= 0:
+                self._wanted.set()  # what it says is told to this agent only, with the next snapshot
         return before is None or replace(before, last_seen=row.last_seen, access=row.access) != row
 
     def _tell(self, changed: list[Agent]) -> None:
@@ -226,7 +231,16 @@ class Roster:
                 lines += page["rows"]
             self._adopt(first, [msgspec.convert(line, Agent) for line in lines])
 
+    def _stand(self, kept: dict[str, Any] | None) -> None:
+        attention = msgspec.convert(kept["attention"], Attention) if kept else Attention()
+        number = int(kept["number"]) if kept else 0
+        if number > self._standing:
+            self._standing = number
+            for hear in self.on_standing:
+                hear(attention, number)
+
     def _adopt(self, first: dict[str, Any], rows: list[Agent]) -> None:
+        self._stand(first.get("attention"))
         if first["boot"] == self._boot and first["n"] < self._n and not self._wanted.is_set():
             return  # deltas were quicker
         self._key = self._follow_key(first["rotations"])

@@ -2,7 +2,7 @@
 
 A record is known by its log sequence. `through` says that everything of the channel up to it was surfaced; `beyond`
 holds single sequences after a hole that is still being filled. The settled mark trails behind: it is what may be
-written to a state file, because what was surfaced but not settled must come again after a crash.
+written to a state file, because what was surfaced but not settled, or is missing, must come again after a crash.
 """
 
 from __future__ import annotations
@@ -26,21 +26,38 @@ class ChannelSeen:
     beyond: set[int] = field(default_factory=set)
     #: surfaced and not settled yet, in order
     open: list[int] = field(default_factory=list)
+    #: up to here the log itself was read; what came live after it may have holes that nobody knows of yet
+    read: int = 0
+    #: the newest that was surfaced
+    newest: int = 0
+    #: subject -> the sequence above which some of it is known to be missing
+    missing: dict[str, int] = field(default_factory=dict)
 
     def is_new(self, seq: int) -> bool:
         return seq > self.through and seq not in self.beyond
 
     def surface(self, seq: int, *, contiguous: bool) -> None:
         """`contiguous`: nothing of this channel lies between what was seen and this record."""
-        if contiguous:
-            self.through = max(self.through, seq)
-        else:
+        if not contiguous:
+            self.beyond.add(seq)
+        elif seq > self.through:
+            self.through = seq
+            if self.beyond:
+                self.beyond = {each for each in self.beyond if each > seq}
+        self.open.append(seq)
+        self.newest = max(self.newest, seq)
+
+    def surface_missed(self, seq: int) -> None:
+        """A record inside a hole: `through` may be beyond it already, and stays where it is."""
+        if seq > self.through:
             self.beyond.add(seq)
         self.open.append(seq)
+        self.newest = max(self.newest, seq)
 
     def close_hole(self, through: int) -> None:
         """Everything up to `through` was seen now."""
         self.through = max(self.through, through)
+        self.read = max(self.read, through)
         self.beyond = {seq for seq in self.beyond if seq > self.through}
 
     def settle(self, seq: int) -> None:
@@ -50,7 +67,7 @@ class ChannelSeen:
     @property
     def settled_through(self) -> int:
         """Everything up to here was surfaced and settled."""
-        return min(self.open) - 1 if self.open else self.through
+        return min((self.through, *(seq - 1 for seq in self.open), *self.missing.values()))
 
 
 class Seen:
@@ -70,7 +87,7 @@ class Seen:
     def _load(self, path: Path) -> None:
         try:
             found = json.loads(path.read_text())
-            self.channels = {name: ChannelSeen(through=int(seq)) for name, seq in found["channels"].items()}
+            self.channels = {name: ChannelSeen(int(seq), read=int(seq)) for name, seq in found["channels"].items()}
             self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error

@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import (
@@ -26,6 +27,7 @@ from tidings.errors import (
     ConflictError,
     DeniedError,
     OutcomeUnknown,
+    TaskDead,
     TidingsError,
     TooLarge,
     UnreachableError,
@@ -51,6 +53,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 #: a result travels in a control request; what is larger is an artifact
 MAX_RESULT = 90_000
 FINAL = ("done", "dead", "dropped", "gone", "unknown")
+
+
+def _when(seen: float | None) -> str:
+    if seen is None:
+        return "none was ever seen"
+    return f"last seen {datetime.fromtimestamp(seen, UTC).isoformat(sep=' ', timespec='seconds')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +103,27 @@ class TaskTicket:
         return self.receipt.warnings
 
     async def result(self, timeout: float | None = None) -> TaskResult:
-        """Wait until the task is done or dead; after `timeout` seconds the answer is how far it has come."""
+        """Wait until the task is done; after `timeout` seconds the answer is how far it has come.
+
+        Raises TaskDead, which names the cause, as soon as the task is a dead letter.
+        """
+        found = await self.status(timeout)
+        if found.state in ("dead", "dropped"):
+            raise TaskDead(self._epitaph(found), found)
+        return found
+
+    async def status(self, timeout: float | None = 0.0) -> TaskResult:
+        """How far it has come, now or once it is over; a dead letter is an answer like any other."""
         return await self._tasks.result(self.id, self.seq, timeout)
+
+    def _epitaph(self, found: TaskResult) -> str:
+        if found.state == "dropped":
+            return f"task {self.id} for {self.role} was dropped from the dead letters: ask again if it still matters"
+        why = found.reasons[-1] if found.reasons else "no reason was given"
+        return (
+            f"task {self.id} for {self.role} is a dead letter ({found.cause}): {why}; "
+            f"`tidings dead retry {self.seq}` queues it again"
+        )
 
 
 @dataclass(eq=False)
@@ -174,13 +201,15 @@ class Tasks:
         if not found["holders"]:
             return (f"nobody holds the role {role}: the task waits until somebody does",)
         if found.get("online") == 0:
-            return (f"nobody who holds the role {role} is here now: the task waits",)
+            hold, seen = f"{found['holders']} hold it", _when(found.get("last_seen"))
+            return (f"nobody who holds the role {role} is here now ({hold}; {seen}): the task waits",)
         return ()
 
     async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
         until = None if timeout is None else time.monotonic() + timeout
-        pause = FIRST_PAUSE
+        pause, seen = FIRST_PAUSE, ""
         while True:
+            asked = time.monotonic()
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
             arguments: dict[str, Any] = {"id": message_id, "wait": left} | ({} if seq is None else {"seq": seq})
             try:
@@ -193,8 +222,14 @@ class Tasks:
                 pause = min(LONGEST_PAUSE, pause * 2)
                 continue
             found = self._opened(message_id, answer)
-            if found.is_final or (until is not None and time.monotonic() >= until):
+            now = time.monotonic()
+            if found.is_final or (until is not None and now >= until):
                 return found
+            if now - asked < left / 2 and found.state == seen:
+                # answered early with nothing new: too many wait already, so this one comes back later
+                await asyncio.sleep(pause if until is None else min(pause, until - now))
+                pause = min(LONGEST_PAUSE, pause * 2)
+            seen = found.state
 
     def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
         """The steward's answer; a result counts only if its worker signed it for this task of ours."""
@@ -275,7 +310,7 @@ class Tasks:
         opened = self._open_task(line)
         if isinstance(opened, str):
             with suppress(TidingsError):
-                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False, cause="malformed")
+                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
             return None
         job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, self)
         self._open[job.seq] = job
@@ -300,6 +335,7 @@ class Tasks:
                 await self.link.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
+                self.endpoint.events.emit("error", error)
                 return
             except TidingsError:
                 continue  # away for a while: the job goes on
@@ -327,7 +363,7 @@ class Tasks:
         op, pause = new_id(), FIRST_PAUSE
         while True:
             try:
-                answer = await self.link.call("task", do, op=op, seq=job.seq, **arguments())
+                answer = await self.link.call("task", do, op=op, seq=job.seq, session=self.session, **arguments())
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)

@@ -7,7 +7,7 @@ resolves it by reading, never by guessing. The sender is pinned by the subject, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -39,6 +39,18 @@ def read_answer(data: bytes) -> dict[str, Any]:
         return dict(answer)
     refusal = answer.get("error", {})
     raise ERRORS_BY_CODE.get(refusal.get("code"), TidingsError)(refusal.get("message", "refused without a reason"))
+
+
+async def collect(
+    call: Callable[..., Awaitable[dict[str, Any]]], service: str, do: str, key: str, **arguments: Any
+) -> list[dict[str, Any]]:
+    """Every row of a listing, page after page."""
+    page = await call(service, do, **arguments)
+    rows = list(page[key])
+    while page.get("next") is not None:
+        page = await call(service, do, after=page["next"], **arguments)
+        rows += page[key]
+    return rows
 
 
 class Control:

@@ -325,6 +325,14 @@ class Table:
     def channel_at(self, name: str, seq: int) -> Channel | None:
         return self.rules.channel_at(name, seq)
 
+    def channel_names(self, seq: int) -> frozenset[str]:
+        """Channels that have a record at `seq`, or that somebody is in by their name."""
+        listed = {name for name, history in self._channels.items() if history.at(self._checked(seq)) is not None}
+        held = {
+            p for p, members in self._by_pattern.items() if is_channel(p) and any(m.holds(seq + 1) for m in members)
+        }
+        return frozenset(listed | held)
+
     def link_at(self, link: str, seq: int) -> Link | None:
         return self.rules.link_at(link, seq)
 

@@ -35,7 +35,10 @@ AT_ONCE = 8
 
 
 async def page(steward: Steward, request: Request) -> Answer:
-    """`before`: newest first, below it. `after`: oldest first, above it. Both bounded by `limit` and by bytes."""
+    """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named.
+
+    Both bounded by `limit` and by bytes.
+    """
     channel = check_channel(request.text("channel"))
     access = access_of(steward, request.sender)
     if not covers_any(access.read, channel):
@@ -57,7 +60,9 @@ async def _read_page(
     since = request.optional("since_ns", int) or 0
     if after is not None:
         until = min(head, request.optional("until", int) or head)
-        found, complete = await _forwards(steward, channel, after + 1, until, limit)
+        sender = request.optional("sender", str)
+        filters = (steward.subjects.chat(sender, channel),) if sender else _filters(steward, channel)
+        found, complete = await _forwards(steward, filters, after + 1, until, limit)
     else:
         found, complete = await _backwards(steward, channel, min(head, (before or head + 1) - 1), limit)
     kept = [record for record in found if record.time_ns >= since]
@@ -97,11 +102,13 @@ def _filters(steward: Steward, channel: str) -> tuple[str, str]:
     return f"{root}.chat.*.{channel}", f"{root}.via.*.*.{channel}"
 
 
-async def _sample(steward: Steward, channel: str, start: int, end: int, limit: int) -> tuple[list[StoredRecord], bool]:
+async def _sample(
+    steward: Steward, filters: tuple[str, ...], start: int, end: int, limit: int
+) -> tuple[list[StoredRecord], bool]:
     """Records of a range, oldest first, and whether those are all: reading ends soon after `limit` or MAX_SCAN."""
     found: list[StoredRecord] = []
     complete = True
-    for each in _filters(steward, channel):
+    for each in filters:
         taken = size = 0
         async for records in steward.js.read(
             steward.subjects.log_stream, each, max(1, start), end, page=limit + 1, max_bytes=MAX_SCAN
@@ -116,10 +123,10 @@ async def _sample(steward: Steward, channel: str, start: int, end: int, limit: i
 
 
 async def _forwards(
-    steward: Steward, channel: str, start: int, end: int, limit: int
+    steward: Steward, filters: tuple[str, ...], start: int, end: int, limit: int
 ) -> tuple[list[StoredRecord], bool]:
     """The oldest `limit` records of a range, and whether those are all."""
-    found, complete = await _sample(steward, channel, start, end, limit)
+    found, complete = await _sample(steward, filters, start, end, limit)
     return found[:limit], complete and len(found) <= limit
 
 
@@ -142,7 +149,7 @@ async def _newest(
 
     A window that is too full to read is halved, the newer half first.
     """
-    found, complete = await _sample(steward, channel, lower, upper, max(limit, MAX_PAGE))
+    found, complete = await _sample(steward, _filters(steward, channel), lower, upper, max(limit, MAX_PAGE))
     if complete or lower == upper:
         return found[-limit:], complete and len(found) <= limit
     middle = (lower + upper) // 2

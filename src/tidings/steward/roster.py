@@ -18,6 +18,7 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from tidings.errors import ConflictError, UsageError
+from tidings.steward.attention import StandingAttention, get_attention, set_attention
 from tidings.steward.history import encoded
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
@@ -73,6 +74,7 @@ class RosterTable:
         self._access_seq = access_seq
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
+        self._standing: dict[str, int] = {}
         self._changed: set[str] = set()
         self._swept: float | None = None
 
@@ -85,6 +87,11 @@ class RosterTable:
     def remember(self, seen: dict[str, float]) -> None:
         for owner, when in seen.items():
             self._of(owner).last_seen = when
+
+    def stand(self, owner: str, number: int) -> None:
+        """The attention kept for `owner` is now the one of this number."""
+        self._standing[owner] = number
+        self._changed.add(owner)
 
     def beat(self, owner: str, beat: Beat, heard: float, seen: float) -> None:
         presence = self._of(owner)
@@ -145,10 +152,17 @@ class RosterTable:
             last_seen=presence.last_seen,
             session=presence.number,
             access=self._access_seq(owner),
+            attention_number=self._standing.get(owner),
         )
         if said is None:
             return row
         return replace(row, status=said.status, activity=said.activity, model=said.model, attention=said.attention.mode)
+
+    def running(self, owner: str, *, but: str) -> Beat | None:
+        """What the session that speaks for `owner` said, as if the session `but` were not there."""
+        presence = self._presence.get(owner) or _Presence()
+        others = {key: session for key, session in presence.sessions.items() if key != but}
+        return _Presence(others, holder=presence.holder).speaks()
 
     @property
     def has_news(self) -> bool:
@@ -211,6 +225,7 @@ class RosterService:
         self.table = RosterTable(
             lambda owner: steward.table.access_at(owner, steward.position), steward.pace.presence, self._access_seq
         )
+        self.attention = StandingAttention(steward)
         self._published = float("-inf")
         self._swept = 0.0
         self._saved = time.monotonic()
@@ -226,6 +241,8 @@ class RosterService:
         if entry is not None:
             self._saved_seen = {str(owner): float(when) for owner, when in entry.value.get("seen", {}).items()}
             self.table.remember(self._saved_seen)
+        for owner, number in (await self.attention.load()).items():
+            self.table.stand(owner, number)
         self.table.admit(self.steward.table.owners())
         self.steward.writer.on_effective = self._ruled
 
@@ -308,6 +325,7 @@ async def snapshot(steward: Steward, request: Request) -> Answer:
     roster = steward.roster
     facts = await roster.facts()
     rotations = [] if after else await roster.rotations()
+    standing = roster.attention.of(request.sender)
     found = pages(roster.table.after(after))
     page = found[0] if found else []
     return {
@@ -317,6 +335,7 @@ async def snapshot(steward: Steward, request: Request) -> Answer:
         "next": page[-1].id if len(found) > 1 else None,
         "ttl": roster.table.ttl,
         "rotations": rotations,
+        "attention": msgspec.to_builtins(standing) if standing else None,
         **msgspec.to_builtins(facts),
     }
 
@@ -335,4 +354,6 @@ async def take_session(steward: Steward, request: Request) -> Answer:
 ROSTER_HANDLERS: dict[tuple[str, str], Handler] = {
     ("roster", "snapshot"): snapshot,
     ("session", "take"): take_session,
+    ("attention", "get"): get_attention,
+    ("attention", "set"): set_attention,
 }

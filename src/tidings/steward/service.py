@@ -46,13 +46,15 @@ from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks, Regression
 from tidings.steward.quotas import FloodWatch
-from tidings.steward.receipts import RECEIPT_HANDLERS, Receipts
+from tidings.steward.receipt_services import RECEIPT_HANDLERS
+from tidings.steward.receipts import Receipts
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.retention import Retention, SideStreams, claim_floor, read_floor
 from tidings.steward.roster import ROSTER_HANDLERS, RosterService
 from tidings.steward.services import AGENT_HANDLERS, Handler, JoinPace, now
 from tidings.steward.task_services import TASK_HANDLERS
 from tidings.steward.tasks import TaskDesk
+from tidings.steward.trace import TRACE_HANDLERS, Traces
 from tidings.steward.turns import Turns
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
@@ -72,6 +74,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **HISTORY_HANDLERS,
     **ROSTER_HANDLERS,
     **RECEIPT_HANDLERS,
+    **TRACE_HANDLERS,
     **TASK_HANDLERS,
     **ADMIN_HANDLERS,
 }
@@ -140,6 +143,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed = 0
         self.receipts = Receipts(self)
+        self.traces = Traces()
         self.mail = Mail(self)
         self.floods = FloodWatch(self)
         self.sides = SideStreams(self)
@@ -553,7 +557,7 @@ class Steward:
                 "invented": self.mail.invented,
                 "receipts_unrecorded": self.receipts.unrecorded,
             },
-            "tasks": {"invented": self.floods.invented_tasks},
+            "tasks": {**await self.desk.lookup.figures(), "invented": self.floods.invented_tasks},
             "removed": {"log": self._removed, **self.sides.removed},
             "withheld": self.floods.withheld(),
             "regressions": [msgspec.to_builtins(each) for each in self.marks.file.regressions],

@@ -1,13 +1,14 @@
 """What the steward does for agents: join, leave, list, channel settings, their own access, health.
 
 Each service checks the access record in force and, if something is to be ruled, writes it under the writer's lock,
-so that the check and the record are one step. Repeating a request with the same op gives the same answer.
+so that the check and the record are one step. Repeating a request with the same op gives the same answer. Listings
+come in pages: `next`, given back as `after`, continues one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 MAX_MEMBERSHIPS = 2_000
 JOIN_BURST = 500
 JOINS_PER_SECOND = 5.0
+#: of one page of a listing; rows of channels are read from the broker, so they are fewer
+PAGE_BYTES = 256 * 1024
+MEMBERS_PER_PAGE = 2_000
+CHANNELS_PER_PAGE = 50
+OWN = (("class", "cls"), ("replay", "replay"), ("replay_window", "replay_window"))
 Answer = Mapping[str, Any]
 Handler = Callable[["Steward", Request], Awaitable[Answer]]
 
@@ -120,25 +126,90 @@ async def members(steward: Steward, request: Request) -> Answer:
     access = access_of(steward, request.sender)
     if not covers_any(access.read, channel):
         raise DeniedError(f"{access.name} may not read {channel}, so it may not see who is in it")
-    owners = sorted(steward.table.members_at(channel, steward.position + 1))
-    named = [(owner, steward.table.access_at(owner, steward.position)) for owner in owners]
-    return {"members": [{"id": owner, "name": a.name if a else None} for owner, a in named], "seq": steward.position}
+    owners = _after(steward.table.members_at(channel, steward.position + 1), request)
+    rows = [{"id": owner, "name": name_of(steward, owner)} for owner in owners[:MEMBERS_PER_PAGE]]
+    return {"members": (shown := _within_page(rows)), "next": _next(owners, shown), "seq": steward.position}
 
 
 async def channel_list(steward: Steward, request: Request) -> Answer:
-    """Channels with a record, as far as the caller may read them."""
+    """Channels that have a record or a member, as far as the caller may read them, with members and activity."""
     access = access_of(steward, request.sender)
-    view = steward.table.as_of(steward.position)
-    names = [name for name in view.channels if covers_any(access.read, name)]
-    return {"channels": [channel_facts(steward, name) for name in sorted(names)], "seq": steward.position}
+    known = steward.table.channel_names(steward.position)
+    names = _after((name for name in known if covers_any(access.read, name)), request)
+    rows = [
+        {**channel_facts(steward, name), **_crowd(steward, name), "last": await _last(steward, name)}
+        for name in names[:CHANNELS_PER_PAGE]
+    ]
+    return {"channels": (shown := _within_page(rows)), "next": _next(names, shown), "seq": steward.position}
+
+
+def _after(keys: Iterable[str], request: Request) -> list[str]:
+    """What is left of a listing, in order."""
+    after = request.optional("after", str) or ""
+    return sorted(key for key in keys if key > after)
+
+
+def _within_page(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many rows as fit one answer, at least one."""
+    size = 0
+    for count, row in enumerate(rows):
+        size += len(msgspec.json.encode(row)) + 1
+        if size > PAGE_BYTES and count:
+            return rows[:count]
+    return rows
+
+
+def _next(keys: Sequence[str], shown: Sequence[Any]) -> str | None:
+    return keys[len(shown) - 1] if len(shown) < len(keys) else None
+
+
+def name_of(steward: Steward, owner: str | None) -> str | None:
+    access = steward.table.access_at(owner, steward.position) if owner else None
+    return access.name if access else None
 
 
 async def channel_info(steward: Steward, request: Request) -> Answer:
+    """What holds on a channel, and to those who may read it also how many are in it and what goes on there."""
     channel = check_channel(request.text("channel"))
     access = access_of(steward, request.sender)
     if not covers_any((*access.read, *access.post), channel):
         raise DeniedError(f"{access.name} may neither read nor post to {channel}")
-    return {**channel_facts(steward, channel), "seq": steward.position}
+    facts = {**channel_facts(steward, channel), "seq": steward.position}
+    if covers_any(access.read, channel):
+        facts |= {**_crowd(steward, channel), **await _activity(steward, channel)}
+    return facts
+
+
+def _crowd(steward: Steward, channel: str) -> dict[str, int]:
+    return {"members": len(steward.table.members_at(channel, steward.position + 1))}
+
+
+def _filters(steward: Steward, channel: str) -> tuple[str, str]:
+    root = steward.subjects.root
+    return f"{root}.chat.*.{channel}", f"{root}.via.*.*.{channel}"
+
+
+async def _last(steward: Steward, channel: str) -> dict[str, Any] | None:
+    """The newest record of a channel: one lookup for what was said here, one for what came over a link."""
+    stream = steward.subjects.log_stream
+    found = [await steward.js.last(stream, each) for each in _filters(steward, channel)]
+    newest = max((record for record in found if record), key=lambda record: record.seq, default=None)
+    return {"seq": newest.seq, "time": newest.time_ns / 1e9} if newest else None
+
+
+async def _activity(steward: Steward, channel: str) -> dict[str, Any]:
+    """The newest message, how many the log still holds, and how many that is in an hour since the oldest of them."""
+    stream, last = steward.subjects.log_stream, await _last(steward, channel)
+    if last is None:
+        return {"last": None, "messages": 0, "per_hour": 0.0}
+    oldest, count = last["time"], 0
+    for each in _filters(steward, channel):
+        first = await steward.js.following(stream, each, 1)
+        if first is not None:
+            count += sum((await steward.js.counts_of(stream, each)).values())
+            oldest = min(oldest, first.time_ns / 1e9)
+    hours = max(time.time() - oldest, 60.0) / 3600
+    return {"last": last, "messages": count, "per_hour": round(count / hours, 2)}
 
 
 async def channel_set(steward: Steward, request: Request) -> Answer:
@@ -182,10 +253,18 @@ def channel_facts(steward: Steward, pattern: str) -> dict[str, Any]:
         "channel": pattern,
         "class": steward.table.class_at(pattern, at) if is_concrete(pattern) else defaults.cls or "durable",
         "replay": _first(record.replay if record else None, defaults.replay, True),
+        #: which of these the channel itself says; the rest is the space's default
+        "own": [name for name, key in OWN if record and getattr(record, key) is not None],
         "replay_window": _first(record.replay_window if record else None, defaults.replay_window),
     }
     if record:
-        facts |= {"description": record.description, "instructions": record.instructions, "by": record.by}
+        facts |= {
+            "description": record.description,
+            "instructions": record.instructions,
+            "by": record.by,
+            "by_name": name_of(steward, record.by),
+            "at": record.at,
+        }
     return facts
 
 

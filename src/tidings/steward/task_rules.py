@@ -85,6 +85,9 @@ class Settled(Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...] = ()
     ended_by: str = ""
     at: float = 0.0
+    #: when the last worker got it, and in which of its sessions
+    claimed_at: float = 0.0
+    session: str | None = None
 
 
 def give(task: TaskState, worker: str, session: str | None, now: float) -> TaskState:

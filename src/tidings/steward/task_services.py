@@ -58,10 +58,10 @@ async def claim(steward: Steward, request: Request) -> Answer:
         )
     desk = steward.desk
     async with desk.parked(request.sender, seconds) as allowed:
-        task = await desk.claim(request.sender, session, role, allowed)
+        task = await desk.handout.claim(request.sender, session, role, allowed)
     if task is None:
         return {"task": None}
-    record = await desk.records.task_record(task)
+    record = await desk.intake.record_of(task)
     if record is None:
         raise ConflictError(f"task {task.seq} is gone; claim again")
     return {
@@ -76,27 +76,27 @@ async def claim(steward: Steward, request: Request) -> Answer:
 
 async def beat(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
-    task = await steward.desk.beat(request.sender, _seq(request), request.optional("session", str))
+    task = await steward.desk.settling.beat(request.sender, _seq(request), request.optional("session", str))
     return {"state": "held", "attempt": task.attempt, "deadline": task.deadline}
 
 
 async def done(steward: Steward, request: Request) -> Answer:
     """A signed result; repeating it gives the same answer."""
     access_of(steward, request.sender)
-    desk, seq = steward.desk, _seq(request)
+    desk, seq, session = steward.desk, _seq(request), request.optional("session", str)
     try:
         payload = base64.b64decode(request.text("result"), validate=True)
     except (binascii.Error, ValueError) as error:
         raise UsageError("task done: `result` is base64") from error
     async with desk.lock:
-        settled = desk.done_before(request.sender, seq)
+        settled = desk.settling.done_before(request.sender, seq, session)
         if settled is None:
-            task = desk.book.require(seq, request.sender)
+            task = desk.settling.held(request.sender, seq, session)
             _check_result(steward, task, request.sender, payload, request.text("sig"))
             if is_overdue(task, time.time()):
-                await desk.bury(task, "deadline", "its result came after its deadline")
+                await desk.settling.bury(task, "deadline", "its result came after its deadline")
                 raise ConflictError(f"this agent lost task {seq}: its deadline has passed")
-            settled = await desk.finish(task, payload, request.text("sig"))
+            settled = await desk.settling.finish(task, payload, request.text("sig"))
     return {"state": "done", "record": settled.record}
 
 
@@ -112,18 +112,16 @@ async def fail(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
     desk, seq, reason = steward.desk, _seq(request), request.text("reason")
     retry = request.optional("retry", bool)
-    malformed = request.arguments.get("cause") == "malformed"
     async with desk.lock:
         known = desk.book.open.get(seq) or desk.book.settled.get(seq)
         if known is not None and known.ended_by == request.op:
             settled = known if isinstance(known, Settled) else None
         else:
-            task = desk.book.require(seq, request.sender)
-            if malformed or retry is False:
-                cause = "malformed" if malformed else "failed"
-                settled = await desk.bury(task, cause, reason, op=request.op)  # type: ignore[arg-type]
+            task = desk.settling.held(request.sender, seq, request.optional("session", str))
+            if retry is False:
+                settled = await desk.settling.bury(task, "failed", reason, op=request.op)
             else:
-                settled = await desk.give_back(
+                settled = await desk.settling.give_back(
                     task, reason, request.op, pause=steward.pace.task_backoff, cause="failed"
                 )
     if settled is not None:
@@ -132,9 +130,9 @@ async def fail(steward: Steward, request: Request) -> Answer:
 
 
 async def check(steward: Steward, request: Request) -> Answer:
-    """How many agents hold a role; whether they are here is the roster's to say."""
+    """How many agents hold a role, how many of them are here, and when one was last seen."""
     access_of(steward, request.sender)
-    return {"holders": len(steward.desk.holders(check_role(request.text("role")))), "online": None}
+    return steward.desk.lookup.presence(check_role(request.text("role")))
 
 
 async def result(steward: Steward, request: Request) -> Answer:
@@ -144,19 +142,19 @@ async def result(steward: Steward, request: Request) -> Answer:
     if not is_message_id(message_id) or (seq is not None and seq < 1):
         raise UsageError("task result needs `id`, the id of a task of yours")
     desk = steward.desk
-    found = await desk.find(request.sender, message_id, seq)
+    found = await desk.lookup.find(request.sender, message_id, seq)
     until = time.monotonic() + seconds
     if not _is_final(found) and seconds:
         async with desk.parked(request.sender, seconds) as allowed:
             until = min(until, time.monotonic() + allowed)
             while not _is_final(found) and (left := until - time.monotonic()) > 0:
-                # one the desk has not met is looked up again now and then: its deadline may pass
+                # one the desk has not met is looked up again now and then: it may be gone
                 await desk.wait_for_change(
                     request.sender, message_id, left if not isinstance(found, str) else min(left, 2)
                 )
-                if desk._closed:
+                if desk.closed:
                     break
-                found = await desk.find(request.sender, message_id, seq)
+                found = await desk.lookup.find(request.sender, message_id, seq)
     return await _told(steward, found)
 
 
@@ -189,7 +187,7 @@ async def _told(steward: Steward, found: TaskState | Settled | str) -> Answer:
 
 
 def _concerns(steward: Steward, settled: Settled, agent: str) -> bool:
-    return settled.asker == agent or steward.desk.holds_role(agent, settled.role)
+    return settled.asker == agent or steward.desk.lookup.holds_role(agent, settled.role)
 
 
 def _dead(steward: Steward, request: Request) -> Settled:
@@ -243,7 +241,7 @@ async def dead_retry(steward: Steward, request: Request) -> Answer:
         dead = _dead(steward, request)
         if dead.cause == "malformed":
             raise UsageError(f"task {dead.seq} is malformed and always will be: drop it, and ask again")
-        await desk.revive(dead)
+        await desk.settling.revive(dead)
     return {"state": "queued", "seq": dead.seq}
 
 

@@ -33,6 +33,8 @@ MSG_ID = "Nats-Msg-Id"
 ATTEMPTS = 4
 #: room for names and lengths in a record's own accounting
 MARGIN = 1_024
+#: receipts lie between the results, several to each
+OTHERS_IN_AUDIT = 10
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,8 @@ class HoldSlots:
         self.lease_seq = lease_seq
         self._free: list[_Slot] = []
         self._used: dict[int, _Slot] = {}
+        #: free ones that still hold what was settled
+        self._stale: dict[str, _Slot] = {}
         self._count = 0
 
     async def load(self) -> list[TaskState]:
@@ -77,21 +81,28 @@ class HoldSlots:
         self._count += 1
         return _Slot(f"task.{self._count - 1}", 0)
 
-    async def free(self, seq: int) -> None:
-        """Forget a task. Its result or dead letter is what counts, so a failure here only costs the slot's peace."""
+    def free(self, seq: int) -> None:
+        """Forget a task. Its result or dead letter is what counts, so its slot is cleared later, or used again."""
         slot = self._used.pop(seq, None)
-        if slot is None:
-            return
-        self._free.append(slot)
-        try:
-            await self._put(slot, None)
-        except LeaseLost:
-            raise
-        except TidingsError as error:
-            log.warning("slot %s keeps a settled task for now: %s", slot.key, error)
+        if slot is not None:
+            self._free.append(slot)
+            self._stale[slot.key] = slot
+
+    async def flush(self) -> None:
+        """Clear the slots that were freed and not used again."""
+        for slot in list(self._stale.values()):
+            try:
+                await self._put(slot, None)
+            except LeaseLost:
+                raise
+            except TidingsError as error:
+                self._stale[slot.key] = slot
+                log.warning("slot %s keeps a settled task for now: %s", slot.key, error)
+                return
 
     async def _put(self, slot: _Slot, task: dict[str, Any] | None) -> None:
         value = {"lease": self.lease_seq, "task": task}
+        self._stale.pop(slot.key, None)
         for _ in range(ATTEMPTS):
             try:
                 slot.revision = await self.state.put(slot.key, value, slot.revision)
@@ -168,12 +179,12 @@ class TaskRecords:
 
     async def settled(self) -> AsyncIterator[Settled]:
         """What became of the newest tasks, results first: a result outweighs a dead letter."""
-        for stream, subject_filter in (
-            (self.subjects.audit_stream, f"{self.subjects.root}.aud.result.*"),
-            (self.subjects.dead_stream, f"{self.subjects.root}.dead.task.*"),
+        for stream, subject_filter, back in (
+            (self.subjects.audit_stream, f"{self.subjects.root}.aud.result.*", SETTLED_KEPT * OTHERS_IN_AUDIT),
+            (self.subjects.dead_stream, f"{self.subjects.root}.dead.task.*", SETTLED_KEPT),
         ):
             head = int((await self.js.info(stream))["state"]["last_seq"])
-            async for page in self.js.read(stream, subject_filter, max(1, head - SETTLED_KEPT), head):
+            async for page in self.js.read(stream, subject_filter, max(1, head - back), head):
                 for record in page:
                     facts = _facts(record)
                     if facts is not None:
@@ -206,7 +217,7 @@ class TaskRecords:
 
 
 def _known(task: TaskState) -> dict[str, Any]:
-    names = ("seq", "time_ns", "role", "asker", "id", "attempt", "reasons", "workers")
+    names = ("seq", "time_ns", "role", "asker", "id", "attempt", "reasons", "workers", "claimed_at", "session")
     return {name: getattr(task, name) for name in names}
 
 

@@ -25,6 +25,8 @@ class FaultProxy:
         #: seconds every chunk is held, each way
         self.delay = 0.0
         self.black_hole = False
+        #: nothing is read, so that whoever sends finds its buffers full
+        self.stalled = False
         self.refuse = False
         #: forward a byte at a time
         self.split = False
@@ -64,6 +66,8 @@ class FaultProxy:
         loop = asyncio.get_running_loop()
         with suppress(OSError):
             while data := await source.read(CHUNK):
+                while self.stalled:
+                    await asyncio.sleep(0.01)
                 if not self.black_hole:
                     waiting.put_nowait((loop.time() + self.delay, data))
         waiting.put_nowait((loop.time(), b""))

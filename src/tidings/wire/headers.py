@@ -81,6 +81,27 @@ def split_block(raw: bytes, broker: Collection[str]) -> tuple[bytes, dict[str, s
     return b"\r\n".join(lines[:cut]) + _END, appended
 
 
+#: what nearly every live copy looks like: a signature, an id, and what republishing appended, each once
+_PLAIN_COPY = re.compile(
+    rb"NATS/1\.0\r\nTd-Sig: ([!-~]+)\r\nNats-Msg-Id: ([!-~]+)\r\n"
+    rb"Nats-Stream: [!-~]+\r\nNats-Subject: ([!-~]+)\r\nNats-Sequence: (\d+)\r\n"
+    rb"Nats-Time-Stamp: ([!-~]+)\r\nNats-Last-Sequence: (\d+)\r\n\r\n\Z"
+)
+
+
+def read_plain_copy(raw: bytes) -> tuple[Fields, str, str, str, str] | None:
+    """Own fields, subject, sequence, time and previous sequence of a live copy that looks as most do.
+
+    It is `split_block` and `Headers.parse` in one look; None means only that those must be asked.
+    """
+    found = _PLAIN_COPY.match(raw)
+    if found is None:
+        return None
+    signature, msg_id, subject, seq, when, previous = found.groups()
+    own = (("Td-Sig", signature.decode()), ("Nats-Msg-Id", msg_id.decode()))
+    return own, subject.decode(), seq.decode(), when.decode(), previous.decode()
+
+
 def own_fields(headers: Headers, broker: Collection[str]) -> Fields:
     """The sender's fields: what is left once the broker's tail is cut off. A shadowing field stays, to be refused."""
     return headers.fields[: _broker_tail([name for name, _ in headers.fields], broker)]

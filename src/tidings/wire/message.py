@@ -10,8 +10,10 @@ sender is who it claims is not decided here but in `wire/envelope`, which also k
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -133,6 +135,17 @@ def timestamp(when: datetime) -> str:
     return when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _now() -> str:
+    """This moment as `timestamp` writes it, a few times quicker."""
+    seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1_000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
 def compose(
     sender: Sender,
     *,
@@ -152,7 +165,7 @@ def compose(
         made.append(DataPart(data))
     draft = Message(
         id=id or new_id(),
-        ts=ts or timestamp(datetime.now(UTC)),
+        ts=ts or _now(),
         sender=sender,
         parts=(*made, *parts),
         priority=priority,
@@ -176,6 +189,29 @@ def decode(payload: bytes) -> Message:
     """The message in `payload`: TooLarge beyond the limit, MalformedMessage for anything that is not one."""
     if len(payload) > MAX_PAYLOAD:
         raise TooLarge(f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD}: send an artifact reference")
+    quick = _decoded_if_plain(payload)
+    return _strictly_decoded(payload) if quick is None else quick
+
+
+def _decoded_if_plain(payload: bytes) -> Message | None:
+    """The message, if these are exactly the bytes we would write for its text; None says nothing about the payload.
+
+    Writing it again is the proof that every reader sees the same: what was read holds no key twice, no unknown field,
+    no number and no second spelling, because none of these would be written.
+    """
+    try:
+        message = _TYPED.decode(payload)
+        if message.raw or msgspec.json.encode(message) != payload:
+            return None
+        if not all(type(part) is TextPart for part in message.parts):
+            return None
+        datetime.fromisoformat(message.ts)
+    except ValueError:
+        return None
+    return msgspec.structs.replace(message, raw=payload)
+
+
+def _strictly_decoded(payload: bytes) -> Message:
     found = strict_json.loads(payload)
     if not isinstance(found, dict):
         raise MalformedMessage("not a message: the payload is not a JSON object")

@@ -7,6 +7,7 @@ rewritten one would speak of different channels.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from tidings.errors import InvalidName
 
@@ -52,6 +53,7 @@ def check_agent_id(text: str) -> str:
     return text
 
 
+@lru_cache(maxsize=4_096)
 def is_channel(name: str) -> bool:
     return 0 < len(name) <= MAX_CHANNEL and all(is_token(token) for token in name.split("."))
 

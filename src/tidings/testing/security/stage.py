@@ -10,14 +10,14 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidings.broker import jwt
 from tidings.broker.client import connect, raw_headers
-from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream import ApiError, JetStream
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
 from tidings.space.administration import administer
@@ -69,7 +69,8 @@ class Stage:
 
     @property
     def role(self) -> str:
-        return self.base.replace(".", "-")
+        """Both hold it, and nobody else."""
+        return _role(self.base)
 
     @property
     def flood(self) -> int:
@@ -148,6 +149,10 @@ async def set_stage(home: SpaceHome, cleanup: list[str], *, deep: bool) -> Async
         cleanup += await _revoke(home)
 
 
+def _role(base: str) -> str:
+    return base.replace(".", "-")
+
+
 async def _check_running(home: SpaceHome) -> None:
     """Raise before anything is written: an agent half added would be completed by the next administrator."""
     async with administer(home, "security suite") as admin:
@@ -156,9 +161,10 @@ async def _check_running(home: SpaceHome) -> None:
 
 async def _provision(home: SpaceHome, base: str) -> tuple[Path, Path]:
     shared, wild = f"{base}.open", f"{base}.wild.>"
-    mal = AgentFile(MAL, description="security suite", read=(shared,), post=(shared, wild))
+    roles = (_role(base),)
+    mal = AgentFile(MAL, description="security suite", read=(shared,), post=(shared, wild), roles=roles)
     mine = (shared, wild, f"{base}.secret")
-    vic = AgentFile(VIC, description="security suite", read=mine, post=mine, manage=(f"{base}.>",))
+    vic = AgentFile(VIC, description="security suite", read=mine, post=mine, manage=(f"{base}.>",), roles=roles)
     async with administer(home, "security suite") as admin:
         for agent in (mal, vic):
             await admin.add(agent)
@@ -217,8 +223,14 @@ async def _prepare_victim(stage: Stage) -> None:
 
 
 async def _clear_tasks(stage: Stage, cleanup: list[str]) -> None:
-    """Nobody holds the role of the probes, so nobody would ever take their tasks."""
+    """Nobody else holds the role of the probes, so nobody would ever take their tasks or see their dead letters."""
+    stream, role = stage.subjects.task_stream, stage.role
     try:
-        await stage.js.purge(stage.subjects.task_stream, subject_filter=stage.subjects.task(stage.role, stage.mal.id))
+        for actor in (stage.vic, stage.mal):
+            for dead in (await actor.control.call("dead", "list"))["dead"]:
+                await actor.control.call("dead", "drop", seq=dead["seq"])
+        await stage.js.purge(stream, subject_filter=f"{stage.subjects.root}.task.{role}.*")
+        with suppress(ApiError):  # no probe of tasks ran
+            await stage.js.api(f"CONSUMER.DELETE.{stream}.task_{role}")
     except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next
         cleanup.append(f"tasks of the probes remain: {error}")

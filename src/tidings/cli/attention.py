@@ -1,0 +1,83 @@
+"""`tidings attention`: what may wake an agent, shown and set from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import completion, output
+from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.talk import endpoint_at
+from tidings.errors import UsageError
+
+MODES = {
+    "open": "everything wakes it",
+    "dnd": "mentions, direct messages, tasks and what is urgent (now) wake it",
+    "focus": "mentions, direct messages and tasks wake it",
+}
+LEVELS = ("normal", "quiet", "muted")
+
+
+def attention(
+    mode: Annotated[
+        str | None,
+        typer.Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES)),
+    ] = None,
+    channel: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--channel", help="How loud a channel or pattern is.", metavar="CHANNEL normal|quiet|muted"),
+    ] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or set what may wake an agent. It never decides what is kept: everything stays in the inbox.
+
+    The steward keeps it for the agent, not for this terminal: a program of the same agent that runs now takes it over
+    within a second, and one that starts later begins with it. A program may change its own afterwards; the later word
+    holds. On a muted channel nothing wakes; on a quiet one mentions and what is urgent do. Others see the mode only.
+
+    Examples:
+
+      tidings attention                                   show
+
+      tidings attention dnd --as bob                      bob, wherever it runs
+
+      tidings attention --channel team.builds muted
+
+      tidings attention open --channel 'team.>' quiet --json
+    """
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"attention is {', '.join(MODES)}, not {mode!r}")
+    if channel is not None and channel[1] not in LEVELS:
+        raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
+    where = place(space, home, acting_as)
+    wanted: dict[str, Any] = {} if mode is None else {"mode": mode}
+    wanted |= {} if channel is None else {"channels": {channel[0]: channel[1]}}
+
+    async def act() -> dict[str, Any]:
+        async with endpoint_at(where) as endpoint:
+            do = "set" if wanted else "get"
+            return await endpoint.link.call("attention", do, session=endpoint.session.session, **wanted)
+
+    answer = asyncio.run(act())
+    kept = answer["standing"] or {"mode": "open", "channels": {}}
+    if as_json:
+        output.data({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
+        return
+    _show(kept)
+    running = answer["running"]
+    if running is None:
+        output.say(f"{where.agent} does not run now; it begins with this when it does")
+    elif running != kept and not wanted:
+        output.say(f"a program of {where.agent} runs and chose otherwise for itself: {running['mode']}")
+    output.hint("tidings who" if wanted else "tidings attention dnd")
+
+
+def _show(kept: dict[str, Any]) -> None:
+    rows = [("everything", kept["mode"], MODES[kept["mode"]])]
+    rows += [(pattern, level, "") for pattern, level in sorted(kept["channels"].items())]
+    output.table(("what", "level", "meaning"), rows, empty="")

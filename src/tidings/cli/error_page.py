@@ -1,0 +1,101 @@
+"""`docs/errors.md`, written from the tree in `errors.py`: `python -m tidings.cli.error_page FILE` (`make docs`).
+
+Names, order and meanings are those of the tree's docstring, codes those of the classes. What to do is said here; an
+error without a remedy of its own has that of its parent. A test holds the file, the tree and the exit codes together.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tidings import errors
+from tidings.errors import TidingsError
+
+EXIT_CODES = {
+    0: "ok",
+    1: "failed",
+    2: "usage: what was typed or configured cannot be meant",
+    3: "unhealthy: it runs, but not as promised",
+    4: "denied",
+    5: "unreachable: nobody answered",
+    6: "conflict: somebody else holds it, or it changed meanwhile",
+}
+
+REMEDIES: dict[str, str] = {
+    "TidingsError": "read the sentence; `tidings status` and `tidings logs` say more",
+    "UsageError": "correct what was asked; `--help` of each command has examples",
+    "InvalidName": "use letters, digits, `_` and `-`; dots separate the parts of a channel",
+    "UnknownPeer": "`tidings who` lists the agents of the space",
+    "AmbiguousPeer": "write the name exactly, or give the id",
+    "ConfigError": "`tidings config` shows each setting and where it comes from; mend or remove that file",
+    "WireError": "nothing was taken; whoever sent it has to send what the wire allows",
+    "MalformedMessage": "the sender's program writes something else than a message: see the JSON Schema of the wire",
+    "MalformedRecord": "somebody else than the steward wrote to the log: `tidings status` counts void records",
+    "HeaderRefused": "do not set `Nats-*`, `Status` or `KV-*` headers",
+    "TooLarge": "send less, or a reference to where the rest is",
+    "BadSignature": "the sender signs with another key or over other bytes: `tidings agent export` it again",
+    "DeniedError": "`tidings agent access NAME` shows what it may; whoever runs the space can widen it",
+    "AuthRevoked": "a narrowed agent: `tidings agent export NAME` again; a revoked one: `tidings agent add`",
+    "UnreachableError": "`tidings status` says which part does not answer",
+    "BrokerUnreachable": "`tidings up` starts the space; from another machine, check the tunnel",
+    "ConnectionLost": "ask again: the connection is rebuilt by itself",
+    "Reconnecting": "wait a moment and ask again",
+    "StewardUnreachable": "`tidings logs steward`; it is started again by itself",
+    "ConflictError": "look at what holds now, then ask again",
+    "LeaseHeld": "stop the other steward; it is named with host and pid",
+    "LeaseLost": "nothing: the steward that replaced it serves",
+    "NameTaken": "take another name, or `tidings agent rotate NAME` for a new key",
+    "IdBurned": "send it again under a new id",
+    "Superseded": "one session of an agent receives: end the other, or use another agent",
+    "SpaceBusy": "wait for the process that is named, or `tidings down`",
+    "OutcomeUnknown": "ask again with the same id: it takes effect once",
+    "UnhealthyError": "`tidings status` lists the problems",
+    "LogFull": "`tidings space set keep_age=7d`, or more room: `tidings up --budget 4G`; see operations.md",
+    "MailboxFull": "wait until it reads; `tidings who` says when it was last seen",
+    "LogRegressed": "see operations.md, then `tidings space acknowledge`",
+    "LogGap": "restore the store from a backup; the log is damaged",
+    "StreamMismatch": "move the store away, or give the stream back its settings",
+    "BrokerFailed": "`tidings logs broker` says why",
+    "PrerequisiteMissing": "`tidings doctor` says what to install",
+}
+
+
+def tree() -> list[tuple[type[TidingsError], int, str]]:
+    """Every error in the order of the tree, with its depth and its meaning."""
+    found: list[tuple[type[TidingsError], int, str]] = [(TidingsError, 0, "everything Tidings raises on purpose")]
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.fullmatch(r"    ([│├└─ ]+)(\w+) {2,}(.+)", line)
+        if match:
+            found.append((getattr(errors, match[2]), len(match[1]) // 4, match[3]))
+    return found
+
+
+def remedy(error: type[TidingsError]) -> str:
+    return next(REMEDIES[cls.__name__] for cls in error.__mro__ if cls.__name__ in REMEDIES)
+
+
+def page() -> str:
+    """The whole document."""
+    lines = [
+        "# Errors",
+        "",
+        "Written by `make docs` from the tree in `errors.py`. A command that fails says one sentence on standard error",
+        "and ends with the code of its error; the library raises the class; answers on the wire carry the word.",
+        "",
+        "| exit code | meaning |",
+        "|---|---|",
+        *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
+        "",
+        "| error | word | exit code | it means | do |",
+        "|---|---|---|---|---|",
+    ]
+    for error, depth, meaning in tree():
+        name = f"{'· ' * depth}`{error.__name__}`"
+        lines.append(f"| {name} | {error.code} | {error.exit_code} | {meaning} | {remedy(error)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

@@ -1,0 +1,238 @@
+"""The story that `tidings demo` tells: each scene does the real thing, checks what came of it, and says so in a line.
+
+A scene that does not end as promised raises `UnhealthyError`, so that the demonstration ends with another code than 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidings.cli import output
+from tidings.errors import UnhealthyError
+
+if TYPE_CHECKING:
+    from tidings.space.home import SpaceHome
+    from tidings.space.session import Session
+    from tidings.testing.processes import Child
+
+PATIENCE = 15.0
+
+
+async def tell(root: Path) -> None:
+    from tidings.space.home import SpaceHome
+
+    home = SpaceHome(root / "home", "demo")
+    await _add_agents(home)
+    await _join_and_leave(home)
+    await _show_table(home)
+    await _talk(home)
+    await _impersonate(home)
+    await _attack(home)
+    await _revoke(home)
+
+
+async def _add_agents(home: SpaceHome) -> None:
+    from tidings.space.administration import administer
+    from tidings.space.agents import AgentFile
+
+    heading("Two agents are added: a key, an access record and a credential each")
+    async with administer(home, "demo") as admin:
+        for name, read, post in (("ada", ("general", "team.>"), ("general",)), ("bob", ("general",), ("general",))):
+            granted = await admin.add(AgentFile(name, read=read, post=post, roles=("reviewer",)))
+            output.line(f"  {name} {granted.row.id[:10]}… may read {', '.join(read)}; record {granted.row.seq}")
+
+
+async def _join_and_leave(home: SpaceHome) -> None:
+    from tidings.errors import DeniedError
+    from tidings.space.session import open_session
+
+    heading("ada joins a channel, messages are posted, ada leaves")
+    async with open_session(home, "ada") as ada, open_session(home, "bob") as bob:
+        joined = await ada.control.call("member", "join", pattern="general")
+        output.line(f"  {joined['seq']:>4}  ada joins #general ({joined['state']})")
+        output.line(f"  {await _post(bob, 'general', 'hello ada'):>4}  bob posts: ada is owed this one")
+        left = await ada.control.call("member", "leave", pattern="general")
+        output.line(f"  {left['seq']:>4}  ada leaves")
+        output.line(f"  {await _post(bob, 'general', 'still there?'):>4}  bob posts: ada is not owed this one")
+        try:
+            await bob.control.call("member", "join", pattern="team.secret")
+        except DeniedError as error:
+            output.line(f"        bob asks for #team.secret: {error}")
+
+
+async def _post(session: Session, channel: str, text: str) -> int:
+    """A signed message, confirmed by the log; the answer is its sequence."""
+    from tidings.wire import message, signing
+
+    composed = message.compose(message.Sender(session.key.id, session.name), text=text)
+    payload = message.encode(composed)
+    signature = signing.sign(session.key, session.info.id, "chat", channel, payload)
+    subject = session.info.subjects.chat(session.key.id, channel)
+    headers = {signing.SIGNATURE_HEADER: signature, "Nats-Msg-Id": composed.id}
+    reply = await session.connection.request(subject, payload, timeout=5, headers=headers)
+    return int(json.loads(reply.data)["seq"])
+
+
+async def _show_table(home: SpaceHome) -> None:
+    from tidings.space.administration import administer
+
+    heading("The table, as of each sequence: one ordered log decides who is owed what")
+    async with administer(home, "demo") as admin:
+        head = (await admin.ask("table"))["table"]["seq"]
+        for seq in range(1, head + 2):
+            table = (await admin.ask("table", seq=seq))["table"]
+            output.line(f"  as of {seq:>3}: {_members(table)}")
+
+
+def _members(table: dict[str, Any]) -> str:
+    names = {owner: access["name"] for owner, access in table["access"].items()}
+    held = [
+        f"{names.get(owner, owner)} in #{pattern} since {joined}"
+        for owner, patterns in table["members"].items()
+        for pattern, joined in patterns.items()
+    ]
+    known = f"{len(names)} agent{'' if len(names) == 1 else 's'}"
+    return f"{known}; {', '.join(held) or 'nobody is in a channel'}"
+
+
+async def _talk(home: SpaceHome) -> None:
+    """All three ways of addressing, and a process that is killed and comes back."""
+    import tidings
+    from tidings.testing.processes import child
+
+    state = home.run / "bob.state"
+    bob = ("-m", "tidings.cli.demo_agent", home.home, home.name, "bob", state)
+    async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
+        heading("Two agents talk: to a channel, to one agent, to a role. bob is a process of its own")
+        async with child(*bob) as first:
+            await _expect(first, "ready")
+            await _three_ways(ada, first)
+            await _until_written(state, (await ada.send("general", "last words before the night")).seq, first)
+            heading("bob is killed (SIGKILL) with a message in hand, and comes back")
+            await ada.send("general", "hold this: do not settle it")
+            await _expect(first, "heard", "hold this: do not settle it")
+            first.signal(signal.SIGKILL)
+            output.line(f"  bob has it in hand and is killed: the process ended with {await first.ended()}")
+        await ada.send("general", "are you still there?")
+        await ada.dm("bob", "and this is for you alone")
+        output.line("  meanwhile ada says something to the channel and something to bob alone")
+        async with child(*bob) as second:
+            await _expect(second, "ready")
+            await _hears_each_once(ada, second)
+
+
+async def _three_ways(ada: Any, bob: Child) -> None:
+    await ada.send("general", "shall we start?", mentions=["bob"])
+    await _expect(bob, "heard", "shall we start?")
+    receipt = await ada.dm("bob", "the password is swordfish")
+    await _expect(bob, "heard", "the password is swordfish")
+    stage = (await ada.receipt(receipt, "read", timeout=PATIENCE)).stage
+    output.line(f"  ada's direct message was sealed, and is {stage}")
+    ticket = await ada.ask("reviewer", "please review the change")
+    result = await ticket.result(timeout=PATIENCE)
+    if result.state != "done":
+        raise UnhealthyError(f"the task is {result.state}, not done")
+    output.line(f"  ada asked a reviewer; {result.worker_name or result.worker} answered, signed: {result.text}")
+
+
+async def _until_written(state: Path, seq: int, bob: Child) -> None:
+    """What bob settled is in its state file: from here on a kill cannot make it come again."""
+    await _expect(bob, "heard", "last words before the night")
+    async with asyncio.timeout(PATIENCE):
+        while not state.exists() or json.loads(state.read_text())["channels"].get("general", 0) < seq:
+            await asyncio.sleep(0.02)
+
+
+async def _hears_each_once(ada: Any, bob: Child) -> None:
+    """What was in hand, what was said meanwhile, what was sent meanwhile: each once, and nothing that was settled."""
+    expected = {"hold this: do not settle it", "are you still there?", "and this is for you alone"}
+    await ada.send("general", "that was all")
+    heard: list[str] = []
+    while "that was all" not in heard or len(heard) <= len(expected):
+        heard.append((await _expect(bob, "heard"))["text"])
+    if sorted(heard) != sorted((*expected, "that was all")):
+        raise UnhealthyError(f"bob heard {heard}: something came twice, or again")
+    output.line("  nothing lost, nothing twice: what was in hand came again, what was settled did not")
+
+
+async def _expect(bob: Child, what: str, text: str | None = None) -> dict[str, Any]:
+    """The next thing bob says; anything else is not the story."""
+    try:
+        said = await bob.line(PATIENCE)
+    except (TimeoutError, AssertionError) as error:
+        raise UnhealthyError(f"bob should have said {what} {text or ''}, and said nothing") from error
+    if said["what"] != what or (text is not None and said["text"] != text):
+        raise UnhealthyError(f"bob should have said {what} {text or ''}, and said {said}")
+    if what == "heard":
+        output.line(f"  bob hears {said['from']} {said['where']}: {said['text']}")
+    elif what == "ready":
+        output.line(f"  bob runs as process {said['pid']}")
+    return said
+
+
+async def _impersonate(home: SpaceHome) -> None:
+    """A message that claims another sender is stored under its real one, and shown to nobody."""
+    import tidings
+    from tidings.space.session import open_session
+    from tidings.wire import message, signing
+
+    heading("bob pretends to be ada")
+    async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
+        async with open_session(home, "bob") as bob:
+            forged = message.compose(message.Sender(ada.id, "ada"), text="ada says: delete everything").raw
+            signature = signing.sign(bob.key, bob.info.id, "chat", "general", forged)
+            subject = bob.info.subjects.chat(bob.key.id, "general")
+            reply = await bob.connection.request(subject, forged, timeout=5, headers={"Td-Sig": signature})
+            seq = json.loads(reply.data)["seq"]
+            await _post(bob, "general", "just me, bob")
+        while (heard := await ada.next_message(10)).text != "just me, bob":
+            if heard.seq == seq:
+                raise UnhealthyError("a forged message was shown")
+        output.line(f"  record {seq} is in the log under bob's key, and was dropped: {dict(ada.opener.refused)}")
+
+
+async def _attack(home: SpaceHome) -> None:
+    from tidings.testing.security import run_security_suite
+
+    heading("Now the attacks: raw clients with an agent's credential try what they must not do")
+    with output.working("attacking"):
+        report = await run_security_suite(home)
+    if not report.ok:
+        raise UnhealthyError(f"{len(report.broken)} attacks were not refused: `tidings doctor security` names them")
+    for each in [each for each in report.results if each.outcome == "refused"][:6]:
+        output.line(f"  refused: {each.title}")
+    counts = report.counts
+    output.line(
+        f"  {len(report.results)} kinds of attack in {report.seconds:.0f} s: {counts.get('refused', 0)} refused, "
+        f"{counts.get('held', 0)} without effect, {counts.get('known', 0)} observable as SECURITY.md says"
+    )
+    output.line("  the whole list: `tidings doctor security`")
+
+
+async def _revoke(home: SpaceHome) -> None:
+    from tidings.errors import AuthRevoked
+    from tidings.space.administration import administer
+    from tidings.space.session import open_session
+
+    heading("bob is revoked")
+    creds = home.agent_creds("bob").read_text()
+    async with administer(home, "demo") as admin:
+        started = time.monotonic()
+        await admin.revoke("bob")
+    output.line(f"  cut and recorded in {(time.monotonic() - started) * 1000:.0f} ms")
+    home.agent_creds("bob").write_text(creds)
+    home.agent_creds("bob").chmod(0o600)
+    try:
+        async with open_session(home, "bob"):
+            raise UnhealthyError("bob could still connect")
+    except AuthRevoked as error:
+        output.line(f"  with his old credential: {error}")
+
+
+def heading(text: str) -> None:
+    output.line(f"\n{text}")

@@ -1,0 +1,185 @@
+"""`ctl.trace`: the life of one message, for whoever sent it or was sent it.
+
+What is stored is searched for near the time in its id; what became of it is the receipts of a direct message, or the
+fate of a task. One search at a time, and few may wait for it: a search reads megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.errors import ConflictError
+from tidings.steward.receipt_services import message_id
+from tidings.steward.receipts import RANK
+from tidings.steward.requests import Request
+from tidings.steward.services import Answer, Handler, access_of
+from tidings.steward.task_rules import Settled, TaskState
+from tidings.wire.envelope import Received, open_record
+from tidings.wire.ids import id_time_ms
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+#: how far from the time in its id a message is looked for, and how many bytes are looked at
+NEAR = timedelta(minutes=10)
+MOST_LOOKED_AT = 8 * 1024 * 1024
+#: searches that wait, of one agent and of all: each holds a place among the requests being worked on
+MOST_EACH, MOST = 2, 16
+
+
+class Traces:
+    """Whose turn it is to search."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, caller: str) -> AsyncIterator[None]:
+        if self._waiting[caller] >= MOST_EACH or self._waiting.total() >= MOST:
+            raise ConflictError("too many messages are being traced: ask again in a moment")
+        self._waiting[caller] += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._waiting[caller] -= 1
+            if not self._waiting[caller]:
+                del self._waiting[caller]
+
+
+async def trace(steward: Steward, request: Request) -> Answer:
+    """Where a message of the caller's own, sent or received, is stored, and what became of it."""
+    access_of(steward, request.sender)
+    caller, mid = request.sender, message_id(request)
+    await steward.receipts.ready()
+    lives = [(k, life) for k, life in steward.receipts.lives.items() if k[1] == mid and caller in (k[0], k[2])]
+    told: list[dict[str, Any]] = [
+        {
+            "kind": "dm",
+            "sender": key[0],
+            "to": key[2],
+            "seq": life.seq,
+            "stage": life.stage,
+            "stages": dict(life.stages),
+        }
+        for key, life in lives
+    ]
+    stored: dict[tuple[str, int], dict[str, Any]] = {}
+    async with steward.traces.turn(caller):
+        for stream, record in await _candidates(steward, caller, mid, request.optional("seq", int)):
+            line = _line(steward, record, caller, mid)
+            if line is not None:
+                stored[stream, record.seq] = {"stream": stream, **line}
+    told += await _tasks(steward, caller, mid, [line for line in stored.values() if line["kind"] == "task"])
+    return {"id": mid, "stored": list(stored.values()), "receipts": told}
+
+
+async def _tasks(steward: Steward, caller: str, mid: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What became of the task of this id that the caller asked; its record may be gone already."""
+    if steward.desk.book.find(caller, mid) is None and not lines:
+        return []
+    found = await steward.desk.lookup.find(caller, mid, lines[0]["seq"] if lines else None)
+    return [_task_life(found, lines[0] if lines else {"sender": caller})]
+
+
+def _task_life(found: TaskState | Settled | str, line: dict[str, Any]) -> dict[str, Any]:
+    """The receipts of a task: claimed is delivered, done or failed is read."""
+    if isinstance(found, str):
+        return {
+            "kind": "task",
+            **{key: line[key] for key in ("sender", "to", "seq") if key in line},
+            "stage": "confirmed",
+            "stages": {"confirmed": _time(line["time_ns"] / 1e9)} if "time_ns" in line else {},
+            "state": found,
+        }
+    stages = {"confirmed": _time(found.time_ns / 1e9)}
+    if found.attempt and found.claimed_at:
+        stages["delivered"] = _time(found.claimed_at)
+    state, cause = "claimed" if found.worker else "queued", None
+    if isinstance(found, Settled):
+        stages[_last_stage(found)] = _time(found.at)
+        state, cause = found.state, found.cause
+    return {
+        "kind": "task",
+        "sender": found.asker,
+        "to": found.role,
+        "seq": found.seq,
+        "stage": max(stages, key=lambda stage: RANK[stage]),
+        "stages": stages,
+        "state": state,
+        "cause": cause,
+        "worker": found.worker,
+        "attempt": found.attempt,
+        "reasons": list(found.reasons),
+    }
+
+
+def _last_stage(settled: Settled) -> str:
+    if settled.state == "done" or settled.attempt:
+        return "read"
+    return "undeliverable" if settled.cause == "malformed" else "expired"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+async def _candidates(steward: Steward, caller: str, mid: str, seq: int | None) -> list[tuple[str, StoredRecord]]:
+    s = steward.subjects
+    at = await steward.js.at(s.direct_stream, seq) if seq and seq > 0 else None
+    found = [(s.direct_stream, at)] if at else []
+    for stream, subject_filter in (
+        (s.direct_stream, f"{s.root}.dm.*.*.{caller}"),
+        (s.direct_stream, s.direct_inbox(caller)),
+        (s.log_stream, f"{s.root}.chat.{caller}.>"),
+        (s.task_stream, f"{s.root}.task.*.{caller}"),
+    ):
+        found += [(stream, record) for record in await _near(steward, stream, subject_filter, mid)]
+    return found
+
+
+async def _near(steward: Steward, stream: str, subject_filter: str, mid: str) -> list[StoredRecord]:
+    """Records stored near the time in an id. A hint, not a proof: what was sent much later is not found this way."""
+    try:
+        when = datetime.fromtimestamp((id_time_ms(mid) or 0) / 1000, UTC)
+        start = await steward.js.first_after(stream, subject_filter, when - NEAR)
+    except (ValueError, OverflowError):
+        return []
+    end = int((await steward.js.info(stream))["state"]["last_seq"])
+    latest = int((when + NEAR).timestamp()) * 1_000_000_000
+    found: list[StoredRecord] = []
+    looked = 0
+    async for page in steward.js.read(stream, subject_filter, start or end + 1, end):
+        found += [record for record in page if mid.encode() in record.payload]
+        looked += sum(len(record.payload) for record in page)
+        if looked >= MOST_LOOKED_AT or page[-1].time_ns > latest:
+            break
+    return found
+
+
+def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
+    fields = record.own_fields()
+    if fields is None:
+        return None
+    opened = open_record(steward.subjects, steward.info.id, record.subject, fields, record.payload)
+    if not isinstance(opened, Received) or opened.message.id != mid:
+        return None
+    if caller != opened.sender and not (opened.kind == "dm" and caller == opened.destination):
+        return None
+    return {
+        "seq": record.seq,
+        "time_ns": record.time_ns,
+        "kind": opened.kind,
+        "sender": opened.sender,
+        "to": opened.destination,
+    }
+
+
+TRACE_HANDLERS: dict[tuple[str, str], Handler] = {("trace", "get"): trace}

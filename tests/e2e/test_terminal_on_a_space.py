@@ -1,0 +1,88 @@
+"""Commands on a space that runs in this process: the same programs, without the seconds a supervisor takes."""
+
+import asyncio
+import json
+import subprocess
+
+from command_lines import parse
+from terminal import Terminal
+from tidings.testing.real_space import RealSpace
+
+
+async def run(terminal: Terminal, *words: str) -> "subprocess.CompletedProcess[str]":
+    return await asyncio.to_thread(terminal.run, *words)
+
+
+async def test_tail_all_shows_every_channel_that_may_be_read_and_each_message_once(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    await space.add("ada", read=["general", "team.>", "team.a"])
+    await space.add("eve", read=[])
+    await space.add("me", read=[], post=[">"])
+    refused = await run(terminal, "tail", "--all", "--as", "eve")
+    assert (refused.returncode, "may read nothing" in refused.stderr) == (4, True)
+    both = await run(terminal, "tail", "general", "--all", "--as", "ada")
+    assert (both.returncode, "one of the two" in both.stderr) == (2, True)
+    watching = terminal.start("tail", "--all", "--count", "3", "--json", TIDINGS_AS="ada")
+    assert watching.stderr is not None
+    assert "watching general, team.>, team.a" in await asyncio.to_thread(watching.stderr.readline)
+    for channel in ("secret", "team.a", "general", "team.b"):
+        assert (await run(terminal, "send", channel, f"to {channel}")).returncode == 0
+    out, _ = await asyncio.to_thread(watching.communicate, timeout=30)
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["to team.a", "to general", "to team.b"]
+
+
+async def test_attention_is_shown_and_set_from_a_terminal(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("me")
+    await space.add("bob")
+    nothing = {"mode": "open", "channels": {}, "kept": False, "running": None}
+    assert json.loads((await run(terminal, "attention", "--json")).stdout) == nothing
+    done = await run(terminal, "attention", "dnd", "--channel", "team.>", "quiet")
+    assert (done.returncode, "does not run now" in done.stderr) == (0, True)
+    kept = json.loads((await run(terminal, "attention", "--json")).stdout)
+    assert (kept["mode"], kept["channels"], kept["kept"]) == ("dnd", {"team.>": "quiet"}, True)
+    other = json.loads((await run(terminal, "attention", "--as", "bob", "--json")).stdout)
+    assert other == nothing, "each agent has its own"
+    for words in (("asleep",), ("--channel", "general", "loud"), ("--channel", "a b", "muted")):
+        assert (await run(terminal, "attention", *words)).returncode == 2, words
+
+
+async def test_after_a_success_the_next_command_is_named_and_is_one(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("me", read=[">"], post=[">"], manage=[">"])
+    terminal.watched = True
+    for line in (
+        "agent add bob --role reviewer",
+        "agent list",
+        "agent show bob",
+        "agent access bob",
+        "agent access bob --read general",
+        "join general",
+        "send general hello",
+        "history general",
+        "channels list",
+        "channels info general",
+        "channels members general",
+        "channels set general --description talk",
+        "leave general",
+        "who",
+        "dm bob hello",
+        "inbox --as bob",
+        "attention",
+        "attention dnd",
+        "ask reviewer look",
+        "work --role reviewer --exec true --once --as bob",
+        "dead list",
+        "space list",
+        "space show",
+        "space set class=live",
+        "config",
+        "version",
+        "doctor --home /nowhere",
+        "agent rotate bob",
+        "agent revoke bob --yes",
+    ):
+        done = await run(terminal, *line.split())
+        assert done.returncode == 0, (line, done)
+        *_, hint = done.stderr.splitlines()
+        assert hint.startswith("next: "), (line, done.stderr)
+        parse(hint.removeprefix("next: "))
