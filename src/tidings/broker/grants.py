@@ -144,6 +144,24 @@ def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
     )
 
 
+def pipeline_permissions(s: Subjects, pipeline_id: str) -> Permissions:
+    """Reads the log, writes mailboxes and its own floors. Cannot write a message or a ruling, or read direct mail."""
+    state = f"$KV.{s.state_bucket}"
+    kept = ("floor.deliver", "beat.deliver", "figures.deliver", "emptied.*")
+    return Permissions(
+        publish=[
+            f"{s.root}.dlv.>",
+            *(f"{state}.{key}" for key in kept),
+            *(f"$JS.API.DIRECT.GET.KV_{s.state_bucket}.{state}.{key}" for key in (*kept, "floor.log")),
+            *(f"$JS.API.STREAM.{verb}.{s.log_stream}" for verb in ("INFO", "MSG.GET")),
+            f"$JS.API.DIRECT.GET.{s.log_stream}",
+            *(f"$JS.API.STREAM.{verb}.{s.delivery_stream}" for verb in ("INFO", "MSG.GET", "PURGE")),
+            f"$JS.API.CONSUMER.INFO.{s.delivery_stream}.*",
+        ],
+        subscribe=[inbox(pipeline_id)],
+    )
+
+
 def owner_permissions(s: Subjects, user_id: str) -> Permissions:
     """A short-lived admin process that only asks the steward: `agent add`, `revoke`, `space set`."""
     return Permissions(publish=[f"{s.root}.ctl.admin.{user_id}"], subscribe=[inbox(user_id)])

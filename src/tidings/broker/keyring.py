@@ -68,6 +68,9 @@ class Keyring:
     def steward_token(self, s: Subjects, steward_id: str) -> str:
         return jwt.user_jwt(self.core, steward_id, "steward", grants.steward_permissions(s, steward_id))
 
+    def pipeline_token(self, s: Subjects, pipeline_id: str) -> str:
+        return jwt.user_jwt(self.core, pipeline_id, "pipeline", grants.pipeline_permissions(s, pipeline_id))
+
     def agent_token(
         self,
         s: Subjects,

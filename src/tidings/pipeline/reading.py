@@ -93,7 +93,7 @@ class StreamReader:
 
     def at(self, seq: int) -> Stored | None:
         """The record at a sequence, from the leader."""
-        return self._get({"seq": seq})
+        return self._get({"seq": seq}) if seq > 0 else None
 
     def following(self, subject: str, seq: int) -> Stored | None:
         """The first record of `subject` at or after a sequence, from the leader."""

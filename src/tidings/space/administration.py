@@ -53,6 +53,7 @@ def create_space(home: SpaceHome, *, port: int | None, open_space: bool, budget:
             return home.read_info()
         keyring = Keyring.create(home.keys)
         signing = _make_steward_files(home, keyring)
+        make_pipeline_creds(home, keyring)
         info = SpaceInfo(
             name=home.name,
             id=keyring.core.id,
@@ -79,6 +80,14 @@ def _make_steward_files(home: SpaceHome, keyring: Keyring) -> KeyPair:
     write_private(home.creds / "steward.key", signing.seed + "\n")
     write_private(home.creds / "space.secret", os.urandom(SECRET_BYTES).hex() + "\n")
     return signing
+
+
+def make_pipeline_creds(home: SpaceHome, keyring: Keyring) -> None:
+    """The pipeline's own narrow credential, made once; a space from before there was a pipeline gets it too."""
+    path = home.creds / "pipeline.creds"
+    if not path.exists():
+        user = KeyPair.generate()
+        write_private(path, jwt.credentials(keyring.pipeline_token(Subjects(home.name), user.id), user))
 
 
 def write_broker_files(home: SpaceHome, keyring: Keyring, info: SpaceInfo) -> None:

@@ -1,0 +1,141 @@
+"""From rows of the source to blocks, in the workers: judge each record, cut runs, encode. One pass, one Spark job.
+
+Each partition is a range of sequences; what comes back is a row for every block, one for every poisoned record, one for
+every hole, and one that says what the partition covered. The bytes of a block exist once, whatever its audience. The
+rules and the places where audiences change are given by the driver, which has folded the log further than any record
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidings.pipeline.judging import Deliverable, Judge, Poison, Stored, Void
+from tidings.pipeline.runs import BlockInfo, Cuts, MadeBlock, cut_blocks
+from tidings.space.rulebook import Rulebook
+from tidings.wire.subjects import Subjects
+
+SCHEMA = "kind string, channel string, first bigint, last bigint, count bigint, said string, data binary"
+ARROW = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("channel", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("count", pa.int64()),
+        ("said", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+Row = tuple[str, str | None, int, int, int, str | None, bytes | None]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a worker has to know. `channels`: only these, or all of them."""
+
+    space: str
+    book: Rulebook
+    cuts: Cuts
+    channels: frozenset[str] | None = None
+
+
+@dataclass
+class Encoded:
+    """What the driver gets back of a range."""
+
+    blocks: list[MadeBlock]
+    poison: list[Poison]
+    missing: list[tuple[int, int]]
+    void: int
+    first: int
+    last: int
+
+
+def encode_partition(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The body of the Spark job."""
+    for row in _rows(rules, batches):
+        yield pa.RecordBatch.from_pylist([dict(zip(ARROW.names, row, strict=True))], schema=ARROW)
+
+
+def _rows(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    judge = Judge(Subjects(rules.space), rules.book)
+    aside: list[Row] = []
+    seen = [0, 0, 0]
+
+    def messages() -> Iterator[Deliverable]:
+        for record in _records(batches, aside, seen):
+            judged = judge.judge(record)
+            if isinstance(judged, Deliverable):
+                if rules.channels is None or judged.channel in rules.channels:
+                    yield judged
+            elif isinstance(judged, Poison):
+                said = json.dumps([judged.subject, judged.reason, judged.detail])
+                aside.append(("poison", None, judged.seq, judged.seq, 1, said, None))
+            elif isinstance(judged, Void):
+                seen[2] += 1
+
+    for block in cut_blocks(messages(), rules.cuts):
+        yield _block_row(block)
+    yield from aside
+    if seen[1]:
+        yield ("part", None, seen[0], seen[1], seen[2], None, None)
+
+
+def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int]) -> Iterator[Stored]:
+    for batch in batches:
+        columns = [
+            batch.column(name).to_pylist() for name in ("seq", "time_ns", "subject", "headers", "data", "missing")
+        ]
+        for seq, time_ns, subject, headers, data, missing in zip(*columns, strict=True):
+            seen[0] = seen[0] or seq
+            seen[1] = missing or seq
+            if missing is None:
+                yield Stored(seq, time_ns, subject, headers, data)
+            else:
+                aside.append(("missing", None, seq, missing, missing - seq + 1, None, None))
+
+
+def _block_row(block: MadeBlock) -> Row:
+    info = block.info
+    said = json.dumps([info.senders, info.mentioned])
+    return ("block", info.channel, info.first, info.last, info.count, said, block.data)
+
+
+def decode_rows(table: pa.Table) -> Encoded:
+    """What the job answered, blocks in order of their first sequence."""
+    found = Encoded([], [], [], 0, 0, 0)
+    for row in table.to_pylist():
+        _take(found, row)
+    found.blocks.sort(key=lambda block: block.info.first)
+    found.poison.sort(key=lambda poison: poison.seq)
+    return found
+
+
+def _take(found: Encoded, row: dict[str, Any]) -> None:
+    match row["kind"]:
+        case "block":
+            senders, mentioned = json.loads(row["said"])
+            info = BlockInfo(
+                row["channel"],
+                row["first"],
+                row["last"],
+                row["count"],
+                len(row["data"]),
+                tuple((sender, count) for sender, count in senders),
+                None if mentioned is None else tuple(mentioned),
+            )
+            found.blocks.append(MadeBlock(info, row["data"]))
+        case "poison":
+            found.poison.append(Poison(row["first"], *json.loads(row["said"])))
+        case "missing":
+            found.missing.append((row["first"], row["last"]))
+        case "part":
+            found.void += row["count"]
+            found.first = min(found.first or row["first"], row["first"])
+            found.last = max(found.last, row["last"])

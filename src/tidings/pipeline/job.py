@@ -1,0 +1,350 @@
+"""The deliver job: Spark reads and encodes the log, the driver decides and publishes.
+
+One instance delivers for one space at a time (the lease says which). A micro-batch is one Spark job: the source reads a
+range, workers judge, cut and encode it, the driver plans and publishes and writes the ledger (`delivering.py` has the
+order). Between batches debts are paid. A lost broker connection or a failed batch starts the query again from its
+checkpoint; a lost checkpoint starts at the deliver floor; a log that went backwards starts a new checkpoint where it
+still agrees; a lost lease ends the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidings.broker.streams import EPOCH_KEY
+from tidings.errors import LeaseLost, TidingsError
+from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
+from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
+from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
+from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+from tidings.pipeline.plain import PlainConnection, PlainLost
+from tidings.pipeline.planning import FramePlan, Plan
+from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
+from tidings.pipeline.reading import Missing, Place, StreamReader
+from tidings.pipeline.runs import BlockInfo, MadeBlock
+from tidings.pipeline.source import NatsSource
+from tidings.space.fold import LogRecord, Table
+from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
+from tidings.wire.headers import Headers
+from tidings.wire.ids import new_id
+from tidings.wire.subjects import RULING_KINDS, Subjects
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+#: sequences a payment reads at most
+PAY_CHUNK = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Where the job works. `checkpoint` and `lake` must be on storage that every driver of the space can reach."""
+
+    space: str
+    space_id: str
+    anchor_key: str
+    url: str
+    creds: str
+    checkpoint: Path
+    lake: Path
+    max_records: int = 50_000
+    wait_ms: int = 1_000
+    pay_every: float = 1.0
+    lease_ttl: float = 3.0
+
+
+@dataclass
+class Tally:
+    """What the job has done since it started, for `status` and for agents."""
+
+    batches: int = 0
+    messages: int = 0
+    deliveries: int = 0
+    frames: int = 0
+    poison: int = 0
+    void: int = 0
+    missing: int = 0
+    last_batch_ms: float = 0.0
+    last_error: str | None = None
+    started_ns: int = field(default_factory=time.time_ns)
+
+
+class SpaceTable:
+    """The fold of the ruling records, kept at the head."""
+
+    def __init__(self, reader: StreamReader, settings: JobSettings, floor: int) -> None:
+        self._reader = reader
+        self._subjects = Subjects(settings.space)
+        self.table = Table(self._subjects, settings.space_id, settings.anchor_key, floor=floor)
+        self.version = 0
+
+    def advance(self, head: int) -> None:
+        """Apply every ruling record up to `head`."""
+        after = self.table.head
+        if head <= after:
+            return
+        root = self._subjects.root
+        filters = [f"{root}.{kind}.>" for kind in RULING_KINDS if kind != "space"] + [self._subjects.space_record]
+        news = [record for each in filters for record in self._reader.read(after + 1, head, each)]
+        for record in sorted((r for r in news if not isinstance(r, Missing)), key=lambda record: record.seq):
+            fields = Headers.parse(record.headers).fields if record.headers else ()
+            self.table.apply(LogRecord(record.seq, record.time_ns, record.subject, dict(fields), record.payload))
+            self.version += 1
+
+
+class Mailboxes:
+    """The outlet of the deliverer: frames to DLV under the lease."""
+
+    def __init__(self, keeper: Keeper, lease: DeliverLease, connection: PlainConnection, epoch: str) -> None:
+        self._keeper, self._lease, self._connection, self._epoch = keeper, lease, connection, epoch
+        self.blocks: Sequence[MadeBlock] = ()
+        self.head = 0
+
+    def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
+        assert len(blocks) == len(self.blocks)
+        lanes = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
+        return acknowledged(publish_in_order(self._connection, lanes, self._lease.fence))
+
+    def _outgoing(self, frame: FramePlan) -> Outgoing:
+        data = encode_frame(
+            frame.owner,
+            self._epoch,
+            frame.series,
+            frame.number,
+            [self.blocks[index].data for index in frame.blocks],
+            prev=frame.prev,
+            lost=frame.lost,
+        )
+        subject = self._keeper.subjects.delivery(frame.owner)
+        return Outgoing(subject, frame_id(data), data, ((HEAD_HEADER, str(self.head)),))
+
+    def empty(self, owner: str) -> Emptied:
+        return self._keeper.empty(owner)
+
+    def forget_emptied(self, owners: Iterable[str]) -> None:
+        self._keeper.forget_emptied(owners)
+
+    def rooms(self, owners: Iterable[str]) -> Mapping[str, int]:
+        return self._keeper.rooms(owners)
+
+
+class DeliverJob:
+    """One run of the job. `run` returns when `stop` was called, or raises what ended it."""
+
+    def __init__(
+        self, spark: SparkSession, settings: JobSettings, *, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self.spark, self.settings = spark, settings
+        self.subjects = Subjects(settings.space)
+        self.tally = Tally()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._on_ready = on_ready
+        self._failure: BaseException | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        self.spark.dataSource.register(NatsSource)
+        while not self._stopping.is_set():
+            try:
+                self._run_once()
+            except LeaseLost:
+                raise
+            except (PlainLost, TidingsError, OSError) as error:
+                self.tally.last_error = str(error)
+                log.warning("starting again: %s", error)
+                self._stopping.wait(1.0)
+
+    # --- one life of the query ---
+
+    def _run_once(self) -> None:
+        connection = self._connect("deliver")
+        publishing = self._connect("deliver-frames")
+        beating = self._connect("deliver-beat")
+        reader = StreamReader(Place(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read"))
+        try:
+            keeper = Keeper(connection, self.subjects)
+            lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
+            lease.take()
+            self._prepare(keeper, lease, publishing, reader)
+            self._stream(lease)
+            lease.release()
+        finally:
+            for each in (connection, publishing, beating):
+                each.close()
+            reader.close()
+
+    def _connect(self, name: str) -> PlainConnection:
+        return PlainConnection.connect(self.settings.url, Path(self.settings.creds), name=f"tidings-{name}")
+
+    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: PlainConnection, reader: StreamReader) -> None:
+        state = reader.state()
+        epoch = state.metadata.get(EPOCH_KEY, state.created)
+        floors = DeliverFloor(keeper, lease, epoch)
+        entry = keeper.get("floor.log")
+        log_floor = int(entry.value["seq"]) if entry else 0
+        known = floors.read() or {"seq": 0, "epoch": epoch}
+        self.start = int(known["seq"]) if known["epoch"] == epoch else 0
+        self.ledger = DeltaLedger(
+            LedgerPaths.below(self.settings.checkpoint, self.settings.lake), app=self._identity(), epoch=epoch
+        )
+        self.reader = reader
+        self.keeper = keeper
+        self.folded = SpaceTable(reader, self.settings, min(log_floor, self.start))
+        self.folded.advance(state.last)
+        head, through = self.ledger.reached()
+        self.outlet = Mailboxes(keeper, lease, publishing, epoch)
+        self.deliverer = Deliverer(
+            self.ledger,
+            self.outlet,
+            floors,
+            debts=self.ledger.load_debts(),
+            counters=resume_counters(self.ledger.last_frames(), self.folded.table),
+            last_head=head,
+            floor=max(self.start, through),
+        )
+
+    def _identity(self) -> str:
+        """The identity of the checkpoint: a lost one counts batches from zero under another name."""
+        path = self.settings.checkpoint / "spark" / "tidings-id"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(new_id())
+        return f"deliver:{path.read_text().strip()}"
+
+    def _stream(self, lease: DeliverLease) -> None:
+        frame = (
+            self.spark.readStream.format("nats")
+            .option("url", self.settings.url)
+            .option("creds", self.settings.creds)
+            .option("stream", self.subjects.log_stream)
+            .option("start", str(self.start + 1))
+            .option("missing", "rows")
+            .option("maxRecords", str(self.settings.max_records))
+            .option("waitMs", str(self.settings.wait_ms))
+            .load()
+        )
+        query = (
+            frame.writeStream.foreachBatch(self._batch)
+            .option("checkpointLocation", str(self.settings.checkpoint / "spark"))
+            .start()
+        )
+        self._failure = None
+        self._on_ready()
+        try:
+            self._tend(query, lease)
+        finally:
+            query.stop()
+
+    def _tend(self, query: Any, lease: DeliverLease) -> None:
+        """Beat, pay debts and report until told to stop or the query fails."""
+        paid = 0.0
+        while not self._stopping.wait(min(lease.ttl / 3, self.settings.pay_every)):
+            lease.beat()
+            if query.exception() is not None:
+                raise self._failure or TidingsError(f"the query failed: {query.exception()}")
+            if time.monotonic() - paid >= self.settings.pay_every:
+                self._pay()
+                self._report()
+                paid = time.monotonic()
+
+    # --- a batch ---
+
+    def _batch(self, frame: DataFrame, number: int) -> None:
+        try:
+            self._deliver(frame, number)
+        except BaseException as error:
+            self._failure = error  # Spark hands its caller only the text
+            raise
+
+    def _deliver(self, frame: DataFrame, number: int) -> None:
+        started = time.monotonic()
+        with self._lock:
+            head = self.reader.state().last
+            self.folded.advance(head)
+            encoded = self._encode(frame, self.deliverer.floor, None)
+            if not encoded.last:
+                return
+            self.ledger.write_quarantine(encoded.poison)
+            batch = Batch(number, encoded.first - 1, encoded.last, head)
+            self._offer(encoded, head)
+            figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
+            self._count(encoded, figures, started)
+
+    def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
+        table = self.folded.table
+        rules = Rules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
+        rows = frame.mapInArrow(partial(encode_partition, rules), SCHEMA)
+        return decode_rows(rows.toArrow())
+
+    def _offer(self, encoded: Encoded, head: int) -> None:
+        self.outlet.blocks, self.outlet.head = encoded.blocks, head
+
+    def _count(self, encoded: Encoded, figures: Figures | None, started: float) -> None:
+        tally = self.tally
+        tally.batches += 1
+        tally.poison += len(encoded.poison)
+        tally.void += encoded.void
+        tally.missing += sum(last - first + 1 for first, last in encoded.missing)
+        tally.last_batch_ms = (time.monotonic() - started) * 1_000
+        if figures is not None:
+            tally.messages += figures.messages
+            tally.deliveries += figures.deliveries
+            tally.frames += figures.frames
+
+    # --- between batches ---
+
+    def _pay(self) -> None:
+        if not self.deliverer.debts.open or not self._lock.acquire(blocking=False):
+            return
+        try:
+            payment = self.deliverer.payment(PAY_CHUNK)
+            if payment is None:
+                return
+            head = self.reader.state().last
+            self.folded.advance(head)
+            frame = (
+                self.spark.read.format("nats")
+                .option("url", self.settings.url)
+                .option("creds", self.settings.creds)
+                .option("stream", self.subjects.log_stream)
+                .option("start", str(payment.after + 1))
+                .option("end", str(payment.through))
+                .option("missing", "rows")
+                .load()
+            )
+            encoded = self._encode(frame, payment.after, payment.channels)
+            self._offer(encoded, head)
+            batch = Batch(None, payment.after, payment.through, head)
+            blocks = [block.info for block in encoded.blocks]
+            figures = self.deliverer.pay(batch, self.folded.table, payment, blocks)
+            self.tally.deliveries += figures.deliveries
+            self.tally.frames += figures.frames
+        finally:
+            self._lock.release()
+
+    def _report(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            entry = self.keeper.get(FIGURES_KEY)
+            said = {
+                "at_ns": time.time_ns(),
+                "floor": self.deliverer.floor,
+                "debts": len(self.deliverer.debts.open),
+                "owners_in_debt": len({debt.owner for debt in self.deliverer.debts.open.values()}),
+                **{name: getattr(self.tally, name) for name in Tally.__dataclass_fields__},
+            }
+            self.keeper.put(FIGURES_KEY, said, entry.revision if entry else 0)
+        finally:
+            self._lock.release()
