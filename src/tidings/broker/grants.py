@@ -147,7 +147,7 @@ def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
 def pipeline_permissions(s: Subjects, pipeline_id: str) -> Permissions:
     """Reads the log, writes mailboxes and its own floors. Cannot write a message or a ruling, or read direct mail."""
     state = f"$KV.{s.state_bucket}"
-    kept = ("floor.deliver", "beat.deliver", "figures.deliver", "emptied.*")
+    kept = ("floor.deliver", "beat.deliver", "figures.deliver", "emptied")
     return Permissions(
         publish=[
             f"{s.root}.dlv.>",

@@ -97,7 +97,11 @@ class Outlet(Protocol):
         """Remove what `owner` has not read, noting first how far it had: emptying moves that floor (measured)."""
         ...
 
-    def forget_emptied(self, owners: Iterable[str]) -> None:
+    def noted(self) -> Iterable[str]:
+        """Owners whose mailbox was emptied by somebody, which nobody has made good yet."""
+        ...
+
+    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
         """What was unread in these mailboxes is a debt now; the note of where it began may go."""
         ...
 
@@ -191,20 +195,26 @@ class Deliverer:
 
     def _empty_narrowed(self, head: int, table: Table) -> frozenset[str]:
         narrowed = table.rules.narrowings(self.last_head, head)
-        owed: dict[Lane, int] = {}
-        gone: dict[Lane, int] = {}
-        for owner, seq in narrowed.items():
-            emptied = self._outlet.empty(owner)
-            for channel, first in self._ledger.unread(owner, emptied.above).items():
-                owed[owner, channel] = first - 1
-            self.counters[owner] = Counter(f"access:{seq}@{emptied.at}")
-            if _is_revoked(table, owner, head):
-                gone |= {debt.lane: NEVER for debt in self.debts.of_owner(owner)}
-                owed = {lane: seq for lane, seq in owed.items() if lane[0] != owner}
-        self._write("owe", owed, "access changed with mail unread")
-        self._write("settled", gone, "revoked")
-        self._outlet.forget_emptied(narrowed)
-        return frozenset(narrowed)
+        emptied: dict[str, Emptied] = {}
+        events: list[DebtEvent] = []
+        for owner in {*narrowed, *self._outlet.noted()}:
+            emptied[owner] = self._outlet.empty(owner)
+            reason = f"access:{narrowed[owner]}" if owner in narrowed else "emptied"
+            events += self._restart(owner, f"{reason}@{emptied[owner].at}", emptied[owner], table, head)
+        self._record(events)
+        self._outlet.forget_emptied(emptied)
+        return frozenset(emptied)
+
+    def _restart(self, owner: str, series: str, emptied: Emptied, table: Table, head: int) -> list[DebtEvent]:
+        """A new series, and what lay unread as debts; whoever was revoked is owed nothing any more."""
+        self.counters[owner] = Counter(series)
+        events = [self._event("reset", (owner, ""), emptied.at, series)]
+        if _is_revoked(table, owner, head):
+            lanes = [debt.lane for debt in self.debts.of_owner(owner)]
+            return events + [self._event("settled", lane, NEVER, "revoked") for lane in lanes]
+        unread = self._ledger.unread(owner, emptied.above)
+        cause = "the mailbox was emptied with mail unread"
+        return events + [self._event("owe", (owner, channel), first - 1, cause) for channel, first in unread.items()]
 
     # --- debts ---
 
@@ -246,6 +256,20 @@ class Deliverer:
         self._advance(self.floor)
         return self._figures(blocks, planned, settled)
 
+    def owe_after(self, seq: int) -> None:
+        """The log went back to `seq`: what a lane was paid beyond it may be another record now."""
+        self._write("owe", {d.lane: seq for d in self.debts.open.values() if d.after > seq}, "the log went backwards")
+
+    def report_missing(self, table: Table, missing: Iterable[tuple[int, int]]) -> None:
+        """Sequences the log has lost: nobody knows whose they were, so every member hears of them."""
+        members = [owner for owner in table.owners() if table.memberships_at(owner, table.head + 1)]
+        events = [
+            DebtEvent(self._ledger.next_order(), "lost", owner, "*", last, "the log lost them", first, last - first + 1)
+            for first, last in missing
+            for owner in members
+        ]
+        self._record(events)
+
     def _tell(self, settled: Settlement) -> None:
         self._write("told", {(owner, ""): seq for owner, seq in settled.told.items()})
 
@@ -254,10 +278,12 @@ class Deliverer:
             self.debts.apply(event)
 
     def _write(self, kind: EventKind, seqs: Mapping[Lane, int], cause: str = "") -> None:
-        events = [
-            DebtEvent(self._ledger.next_order(), kind, owner, channel, seq, cause)
-            for (owner, channel), seq in sorted(seqs.items())
-        ]
+        self._record([self._event(kind, lane, seq, cause) for lane, seq in sorted(seqs.items())])
+
+    def _event(self, kind: EventKind, lane: Lane, seq: int, cause: str) -> DebtEvent:
+        return DebtEvent(self._ledger.next_order(), kind, *lane, seq, cause)
+
+    def _record(self, events: Sequence[DebtEvent]) -> None:
         if events:
             self._ledger.write_events(events)
         for event in events:
@@ -278,16 +304,13 @@ def _is_revoked(table: Table, owner: str, head: int) -> bool:
     return access is None or access.revoked
 
 
-def resume_counters(last: Mapping[str, tuple[Counter, int]], table: Table) -> dict[str, Counter]:
-    """Counters after a restart, from each owner's last frame and the head it was computed at.
+def resume_counters(last: Mapping[str, tuple[Counter, int]], debts: Debts) -> dict[str, Counter]:
+    """Counters after a restart, from each owner's last frame and the DLV sequence it got.
 
-    Whoever lost a right since then begins again: its mailbox may have been emptied before the process died.
+    A series that was begun and has no frame yet wins over an older frame.
     """
-    return {
-        owner: Counter(f"access:{seq}") if (seq := _narrowed_since(table, owner, head)) else counter
-        for owner, (counter, head) in last.items()
-    }
-
-
-def _narrowed_since(table: Table, owner: str, head: int) -> int | None:
-    return table.rules.narrowings(head, NEVER).get(owner)
+    counters = {owner: counter for owner, (counter, _) in last.items()}
+    for owner, (at, series) in debts.series.items():
+        if owner not in last or last[owner][1] <= at:
+            counters[owner] = Counter(series)
+    return counters

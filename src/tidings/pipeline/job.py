@@ -9,6 +9,7 @@ still agrees; a lost lease ends the job.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -18,18 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.streams import EPOCH_KEY
-from tidings.errors import LeaseLost, TidingsError
+from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
 from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
-from tidings.pipeline.plain import PlainConnection, PlainLost
+from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.planning import FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.reading import Missing, Place, StreamReader
 from tidings.pipeline.runs import BlockInfo, MadeBlock
-from tidings.pipeline.source import NatsSource
+from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.space.fold import LogRecord, Table
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
 from tidings.wire.headers import Headers
@@ -75,6 +75,27 @@ class Tally:
     last_batch_ms: float = 0.0
     last_error: str | None = None
     started_ns: int = field(default_factory=time.time_ns)
+
+
+def read_offsets(folder: Path) -> list[dict[str, Any]]:
+    """What Spark wrote down before each batch, oldest first: {epoch, seq, mark} of the last ones."""
+    found = []
+    for path in sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda path: int(path.name)):
+        lines = path.read_text().splitlines()
+        if len(lines) >= 3 and lines[2].startswith("{"):
+            found.append(json.loads(lines[2]))
+    return found
+
+
+def agrees(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
+    """Is the record at the offset still the one it was?"""
+    return bool(offset["seq"] == 0 or (offset["mark"] and mark_of(reader.at(offset["seq"])) == offset["mark"]))
+
+
+def retire(checkpoint: Path) -> None:
+    """Put a checkpoint aside that no longer fits its log."""
+    if checkpoint.exists():
+        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.{new_id()}"))
 
 
 class SpaceTable:
@@ -129,8 +150,11 @@ class Mailboxes:
     def empty(self, owner: str) -> Emptied:
         return self._keeper.empty(owner)
 
-    def forget_emptied(self, owners: Iterable[str]) -> None:
-        self._keeper.forget_emptied(owners)
+    def noted(self) -> Iterable[str]:
+        return self._keeper.noted()
+
+    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
+        self._keeper.forget_emptied(emptied)
 
     def rooms(self, owners: Iterable[str]) -> Mapping[str, int]:
         return self._keeper.rooms(owners)
@@ -158,9 +182,9 @@ class DeliverJob:
         while not self._stopping.is_set():
             try:
                 self._run_once()
-            except LeaseLost:
+            except (LeaseLost, LeaseHeld):
                 raise
-            except (PlainLost, TidingsError, OSError) as error:
+            except (TidingsError, OSError) as error:
                 self.tally.last_error = str(error)
                 log.warning("starting again: %s", error)
                 self._stopping.wait(1.0)
@@ -188,31 +212,53 @@ class DeliverJob:
         return PlainConnection.connect(self.settings.url, Path(self.settings.creds), name=f"tidings-{name}")
 
     def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: PlainConnection, reader: StreamReader) -> None:
-        state = reader.state()
-        epoch = state.metadata.get(EPOCH_KEY, state.created)
+        epoch = offset_at(reader, 0)["epoch"]
         floors = DeliverFloor(keeper, lease, epoch)
+        rewound = self._rewind(reader, floors, epoch)
+        known = floors.read()
+        self.start = int(known["seq"]) if known else 0
+        paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
+        self.ledger = DeltaLedger(paths, app=self._identity(), epoch=epoch)
+        self.reader, self.keeper = reader, keeper
         entry = keeper.get("floor.log")
-        log_floor = int(entry.value["seq"]) if entry else 0
-        known = floors.read() or {"seq": 0, "epoch": epoch}
-        self.start = int(known["seq"]) if known["epoch"] == epoch else 0
-        self.ledger = DeltaLedger(
-            LedgerPaths.below(self.settings.checkpoint, self.settings.lake), app=self._identity(), epoch=epoch
-        )
-        self.reader = reader
-        self.keeper = keeper
-        self.folded = SpaceTable(reader, self.settings, min(log_floor, self.start))
-        self.folded.advance(state.last)
-        head, through = self.ledger.reached()
+        self.folded = SpaceTable(reader, self.settings, min(int(entry.value["seq"]) if entry else 0, self.start))
+        head = reader.state().last
+        self.folded.advance(head)
+        through, last_head = self.ledger.reached(), self.ledger.last_head()
+        if not through:  # a new checkpoint: what was seen beyond its start is seen again
+            last_head = min(last_head, self.start)
         self.outlet = Mailboxes(keeper, lease, publishing, epoch)
+        debts = self.ledger.load_debts()
         self.deliverer = Deliverer(
             self.ledger,
             self.outlet,
             floors,
-            debts=self.ledger.load_debts(),
-            counters=resume_counters(self.ledger.last_frames(), self.folded.table),
-            last_head=head,
+            debts=debts,
+            counters=resume_counters(self.ledger.last_frames(), debts),
+            last_head=last_head,
             floor=max(self.start, through),
         )
+        if rewound is not None:
+            self.deliverer.owe_after(rewound)
+
+    def _rewind(self, reader: StreamReader, floors: DeliverFloor, epoch: str) -> int | None:
+        """If the log went backwards: a new checkpoint from where it still agrees. Answers where; None if it did not."""
+        offsets = read_offsets(self.settings.checkpoint / "spark" / "offsets")
+        known = floors.read()
+        went_back = known is not None and known.get("epoch") != epoch
+        if offsets and not went_back:
+            went_back = offsets[-1]["epoch"] != epoch or regressed(reader, offsets[-1])
+        last = reader.state().last
+        if known is not None and not went_back:
+            went_back = int(known["seq"]) > last
+        if not went_back:
+            return None
+        agreed = next((offset["seq"] for offset in reversed(offsets) if agrees(reader, offset)), 0)
+        log.warning("the log went backwards: delivering again after %d", agreed)
+        self.tally.last_error = f"the log went backwards; delivery began again after {agreed}"
+        retire(self.settings.checkpoint / "spark")
+        floors.rewind(agreed)
+        return agreed
 
     def _identity(self) -> str:
         """The identity of the checkpoint: a lost one counts batches from zero under another name."""
@@ -254,6 +300,7 @@ class DeliverJob:
             if query.exception() is not None:
                 raise self._failure or TidingsError(f"the query failed: {query.exception()}")
             if time.monotonic() - paid >= self.settings.pay_every:
+                self._count_losses()
                 self._pay()
                 self._report()
                 paid = time.monotonic()
@@ -276,6 +323,7 @@ class DeliverJob:
             if not encoded.last:
                 return
             self.ledger.write_quarantine(encoded.poison)
+            self.deliverer.report_missing(self.folded.table, encoded.missing)
             batch = Batch(number, encoded.first - 1, encoded.last, head)
             self._offer(encoded, head)
             figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
@@ -313,17 +361,7 @@ class DeliverJob:
                 return
             head = self.reader.state().last
             self.folded.advance(head)
-            frame = (
-                self.spark.read.format("nats")
-                .option("url", self.settings.url)
-                .option("creds", self.settings.creds)
-                .option("stream", self.subjects.log_stream)
-                .option("start", str(payment.after + 1))
-                .option("end", str(payment.through))
-                .option("missing", "rows")
-                .load()
-            )
-            encoded = self._encode(frame, payment.after, payment.channels)
+            encoded = self._read_again(payment.after, payment.through, payment.channels)
             self._offer(encoded, head)
             batch = Batch(None, payment.after, payment.through, head)
             blocks = [block.info for block in encoded.blocks]
@@ -333,14 +371,44 @@ class DeliverJob:
         finally:
             self._lock.release()
 
+    def _read_again(self, after: int, through: int, channels: frozenset[str]) -> Encoded:
+        frame = (
+            self.spark.read.format("nats")
+            .option("url", self.settings.url)
+            .option("creds", self.settings.creds)
+            .option("stream", self.subjects.log_stream)
+            .option("start", str(after + 1))
+            .option("end", str(through))
+            .option("missing", "skip")
+            .load()
+        )
+        return self._encode(frame, after, channels)
+
+    def _count_losses(self) -> None:
+        """How many records an operator cancelled: their owner is told the number."""
+        if not self.deliverer.debts.uncounted() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            audience = self.deliverer.audience(self.folded.table, self.folded.table.head)
+            for owner, loss in self.deliverer.debts.uncounted():
+                encoded = self._read_again(loss.first - 1, loss.last, frozenset({loss.channel}))
+                count = sum(b.info.owed_to(owner) for b in encoded.blocks if owner in set(audience(b.info)))
+                self.deliverer.debts.counted(owner, loss, count)
+        finally:
+            self._lock.release()
+
     def _report(self) -> None:
         if not self._lock.acquire(blocking=False):
             return
         try:
             entry = self.keeper.get(FIGURES_KEY)
+            last, floor = self.reader.state().last, self.deliverer.floor
+            oldest = self.reader.following(">", floor + 1) if last > floor else None
             said = {
                 "at_ns": time.time_ns(),
-                "floor": self.deliverer.floor,
+                "floor": floor,
+                "behind": max(0, last - floor),
+                "lag_s": round((time.time_ns() - oldest.time_ns) / 1e9, 3) if oldest else 0.0,
                 "debts": len(self.deliverer.debts.open),
                 "owners_in_debt": len({debt.owner for debt in self.deliverer.debts.open.values()}),
                 **{name: getattr(self.tally, name) for name in Tally.__dataclass_fields__},

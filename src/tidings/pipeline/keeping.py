@@ -22,6 +22,7 @@ from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.pipeline.delivering import Emptied
 from tidings.pipeline.plain import PlainConnection, PlainLost
 from tidings.pipeline.publishing import Fence
+from tidings.space.state import EMPTIED_KEY
 from tidings.wire.headers import encode_headers
 from tidings.wire.ids import new_id
 from tidings.wire.subjects import Subjects
@@ -30,10 +31,6 @@ BEAT_KEY = "beat.deliver"
 FLOOR_KEY = "floor.deliver"
 FIGURES_KEY = "figures.deliver"
 MAILBOX_FRAMES = 64
-
-
-def emptied_key(owner: str) -> str:
-    return f"emptied.{owner}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +108,23 @@ class Keeper:
         self.api(f"STREAM.PURGE.{stream}", {"filter": self.subjects.delivery(owner)})
         return Emptied(above, at)
 
+    def noted(self) -> frozenset[str]:
+        """Owners whose mailbox somebody emptied."""
+        entry = self.get(EMPTIED_KEY)
+        return frozenset(entry.value) if entry else frozenset()
+
     def note_unread(self, owner: str) -> int:
         """Write down how far `owner` has read, unless a lower note is there already. Answers the note."""
         floor = self._acknowledged(owner)
         while True:
-            entry = self.get(emptied_key(owner))
-            noted = entry.value.get("above") if entry else None
-            if noted is not None and noted <= floor:
-                return int(noted)
+            entry = self.get(EMPTIED_KEY)
+            notes = entry.value if entry else {}
+            if notes.get(owner, floor + 1) <= floor:
+                return int(notes[owner])
             try:
-                self.put(emptied_key(owner), {"above": floor}, entry.revision if entry else 0)
+                self.put(EMPTIED_KEY, {**notes, owner: floor}, entry.revision if entry else 0)
             except ConflictError:
-                continue  # the steward just noted the same
+                continue  # the steward just noted another
             return floor
 
     def _acknowledged(self, owner: str) -> int:
@@ -134,14 +136,19 @@ class Keeper:
             raise
         return int(info["ack_floor"]["stream_seq"])
 
-    def forget_emptied(self, owners: Iterable[str]) -> None:
-        for owner in owners:
-            entry = self.get(emptied_key(owner))
-            if entry is not None and entry.value.get("above") is not None:
-                try:
-                    self.put(emptied_key(owner), {"above": None}, entry.revision)
-                except ConflictError:
-                    continue  # emptied again meanwhile: that note stays for the next batch
+    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
+        """Take notes away that became debts; one that was written lower meanwhile stays for the next batch."""
+        while emptied:
+            entry = self.get(EMPTIED_KEY)
+            if entry is None:
+                return
+            left = {o: above for o, above in entry.value.items() if o not in emptied or above < emptied[o].above}
+            try:
+                if left != entry.value:
+                    self.put(EMPTIED_KEY, left, entry.revision)
+            except ConflictError:
+                continue
+            return
 
 
 class DeliverLease:
@@ -230,6 +237,12 @@ class DeliverFloor:
     def read(self) -> dict[str, Any] | None:
         entry = self._keeper.get(FLOOR_KEY)
         return entry.value if entry else None
+
+    def rewind(self, seq: int) -> None:
+        """The log went backwards: delivery begins again after `seq`."""
+        entry = self._keeper.get(FLOOR_KEY)
+        said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch}
+        self._keeper.put(FLOOR_KEY, said, entry.revision if entry else 0)
 
     def advance(self, through: int, debts_after: int | None) -> None:
         """`needed`: the log must keep everything from here on, for debts are paid from it."""

@@ -40,6 +40,7 @@ DELIVERIES = pa.schema(
         ("through", pa.int64()),
         ("head", pa.int64()),
         ("epoch", pa.string()),
+        ("app", pa.string()),
         ("at_ns", pa.int64()),
     ]
 )
@@ -51,6 +52,8 @@ DEBTS = pa.schema(
         ("channel", pa.string()),
         ("seq", pa.int64()),
         ("cause", pa.string()),
+        ("first", pa.int64()),
+        ("count", pa.int64()),
         ("writer", pa.string()),
     ]
 )
@@ -112,33 +115,35 @@ class DeltaLedger:
         return debts
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
-        """Owner -> the counter after its last frame, and the head that frame was computed at."""
+        """Owner -> the counter after its last frame, and the DLV sequence of that frame."""
         rows = self._deliveries.to_pyarrow_table(
-            columns=["owner", "series", "number", "first", "last", "count", "dlv_seq", "head"]
+            columns=["owner", "series", "number", "first", "last", "count", "dlv_seq"]
         )
         if not rows.num_rows:
             return {}
         newest = rows.group_by("owner").aggregate([("dlv_seq", "max")])
         joined = rows.join(newest.rename_columns(["owner", "dlv_seq"]), ["owner", "dlv_seq"], join_type="inner")
-        keys = ["owner", "series", "number", "head"]
+        keys = ["owner", "series", "number", "dlv_seq"]
         frames = joined.group_by(keys).aggregate([("first", "min"), ("last", "max"), ("count", "sum")])
         return {
             row["owner"]: (
                 Counter(row["series"], row["number"], (row["first_min"], row["last_max"], row["count_sum"])),
-                row["head"],
+                row["dlv_seq"],
             )
             for row in frames.to_pylist()
         }
 
-    def reached(self) -> tuple[int, int]:
-        """(head, through) of the newest batch that is done."""
-        rows = self._deliveries.to_pyarrow_table(columns=["batch", "through", "head", "epoch"])
-        rows = rows.filter(pc.equal(rows["epoch"], self.epoch))
-        if not rows.num_rows:
-            return 0, 0
-        done = rows.filter(pc.greater_equal(rows["batch"], 0))
-        through = pc.max(done["through"]).as_py() if done.num_rows else 0
-        return int(pc.max(rows["head"]).as_py()), int(through)
+    def reached(self) -> int:
+        """`through` of the newest batch of this checkpoint that is done."""
+        rows = self._deliveries.to_pyarrow_table(
+            columns=["through"], filters=[("app", "=", self._app), ("batch", ">=", 0)]
+        )
+        return int(pc.max(rows["through"]).as_py() or 0)
+
+    def last_head(self) -> int:
+        """The newest head anything was delivered at in this epoch."""
+        rows = self._deliveries.to_pyarrow_table(columns=["head"], filters=[("epoch", "=", self.epoch)])
+        return int(pc.max(rows["head"]).as_py() or 0)
 
     # --- the port of the deliverer ---
 
@@ -169,6 +174,7 @@ class DeltaLedger:
             "through": batch.through,
             "head": batch.head,
             "epoch": self.epoch,
+            "app": self._app,
             "at_ns": time.time_ns(),
         }
         table = pa.Table.from_pylist([asdict(row) | stamp for row in rows], schema=DELIVERIES)
@@ -202,12 +208,17 @@ class DeltaLedger:
         """Write the table of debts anew once it has grown long; only what is open and untold is kept."""
         if self._debts.to_pyarrow_dataset().count_rows() < FOLD_AFTER or debts.untold:
             return
+        series = [
+            {"order": 0, "kind": "reset", "owner": owner, "channel": "", "seq": at, "cause": name}
+            | {"first": 0, "count": 0, "writer": self._app}
+            for owner, (at, name) in debts.series.items()
+        ]
         rows = [
             {"order": d.since_ns, "kind": "owe", "owner": d.owner, "channel": d.channel, "seq": d.after}
-            | {"cause": d.cause, "writer": self._app}
+            | {"cause": d.cause, "first": 0, "count": 0, "writer": self._app}
             for d in debts.open.values()
         ]
-        write_deltalake(self._debts, pa.Table.from_pylist(rows, schema=DEBTS), mode="overwrite")
+        write_deltalake(self._debts, pa.Table.from_pylist(series + rows, schema=DEBTS), mode="overwrite")
         self._debts.update_incremental()
         self._debts_version = self._debts.version()
 
@@ -215,7 +226,7 @@ class DeltaLedger:
 def read_events(table: DeltaTable, *, but: str | None = None) -> list[DebtEvent]:
     rows = table.to_pyarrow_table().to_pylist()
     return [
-        DebtEvent(r["order"], _kind(r["kind"]), r["owner"], r["channel"], r["seq"], r["cause"])
+        DebtEvent(r["order"], _kind(r["kind"]), r["owner"], r["channel"], r["seq"], r["cause"], r["first"], r["count"])
         for r in rows
         if r["writer"] != but
     ]

@@ -118,7 +118,8 @@ def plan(
         for owner in audience(block):
             if (owner, block.channel) not in debts.open and block.owed_to(owner):
                 queues.setdefault(owner, []).append(index)
-    for owner in debts.untold:
+    untold = debts.tellable()
+    for owner in untold:
         queues.setdefault(owner, [])
     sizes = {owner: sum(blocks[i].size + FRAME_OVERHEAD for i in queue) for owner, queue in queues.items()}
     made = Plan()
@@ -129,7 +130,7 @@ def plan(
             continue
         made.bytes += sizes[owner]
         counter = counters.get(owner, Counter("first"))
-        made.frames[owner] = list(_frames(owner, queues[owner], blocks, counter, debts.untold.get(owner, ())))
+        made.frames[owner] = list(_frames(owner, queues[owner], blocks, counter, untold.get(owner, ())))
     return made
 
 

@@ -219,12 +219,19 @@ def mark_of(record: Stored | None) -> str:
     return "" if record is None else f"{record.time_ns}"
 
 
-def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
-    """`LogRegressed` if the record at the offset is another than it was."""
-    if not offset["seq"] or not offset["mark"]:
-        return
+def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
+    """Is the record at the offset another than it was? One that is gone proves nothing: retention may have taken it."""
+    if not offset["seq"]:
+        return False
     found = mark_of(reader.at(offset["seq"]))
-    if found != offset["mark"] and (found or reader.state().last < offset["seq"]):
+    if found and offset["mark"]:
+        return bool(found != offset["mark"])
+    return reader.state().last < int(offset["seq"])
+
+
+def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
+    """`LogRegressed` if the stream no longer agrees with the offset."""
+    if regressed(reader, offset):
         raise LogRegressed(f"{reader.place.stream} has another record at {offset['seq']} than when it was read")
 
 

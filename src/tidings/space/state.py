@@ -14,6 +14,10 @@ from tidings.errors import ConflictError
 from tidings.wire.names import check_token
 from tidings.wire.subjects import Subjects
 
+#: owner -> DLV sequence through which it had acknowledged everything when its mailbox was emptied: the pipeline
+#: delivers again what lay above, as far as it is still allowed, and takes the note away
+EMPTIED_KEY = "emptied"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -12,7 +12,8 @@ import msgspec
 
 from tidings.broker.acks import ACK_WAIT
 from tidings.broker.jetstream import NO_CONSUMER, ApiError
-from tidings.errors import NameTaken, UsageError
+from tidings.errors import ConflictError, NameTaken, UsageError
+from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, now, open_intervals
@@ -104,8 +105,32 @@ async def close_uncovered(steward: Steward, owner: str) -> list[str]:
 
 
 async def empty_delivery(steward: Steward, owner: str) -> None:
+    """Remove what lies unread in a mailbox. The pipeline finds the note and delivers again what is still allowed."""
     s = steward.subjects
+    await note_emptied(steward, owner)
     await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
+
+
+async def note_emptied(steward: Steward, owner: str) -> None:
+    """Write down how far the owner had read: emptying moves the broker's own floor to the end."""
+    s = steward.subjects
+    try:
+        info = await steward.js.api(f"CONSUMER.INFO.{s.delivery_stream}.dlv_{owner}")
+    except ApiError as error:
+        if error.err_code != NO_CONSUMER:
+            raise
+        return  # it has no mailbox, or never had one
+    above = int(info["ack_floor"]["stream_seq"])
+    while True:
+        entry = await steward.state.get(EMPTIED_KEY)
+        notes = entry.value if entry else {}
+        if notes.get(owner, above + 1) <= above:
+            return
+        try:
+            await steward.state.put(EMPTIED_KEY, {**notes, owner: above}, entry.revision if entry else 0)
+        except ConflictError:
+            continue  # the pipeline just took a note away
+        return
 
 
 async def make_mailboxes(steward: Steward, owner: str) -> None:

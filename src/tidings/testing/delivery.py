@@ -123,8 +123,11 @@ class Mailboxes:
         self._fate.effect()
         return self.note_and_empty(owner)
 
-    def forget_emptied(self, owners: Iterable[str]) -> None:
-        for owner in owners:
+    def noted(self) -> Iterable[str]:
+        return [owner for owner, box in self.boxes.items() if box.noted is not None]
+
+    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
+        for owner in emptied:
             self._fate.effect()
             self.box(owner).noted = None
 
@@ -191,7 +194,7 @@ class Books:
                     rows[0][1].number,
                     (min(r.first for _, r in rows), max(r.last for _, r in rows), sum(r.count for _, r in rows)),
                 ),
-                rows[0][0].head,
+                rows[0][1].dlv_seq,
             )
             for owner, rows in last.items()
         }
@@ -280,12 +283,13 @@ class World:
     # --- the pipeline ---
 
     def _start(self) -> Deliverer:
+        debts = Debts.of(self.books.events)
         return Deliverer(
             self.books,
             self.boxes,
             self.books,
-            debts=Debts.of(self.books.events),
-            counters=resume_counters(self.books.last_frames(), self.table),
+            debts=debts,
+            counters=resume_counters(self.books.last_frames(), debts),
             last_head=max((batch.head for batch, _ in self.books.rows), default=0),
             floor=max([self.books.floor, *(b.through for b, _ in self.books.rows if b.number is not None)]),
             cap=self.rng.choice((2_000, 20_000, 10**9)),
@@ -422,6 +426,8 @@ def simulate(seed: int, steps: int = 60) -> World:
             world.read(world.rng.choice(world.log.agents), world.rng.randint(1, 6))
         if world.rng.random() < 0.25:
             world.pay()
+        if world.rng.random() < 0.03:  # a steward that starts again empties once more
+            world.boxes.note_and_empty(world.rng.choice(world.log.agents))
     world.fate.rng = random.Random(seed + 1)
     for _ in range(400):
         world.run_batch()
