@@ -14,12 +14,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidings.errors import LeaseHeld, LeaseLost, TidingsError
+from tidings.errors import ConnectionLost, LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
 from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
@@ -200,9 +201,12 @@ class DeliverJob:
             keeper = Keeper(connection, self.subjects)
             lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
             lease.take()
-            self._prepare(keeper, lease, publishing, reader)
-            self._stream(lease)
-            lease.release()
+            try:
+                self._prepare(keeper, lease, publishing, reader)
+                self._stream(lease)
+            finally:
+                with suppress(LeaseLost, ConnectionLost):  # nobody is there to hear it, or somebody else has it
+                    lease.release()
         finally:
             for each in (connection, publishing, beating):
                 each.close()

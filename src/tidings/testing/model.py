@@ -120,6 +120,9 @@ class Running:
     def may_post(self, sender: str, channel: str) -> bool:
         return may_post(self._state, sender, channel)
 
+    def may_read(self, owner: str, channel: str) -> bool:
+        return may_read(self._state, owner, channel)
+
 
 def members(state: State, channel: str, seq: int) -> set[str]:
     """`state` must be the one at `seq`: a stay that ends later has no end yet."""

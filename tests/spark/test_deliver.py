@@ -1,0 +1,133 @@
+"""The deliver job on real Spark and a real broker: exactly what is owed, whatever happens."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidings.errors import TidingsError
+from tidings.pipeline import delivering as rules
+from tidings.space.agents import AgentFile
+from tidings.testing.delivering import Mailbox, delivering, empty_mailbox, owed
+from tidings.testing.real_space import AgentClient, RealSpace
+from tidings.wire.message import Mention, Sender, compose
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+AGENTS = ("ada", "bob", "cal", "dan")
+
+
+@pytest.fixture
+async def crowd(space: RealSpace) -> AsyncIterator[dict[str, AgentClient]]:
+    """Four agents who may read and post everywhere."""
+    for name in AGENTS:
+        await space.add(name, read=[">"], post=[">"], manage=[">"])
+    clients: dict[str, AgentClient] = {}
+    stack = [space.agent(name) for name in AGENTS]
+    for name, each in zip(AGENTS, stack, strict=True):
+        clients[name] = await each.__aenter__()
+    yield clients
+    for each in stack:
+        await each.__aexit__(None, None, None)
+
+
+async def say(agent: AgentClient, channel: str, text: str = "hello", mentions: tuple[str, ...] = ()) -> int:
+    named = [Mention(each, "somebody") for each in mentions]
+    message = compose(Sender(agent.id, agent.name), text=text, mentions=named)
+    return int((await agent.post(channel, message.raw, Nats_Msg_Id=message.id))["seq"])
+
+
+async def join(agent: AgentClient, pattern: str) -> None:
+    await agent.control.call("member", "join", pattern=pattern)
+
+
+async def leave(agent: AgentClient, pattern: str) -> None:
+    await agent.control.call("member", "leave", pattern=pattern)
+
+
+async def read_all(crowd: dict[str, AgentClient], into: dict[str, Mailbox] | None = None) -> dict[str, Mailbox]:
+    boxes = into or {name: Mailbox() for name in crowd}
+    for name, agent in crowd.items():
+        await empty_mailbox(agent, boxes[name])
+        boxes[name].check_numbers()
+    return boxes
+
+
+async def check(space: RealSpace, crowd: dict[str, AgentClient], boxes: dict[str, Mailbox]) -> None:
+    """Everybody has exactly what the log says, leaving out what it said itself."""
+    truth = await owed(space)
+    for name, agent in crowd.items():
+        others = {seq for seq, kept in boxes[name].records.items() if f".{agent.id}." not in f".{kept.tail}."}
+        assert others == truth.get(agent.id, set()), name
+
+
+async def test_members_get_exactly_what_they_are_owed_through_joins_leaves_patterns_and_class_changes(
+    spark: "SparkSession", space: RealSpace, crowd: dict[str, AgentClient], tmp_path: Path
+) -> None:
+    ada, bob, cal, dan = crowd.values()
+    await join(bob, "team.>")
+    await say(ada, "team.a", "before cal")
+    async with delivering(spark, space, tmp_path) as job:
+        await join(cal, "team.a")
+        await say(ada, "team.a", "for bob and cal")
+        await leave(cal, "team.a")
+        await say(ada, "team.a", "bob only")
+        await job.caught_up()
+        await join(cal, "team.a")
+        await say(bob, "team.b", "nobody else is there")
+        await ada.control.call("channel", "set", channel="team.a", **{"class": "live"})
+        await say(ada, "team.a", "live: nobody is owed this")
+        await say(ada, "team.a", "live, with a mention", mentions=(dan.id, cal.id))
+        await ada.control.call("channel", "set", channel="team.a", **{"class": "durable"})
+        await say(ada, "team.a", "durable again")
+        await job.caught_up()
+    boxes = await read_all(crowd)
+    await check(space, crowd, boxes)
+    assert len(boxes["dan"].records) == 1, "a mention on a live channel buys one copy"
+    assert not any(box.repeats for box in boxes.values())
+
+
+@pytest.mark.parametrize("point", ["deliver.read", "deliver.published", "deliver.recorded", "deliver.floor"])
+async def test_a_crash_and_a_narrowing_between_two_attempts_hand_out_exactly_what_is_owed_and_allowed(
+    spark: "SparkSession",
+    space: RealSpace,
+    crowd: dict[str, AgentClient],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    """F6, F12, N10: the second attempt sees another access than the first."""
+    ada, bob, cal, _ = crowd.values()
+    for agent in (bob, cal):
+        await join(agent, ">")
+    for n in range(10):
+        await say(ada, f"team.{n % 2}", str(n))
+    loop, struck = asyncio.get_running_loop(), list[str]()
+
+    async def narrow() -> None:
+        async with space.administer() as admin:
+            await admin.set_access("bob", AgentFile("bob", read=("team.1",), post=(">",)))
+
+    def strike(name: str) -> None:
+        if name == point and not struck:
+            struck.append(name)
+            asyncio.run_coroutine_threadsafe(narrow(), loop).result(30)
+            raise TidingsError(f"struck at {name}")
+
+    monkeypatch.setattr(rules, "reach", strike)
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+        await say(ada, "team.0", "after")
+        await say(ada, "team.1", "after")
+        await job.caught_up()
+    assert struck == [point]
+    boxes = await read_all({"cal": cal})
+    async with space.agent("bob") as again:
+        boxes |= await read_all({"bob": again})
+        await check(space, {"bob": again, "cal": cal}, boxes)
+    assert len(boxes["cal"].records) == 12
+    assert boxes["bob"].channel("team.0") == []
