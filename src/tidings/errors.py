@@ -31,6 +31,7 @@
     ├── UnhealthyError              it runs, but not as promised
     │   ├── LogFull                 the gate is closed: no new messages until space is made
     │   ├── MailboxFull             too many unread messages of yours in somebody's mailbox
+    │   ├── QueueFull               too many unfinished tasks of yours wait for a role
     │   ├── LogRegressed            the log went backwards (power cut, restore)
     │   ├── LogGap                  a sequence is missing above the floor
     │   └── StreamMismatch          a stream exists with settings we cannot reconcile
@@ -178,6 +179,10 @@ class LogFull(UnhealthyError):
 
 class MailboxFull(UnhealthyError):
     code = "mailbox_full"
+
+
+class QueueFull(UnhealthyError):
+    code = "queue_full"
 
 
 class LogRegressed(UnhealthyError):

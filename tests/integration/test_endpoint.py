@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 import tidings
 from tidings.broker import jwt
 from tidings.broker.streams import set_gate
-from tidings.errors import DeniedError, LogFull, TooLarge
+from tidings.endpoint import channels, seen
+from tidings.endpoint.endpoint import JOINS_AT_ONCE
+from tidings.endpoint.supervision import Supervision
+from tidings.errors import DeniedError, LogFull, StewardUnreachable, TooLarge
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import service
 from tidings.testing.history import History
 from tidings.testing.processes import child
+from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 
@@ -327,3 +332,188 @@ async def test_history_of_large_messages_comes_in_pages_and_is_complete(space: R
         page = await ada.link.call("history", "page", channel="general", limit=200)
         assert page["more"] is True
         assert sum(len(line["payload"]) for line in page["records"]) < 400_000
+
+
+def counted_joins(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]]:
+    """How many joins were under way each time one began, and of what, in the order of their beginnings."""
+    call, under_way, began = Supervision.call, [0], []
+    crowds: list[int] = []
+
+    async def counting(self: Supervision, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        if (service, do) != ("member", "join"):
+            return await call(self, service, do, **arguments)
+        under_way[0] += 1
+        crowds.append(under_way[0])
+        began.append(arguments["pattern"])
+        try:
+            return await call(self, service, do, **arguments)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(Supervision, "call", counting)
+    return crowds, began
+
+
+async def test_an_endpoint_joins_its_channels_side_by_side_and_not_all_at_once(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"team.c{number}" for number in range(2 * JOINS_AT_ONCE)]
+    await space.add("bob", read=["team.>"])
+    crowds, began = counted_joins(monkeypatch)
+    async with fault_proxy(space.info.port) as proxy:
+        proxy.delay = 0.02  # an answer never comes in the turn of its question
+        async with connect(space, "bob", url=proxy.url, channels=[*names, names[0]]) as bob:
+            assert bob.joined == sorted(names)
+    assert max(crowds) == JOINS_AT_ONCE
+    assert sorted(began) == sorted(names)
+
+
+async def test_answers_of_joins_side_by_side_are_in_order_and_a_refused_one_fails_the_opening(space: RealSpace) -> None:
+    names = [f"team.c{number}" for number in range(12)]
+    await space.add("bob", read=["team.>"])
+    async with connect(space, "bob") as bob:
+        answers = await bob._join_all(names)
+        assert [(each.channel, each.state) for each in answers] == [(name, "opened") for name in names]
+    with pytest.raises(DeniedError, match="may not read secret"):
+        await connect(space, "bob", channels=[*names, "secret"]).open()
+
+
+async def test_the_return_of_a_callback_settles_and_what_it_raises_does_not(space: RealSpace) -> None:
+    """Channel and direct messages alike: settled ones are over, the other is given back and comes again."""
+    await space.add("ada")
+    await space.add("bob")
+    handled: list[str] = []
+    errors: list[BaseException] = []
+    plain = asyncio.Event()
+
+    async def think(message: tidings.Incoming) -> None:
+        await asyncio.sleep(0)
+        handled.append(message.text)
+        if message.text == "poison":
+            raise ValueError("cannot read this")
+
+    def look(message: tidings.Incoming) -> None:
+        handled.append(message.text)
+        plain.set()
+
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        bob.on("error", errors.append)
+        handling = asyncio.create_task(bob.handle(think))
+        for text in ("good", "poison", "better"):
+            await ada.dm(bob.id, text)
+            await eventually(partial(handled.__contains__, text))
+        sent = await ada.send("general", "to all")
+        await eventually(lambda: "to all" in handled)
+        await eventually(lambda: bob.seen.channel("general").settled_through >= sent.seq)
+        assert [str(error) for error in errors] == ["cannot read this"]
+        (unsettled,) = await eventually(lambda: [held for held in bob._direct.held.values() if not held.settled])
+        assert unsettled.delivery.seq == 2
+        await bob.close()
+        await asyncio.wait_for(handling, 5)
+    assert handled == ["good", "poison", "better", "to all"]
+    async with connect(space, "bob") as bob:
+        handling = asyncio.create_task(bob.handle(look))
+        await asyncio.wait_for(plain.wait(), 10)
+        handling.cancel()
+    assert handled[4:] == ["poison"]
+
+
+async def test_a_join_whose_backfill_was_not_answered_says_so_and_completes_it_later(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "RETRY_PAUSE", 0.05)
+    await space.add("ada")
+    await space.add("bob")
+    away = asyncio.Event()
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        for number in range(3):
+            await ada.send("general", f"old {number}")
+        call = bob.link.call
+
+        async def unanswered(service: str, do: str, **arguments: Any) -> dict[str, Any]:
+            if service == "history" and not away.is_set():
+                raise StewardUnreachable("no answer to history page")
+            return await call(service, do, **arguments)
+
+        monkeypatch.setattr(bob.link, "call", unanswered)
+        joined = await bob.join("general")
+        assert (joined.state, joined.backfilled) == ("opened", 0)
+        assert "what was said before could not be read yet and comes later" in joined.reason
+        await ada.send("general", "new")
+        first = await bob.next_message(10)
+        assert (first.text, first.historical) == ("new", False), "live does not wait for it"
+        away.set()
+        rest = [await bob.next_message(10) for _ in range(3)]
+        assert [(m.text, m.historical, m.late) for m in rest] == [(f"old {n}", True, True) for n in range(3)]
+        await ada.send("general", "newer")
+        assert await texts(bob, 1) == ["newer"]
+        assert len(bob.inbox) == 0
+
+
+async def test_a_resumed_join_whose_page_was_not_answered_misses_nothing(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "RETRY_PAUSE", 0.05)
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "bob", channels=["general"]):
+        pass
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        await ada.send("general", "missed")
+        call, failures = bob.link.call, iter([True])
+
+        async def unanswered_once(service: str, do: str, **arguments: Any) -> dict[str, Any]:
+            if service == "history" and next(failures, False):
+                raise StewardUnreachable("no answer to history page")
+            return await call(service, do, **arguments)
+
+        monkeypatch.setattr(bob.link, "call", unanswered_once)
+        joined = await bob.join("general")
+        assert "what was missed could not be read yet and comes later" in joined.reason
+        assert await texts(bob, 1) == ["missed"]
+
+
+async def test_a_hundred_joins_and_leaves_leave_no_handler_on_the_connection(space: RealSpace) -> None:
+    await space.add("bob")
+    async with connect(space, "bob") as bob:
+        await bob.join("general")
+        await bob.leave("general")
+        connection = bob.link.connection
+        before = set(connection._direct)
+        for _ in range(100):
+            await bob.join("general", backfill=0)
+            await bob.leave("general")
+        assert set(connection._direct) == before
+        assert connection.on_violation == []
+
+
+async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfaces_again(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen, "CHANNELS_KEPT", 4)
+    monkeypatch.setattr(seen, "IDENTITIES_KEPT", 1)
+    await space.add("ada", post=["team.>"], read=["team.>"])
+    await space.add("bob", read=["team.>"])
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["team.kept", "team.>"]) as bob:
+        for number in range(12):
+            await ada.send(f"team.c{number}", f"old {number}")
+            assert await texts(bob, 1) == [f"old {number}"]
+        assert len(bob.seen.channels) <= 5
+        assert "team.c0" not in bob.seen.channels
+        assert "team.kept" in bob.seen.channels, "one that is joined by name is not forgotten"
+        ask = bob._channels._ask_join
+
+        async def after_news(membership: Any, *arguments: Any) -> Any:
+            """The log is read once a copy of a forgotten channel came: it is then among those that are read."""
+            if membership.pattern == "team.>":
+                await eventually(lambda: bool(membership.held))
+            return await ask(membership, *arguments)
+
+        monkeypatch.setattr(bob._channels, "_ask_join", after_news)
+        rebuilds = bob.link.rebuilds
+        cut(bob)
+        await eventually(lambda: bob.link.rebuilds > rebuilds and bob.state == "ready")
+        await ada.send("team.c0", "new")
+        assert await texts(bob, 1) == ["new"]
+        await eventually(lambda: bob._channels._is_whole(bob._channels.memberships["team.>"]))
+        assert len(bob.inbox) == 0

@@ -4,11 +4,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+import tidings
 from tidings.broker.private_files import write_private
 from tidings.broker.streams import EPOCH_KEY
-from tidings.errors import AuthRevoked, LeaseLost
+from tidings.errors import AuthRevoked, LeaseLost, LogRegressed
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
 from tidings.testing.real_space import RealSpace
@@ -272,3 +274,173 @@ async def test_a_clean_stop_remembers_the_last_record(space: RealSpace, backup: 
     backup.put_back()
     steward = await space.start_steward()
     assert [found.was for found in steward.marks.file.regressions] == [last]
+
+
+def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+
+
+async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        message = await endpoint.next_message(10)
+        await message.ack()
+        found.append(message.text)
+    return found
+
+
+async def whole(endpoint: tidings.Endpoint) -> None:
+    """Connected, every membership confirmed, nothing left to read."""
+    held = endpoint._channels
+    await eventually(lambda: endpoint.state == "ready" and all(map(held._is_whole, held.memberships.values())))
+
+
+async def set_back(space: RealSpace, backup: Backup) -> None:
+    await mark_head(space)
+    await space.stop_steward()
+    backup.put_back()
+    await space.start_steward()
+
+
+async def test_an_endpoint_that_stays_up_while_the_log_goes_backwards_joins_again_and_hears_what_is_new(
+    space: RealSpace, backup: Backup
+) -> None:
+    places = ["general", "later"]
+    await space.add("ada", read=places, post=places)
+    await space.add("bob", read=places)
+    errors: list[BaseException] = []
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        bob.on("error", errors.append)
+        await ada.send("general", "kept")
+        assert await texts(bob, 1) == ["kept"]
+        await mark_head(space)
+        await backup.take()
+        await whole(bob)
+        await bob.join("later")
+        for number in range(10):
+            await ada.send("general", f"lost {number}", timeout=10)
+        last = await ada.send("later", "lost too")
+        assert len(await texts(bob, 11)) == 11
+        epoch = bob.seen.epoch
+        await set_back(space, backup)
+        await eventually(lambda: bob.seen.epoch == serving(space).marks.file.epoch != epoch)
+        await whole(bob)
+        for channel in places:
+            sent = await ada.send(channel, f"new in {channel}", timeout=10)
+            assert sent.seq <= last.seq, "a sequence that bob has seen before"
+        assert sorted(await texts(bob, 2)) == ["new in general", "new in later"]
+        held = (await bob.link.call("member", "list"))["memberships"]
+        assert {each["pattern"] for each in held} == set(places)
+        assert len(bob.inbox) == 0, "what the log kept is not surfaced again"
+    assert [type(each) for each in errors if isinstance(each, LogRegressed)] == [LogRegressed]
+
+
+async def test_what_was_posted_before_anybody_noticed_that_the_log_went_backwards_is_not_missed(
+    space: RealSpace, backup: Backup
+) -> None:
+    """The broker is back before the steward: live copies with sequences that were seen come first, and the join of
+    whoever never left is written again after them."""
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        await mark_head(space)
+        await backup.take()
+        await eventually(lambda: bob.state == "ready")
+        await bob.join("general")
+        for number in range(10):
+            await ada.send("general", f"lost {number}", timeout=10)
+        assert len(await texts(bob, 10)) == 10
+        await mark_head(space)
+        await space.stop_steward()
+        backup.put_back()
+        await eventually(lambda: bob.state == ada.state == "ready")
+        await ada.send("general", "new", timeout=10)
+        await space.start_steward()
+        await eventually(lambda: bob.seen.epoch == serving(space).marks.file.epoch)
+        assert await texts(bob, 1) == ["new"]
+        await whole(bob)
+        assert len(bob.inbox) == 0
+
+
+async def test_a_state_file_of_a_log_that_went_backwards_hides_nothing_new_and_shows_nothing_again(
+    space: RealSpace, backup: Backup, tmp_path: Path
+) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    state = tmp_path / "bob.state"
+    async with connect(space, "bob", channels=["general"]):
+        pass
+    async with connect(space, "ada") as ada:
+        await ada.send("general", "kept")
+        await mark_head(space)
+        await backup.take()
+        await eventually(lambda: ada.state == "ready")
+        async with connect(space, "bob", channels=["general"], state=state) as bob:
+            for number in range(10):
+                await ada.send("general", f"lost {number}", timeout=10)
+            assert (await texts(bob, 11))[0] == "kept"
+        await set_back(space, backup)
+        await eventually(lambda: ada.state == "ready")
+        await ada.send("general", "new", timeout=10)
+        async with connect(space, "bob", channels=["general"], state=state) as bob:
+            assert await texts(bob, 1) == ["new"]
+            assert len(bob.inbox) == 0
+        async with connect(space, "bob", channels=["general"], state=state) as bob:
+            assert bob.seen.epoch == serving(space).marks.file.epoch
+            assert len(bob.inbox) == 0
+
+
+async def test_an_endpoint_whose_connection_stood_hears_of_a_log_that_went_backwards_from_the_roster(
+    space: RealSpace,
+) -> None:
+    """Its memberships may have been confirmed by a steward that had not noticed: the next one's word makes it ask."""
+    await space.add("ada")
+    await space.add("bob")
+    errors: list[BaseException] = []
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        bob.on("error", errors.append)
+        for number in range(3):
+            await ada.send("general", f"old {number}")
+        assert len(await texts(bob, 3)) == 3
+        await mark_head(space)
+        rebuilds = bob.link.rebuilds
+        await space.stop_steward()
+        marks = msgspec.json.decode(space.home.marks.read_bytes())
+        marks["marks"][-1][1] += 1  # as if another record had been there
+        write_private(space.home.marks, msgspec.json.encode(marks).decode())
+        steward = await space.start_steward()
+        (found,) = steward.marks.file.regressions
+        await eventually(lambda: bob.seen.epoch == found.epoch_after)
+        await whole(bob)
+        assert f"agrees with what was seen only up to {found.agreed}:" in str(errors[-1])
+        await ada.send("general", "new", timeout=10)
+        assert await texts(bob, 1) == ["new"]
+        assert bob.link.rebuilds == rebuilds
+        assert len(bob.inbox) == 0
+
+
+async def test_a_direct_message_with_the_sequence_of_one_in_hand_is_another_after_the_mailbox_went_backwards(
+    space: RealSpace, backup: Backup
+) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        await mark_head(space)
+        await backup.take()
+        await eventually(lambda: bob.state == ada.state == "ready")
+        lost = await ada.dm(bob.id, "lost", timeout=10)
+        in_hand = await bob.next_message(10)
+        await space.stop_steward()
+        backup.put_back()
+        await space.start_steward()
+        await eventually(lambda: bob.state == ada.state == "ready")
+        new = await ada.dm(bob.id, "new", timeout=10)
+        assert new.seq == lost.seq
+        found = await bob.next_message(10)
+        assert (in_hand.text, found.text) == ("lost", "new")
+        await in_hand.ack()
+        async with space.core() as js:
+            mailbox = f"CONSUMER.INFO.DM_main.dm_{bob.id}"
+            assert (await js.api(mailbox))["num_ack_pending"] == 1, "settling the one does not settle the other"
+            await found.ack()
+            assert (await js.api(mailbox))["num_ack_pending"] == 0

@@ -22,6 +22,7 @@ from tidings.errors import (
     ConflictError,
     DeniedError,
     OutcomeUnknown,
+    QueueFull,
     Superseded,
     TaskDead,
     UnreachableError,
@@ -726,3 +727,57 @@ async def test_a_hundred_waiting_claims_do_not_keep_the_steward_from_answering(s
         await asyncio.sleep(0.5)
         assert (await asyncio.wait_for(ada.control.call("health", "ping"), 2))["ok"]
         assert all(answer["task"] is None for answer in await asyncio.gather(*claims))
+
+
+async def bound_queue(space: RealSpace, tasks: int) -> None:
+    """Let one asker have fewer tasks in a queue than the 1,000 of a real space."""
+    async with space.core() as core:
+        config = (await core.info(space.subjects.task_stream))["config"]
+        await core.api(f"STREAM.UPDATE.{space.subjects.task_stream}", config | {"max_msgs_per_subject": tasks})
+
+
+async def test_a_full_queue_is_said_by_name_and_what_is_settled_makes_room_at_once(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", pace=replace(PACE, task_keep=600.0)) as space:
+        await space.add("ada")
+        await space.add("bob", roles=["reviewer"])
+        await bound_queue(space, 4)
+        async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+            tickets = [await ada.ask("reviewer", str(number)) for number in range(4)]
+            with pytest.raises(QueueFull, match="the queue of reviewer is full from you"):
+                await ada.ask("reviewer", "one too many")
+            job = await one(bob)
+            await job.done("first")
+            more = await ada.ask("reviewer", "there is room again")
+            with pytest.raises(QueueFull):
+                await ada.ask("reviewer", "and now there is not")
+            assert (await tickets[0].result(5)).text == "first", "what went early is still known"
+            for text in ("1", "2", "3", "there is room again"):
+                job = await one(bob)
+                assert job.text == text
+                await job.done(text)
+            assert (await more.result(5)).text == "there is room again"
+
+
+async def test_a_program_cancelled_in_the_body_of_its_loop_gives_its_job_back_at_once(space: RealSpace) -> None:
+    """Whatever still refers to the loop, as a traceback does: here it is kept on purpose."""
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
+        loop, in_hand = bob.work("reviewer"), asyncio.Event()
+
+        async def program() -> None:
+            async for _job in loop:
+                in_hand.set()
+                await asyncio.Event().wait()
+
+        running = asyncio.create_task(program())
+        ticket = await ada.ask("reviewer", "look")
+        await asyncio.wait_for(in_hand.wait(), 10)
+        (job,) = bob._tasks._open.values()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await eventually(lambda: job.settled and not bob._tasks._open)
+        assert job._beating is not None
+        await eventually(job._beating.done)
+        again = await one(cat)
+        assert (again.message.id, again.attempt) == (ticket.id, 2)
+        await again.done("by another")
+        assert (await ticket.result(5)).worker_name == "cat"

@@ -77,8 +77,8 @@ class Connection(Client):
         #: subscriptions whose messages are handed over where they are read, without a queue and a task in between
         self._direct: dict[int, Callable[[Any], None]] = {}
         self._write_due = False
-        #: hears permission violations while somebody wants to know
-        self.on_violation: Callable[[str], None] | None = None
+        #: hear permission violations while they want to know
+        self.on_violation: list[Callable[[str], None]] = []
 
     async def ask(
         self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 5.0
@@ -155,6 +155,10 @@ class Connection(Client):
         assert subscription._id == sid, "the handler was registered for another subscription"
         return subscription
 
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        super()._remove_sub(sid, max_msgs)
+        self._direct.pop(sid, None)
+
     async def _init_request_sub(self) -> None:
         sid = self._sid + 1
         self._direct[sid] = self._on_answer
@@ -215,8 +219,9 @@ class Connection(Client):
 
     def refuse(self, complaint: str) -> bool:
         """Fail the requests a permission violation speaks of. Answers whether there were any."""
-        if self.on_violation is not None and "permissions violation" in complaint.lower():
-            self.on_violation(complaint)
+        if "permissions violation" in complaint.lower():
+            for hear in self.on_violation:
+                hear(complaint)
         found = _VIOLATION.search(complaint.lower())
         waiting = self._asked.get(found[1], set()) if found else set()
         for future in list(waiting):

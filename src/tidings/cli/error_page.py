@@ -54,6 +54,7 @@ REMEDIES: dict[str, str] = {
     "UnhealthyError": "`tidings status` lists the problems",
     "LogFull": "`tidings space set keep_age=7d`, or more room: `tidings up --budget 4G`; see operations.md",
     "MailboxFull": "wait until it reads; `tidings who` says when it was last seen",
+    "QueueFull": "wait for results, or let more agents hold the role; `tidings status` counts what is queued",
     "LogRegressed": "see operations.md, then `tidings space acknowledge`",
     "LogGap": "restore the store from a backup; the log is damaged",
     "StreamMismatch": "move the store away, or give the stream back its settings",

@@ -5,13 +5,15 @@ they came after the join. Leaving asks first and unsubscribes afterwards: an unc
 lost connection what was missed is read from history before anything newer counts as contiguous. A single live copy
 that was lost is noticed by the next one of its sender (`gaps`), which then waits until the hole was read from the log.
 If the steward is away the live subscription stands, the join says so, and it is completed in the background.
+A log that went backwards (another `epoch`) has what is known by sequence forgotten, joins again, and is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +23,7 @@ from tidings.endpoint.history import History
 from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.supervision import Supervision
-from tidings.errors import DeniedError, OutcomeUnknown, TidingsError, UnreachableError
+from tidings.errors import ConflictError, DeniedError, LogRegressed, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.wire.ids import new_id
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers, is_concrete
@@ -78,6 +80,8 @@ class Membership:
     watching: bool = False
     #: a task reads what was missed
     catching_up: bool = False
+    #: the log went backwards: what came after that counts, even if it was before we had joined again
+    rewound: bool = False
     subscriptions: list[Any] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -125,20 +129,34 @@ class Channels:
         if held is not None and held.joined is not None:
             return self._told(held, "resumed", "", 0)
         membership = held or Membership(pattern)
-        await self._subscribe(self.link.connection, membership)
-        self.memberships[pattern] = membership
+        with self._pinned(pattern):
+            await self._subscribe(self.link.connection, membership)
+            self.memberships[pattern] = membership
+            return await self._join(membership, backfill)
+
+    @contextmanager
+    def _pinned(self, pattern: str) -> Iterator[None]:
+        """What is seen of a joined channel is remembered, from before its first copy until it is left."""
+        self.seen.pinned.add(pattern)
+        try:
+            yield
+        finally:
+            if pattern not in self.memberships:
+                self.seen.pinned.discard(pattern)
+
+    async def _join(self, membership: Membership, backfill: int) -> Joined:
         try:
             answer = await self._ask_join(membership)
         except (UnreachableError, OutcomeUnknown) as error:
             self._release(membership, 0)
-            self._later(self._complete(membership))
+            self._later(self._complete(membership, backfill))
             return self._told(membership, "live", f"the steward is away, so this is live only for now ({error})", 0)
         except TidingsError:
             await self._unsubscribe(membership)
-            del self.memberships[pattern]
+            del self.memberships[membership.pattern]
             raise
-        count = await self._settle_join(membership, answer, backfill)
-        return self._told(membership, answer["state"], "", count)
+        count, reason = await self._settle_join(membership, answer, backfill)
+        return self._told(membership, answer["state"], reason, count)
 
     async def watch(self, pattern: str) -> None:
         """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
@@ -147,41 +165,86 @@ class Channels:
         self.memberships[pattern] = membership
 
     async def _ask_join(self, membership: Membership, connection: Connection | None = None) -> dict[str, Any]:
-        return await self.link.call(
-            "member", "join", op=membership.op, pattern=membership.pattern, connection=connection
+        arguments: dict[str, Any] = {"epoch": self.seen.epoch} if self.seen.epoch else {}
+        answer = await self.link.call(
+            "member", "join", op=membership.op, pattern=membership.pattern, connection=connection, **arguments
         )
+        self._follow_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
+        return answer
 
-    async def _settle_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> int:
-        """Take the steward's answer: backfill below it, then what was held, then everything live."""
+    async def _settle_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
+        """Take the steward's answer: backfill below it, then what was held, then everything live.
+
+        Answers how many were backfilled, and what is still to come if the log could not be read.
+        """
         membership.joined = int(answer["seq"])
         membership.facts = answer
         membership.opened_here = answer["state"] == "opened"
-        count = 0
+        count, reason = 0, ""
         try:
             if answer["state"] == "opened" and answer.get("replay") and backfill and is_concrete(membership.pattern):
-                count = await self._backfill(membership, backfill)
+                count, reason = await self._backfill_or_later(membership, backfill)
             elif answer["state"] == "resumed" and not await self._fill(membership):
                 self._later(self._resume(membership))
-                return 0
+                return 0, ""
         except TidingsError as error:
             self._report("error", error)
+            self._later(self._resume(membership))
+            return 0, f"what was missed could not be read yet and comes later ({error})"
         if membership.overrun:  # more came while we read than we hold: the log has it
             self._later(self._resume(membership))
-            return count
+            return count, reason
         membership.contiguous = True
         self._release(membership, membership.joined)
-        return count
+        return count, reason
+
+    async def _backfill_or_later(self, membership: Membership, limit: int) -> tuple[int, str]:
+        seen = self.seen.channel(membership.pattern)
+        after, beyond = seen.through, frozenset(seen.beyond)
+        try:
+            return await self._backfill(membership, limit), ""
+        except (UnreachableError, OutcomeUnknown, ConflictError) as error:
+            self._report("error", error)
+            self._later(self._backfill_until_done(membership, limit, after, beyond))
+            return 0, f"what was said before could not be read yet and comes later ({error})"
+
+    async def _said_before(self, membership: Membership, limit: int) -> list[LiveRecord]:
+        """What was said before the join, oldest first."""
+        window = membership.facts.get("replay_window")
+        found = await self.history.records(membership.pattern, limit, before=membership.joined, window=window)
+        return found[::-1]
 
     async def _backfill(self, membership: Membership, limit: int) -> int:
-        """What was said before the join, oldest first, marked historical."""
+        """Surface what was said before the join, marked historical."""
         assert membership.joined is not None
-        records = await self.history.records(
-            membership.pattern, limit, before=membership.joined, window=membership.facts.get("replay_window")
-        )
-        for record in reversed(records):
+        epoch = self.seen.epoch
+        records = await self._said_before(membership, limit)
+        for record in records:
             self._offer(record, historical=True, contiguous=False)
-        self.seen.channel(membership.pattern).close_hole(membership.joined)
+        if self.seen.epoch == epoch:
+            self.seen.channel(membership.pattern).close_hole(membership.joined)
         return len(records)
+
+    async def _backfill_until_done(
+        self, membership: Membership, limit: int, after: int, beyond: frozenset[int]
+    ) -> None:
+        """The same later: live copies went on meanwhile, so what was seen then decides what is new."""
+        while self.memberships.get(membership.pattern) is membership:
+            await asyncio.sleep(RETRY_PAUSE)
+            try:
+                await self.link.ready(30)
+                records = await self._said_before(membership, limit)
+            except (UnreachableError, OutcomeUnknown, ConflictError):
+                continue
+            except TidingsError as error:
+                self._report("error", error)
+                return
+            own = self.link.identity.id
+            for record in records:
+                if record.seq > after and record.seq not in beyond and record.received.sender != own:
+                    while not self._surface_missed(record, historical=True):
+                        await self._wait_for_room()
+            return
 
     def _release(self, membership: Membership, after: int) -> None:
         for copy in membership.take_held():
@@ -190,7 +253,7 @@ class Channels:
             elif copy.seq > after:
                 self._take(membership, copy)
 
-    async def _complete(self, membership: Membership) -> None:
+    async def _complete(self, membership: Membership, backfill: int) -> None:
         """Join in the background until the steward answers, with the same op."""
         while self.memberships.get(membership.pattern) is membership and membership.joined is None:
             await asyncio.sleep(RETRY_PAUSE)
@@ -202,7 +265,7 @@ class Channels:
                 self._report("error", error)
                 await self._drop(membership)
                 return
-            await self._settle_join(membership, answer, 0)
+            await self._settle_join(membership, answer, backfill)
 
     async def leave(self, pattern: str) -> dict[str, Any]:
         """Close the membership, then unsubscribe what no other pattern covers."""
@@ -220,6 +283,7 @@ class Channels:
 
     async def _drop(self, membership: Membership) -> None:
         self.memberships.pop(membership.pattern, None)
+        self.seen.pinned.discard(membership.pattern)
         for subject in list(membership.holes):
             self._close_hole(membership, subject)
         await self._unsubscribe(membership)
@@ -251,14 +315,15 @@ class Channels:
         s = self.link.identity.subjects
         membership.subscriptions = []
         refusals: list[str] = []
-        connection.on_violation = refusals.append
+        hear = refusals.append
+        connection.on_violation.append(hear)
         try:
             for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
                 subscription = await connection.listen(subject, self._receiver(membership))
                 membership.subscriptions.append(subscription)
             await connection.flush(timeout=5)
         finally:
-            connection.on_violation = None
+            connection.on_violation.remove(hear)
         if any(s.live_chat(membership.pattern).lower() in each.lower() for each in refusals):
             await self._unsubscribe(membership)
             raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
@@ -383,6 +448,7 @@ class Channels:
             except DeniedError as error:
                 # The access was narrowed while we were away: the channel is gone, and that is said.
                 self.memberships.pop(membership.pattern, None)
+                self.seen.pinned.discard(membership.pattern)
                 self._report("error", error)
                 continue
             if not membership.watching:
@@ -400,6 +466,7 @@ class Channels:
 
     async def _catch_up(self, membership: Membership) -> None:
         while self.memberships.get(membership.pattern) is membership and not self._is_whole(membership):
+            epoch = self.seen.epoch
             try:
                 await self.link.ready(30)
                 if not await self._read_missed(membership):
@@ -407,6 +474,8 @@ class Channels:
                     continue
                 if membership.overrun:
                     membership.overrun = False
+                    continue
+                if epoch != self.seen.epoch:
                     continue
             except (UnreachableError, OutcomeUnknown):
                 membership.unreadable = True
@@ -418,7 +487,7 @@ class Channels:
                 await self._drop(membership)
                 return
             membership.contiguous = True
-            membership.cause, membership.unreadable = None, False
+            membership.cause, membership.unreadable, membership.rewound = None, False, False
             self._release(membership, membership.joined or 0)
 
     @staticmethod
@@ -429,7 +498,8 @@ class Channels:
         """Read holes of single senders, and everything since the last contiguous copy. False: no room for all of it."""
         if not membership.contiguous:
             answer = await self._ask_join(membership)
-            membership.joined = int(answer["seq"])
+            joined = int(answer["seq"])
+            membership.joined = min(joined, membership.joined or joined) if membership.rewound else joined
             membership.facts = answer
         while membership.holes:
             if not await self._fill_hole(membership, next(iter(membership.holes))):
@@ -452,7 +522,10 @@ class Channels:
         for channel in known:
             seen = self.seen.channel(channel)
             start = max(seen.through, membership.joined)
+            epoch = self.seen.epoch
             records, complete, head = await self.history.after(channel, start, FILL_LIMIT)
+            if epoch != self.seen.epoch:  # `start` was a place in another log
+                return False
             fresh = 0
             for record in records:
                 new = seen.is_new(record.seq) and record.received.sender != self.link.identity.id
@@ -473,6 +546,8 @@ class Channels:
         while more:
             asked = hole.through
             records, last, more = await self.history.of_sender(hole.channel, hole.sender, hole.position, asked)
+            if membership.holes.get(subject) is not hole:  # it was in another log
+                return True
             for record in records:
                 if not self._offer_missed(record, hole):
                     return False
@@ -492,16 +567,63 @@ class Channels:
 
     def _offer_missed(self, record: LiveRecord, hole: Hole) -> bool:
         """A record of a hole: no copy of it arrived, whatever came after it. False if there was no room for it."""
-        if record.received.sender != hole.sender or not self.seen.first_time(record.identity):
+        if record.received.sender != hole.sender or self.seen.knows(record.identity):
             return True
-        seen = self.seen.channel(record.channel)
-        if not self._surface(record, False, record.seq < seen.newest):
-            self.seen.forget(record.identity)
+        if not self._surface_missed(record, historical=False):
             return False
-        seen.surface_missed(record.seq)
         hole.recovered += 1
         self.recovered += 1
         return True
+
+    def _surface_missed(self, record: LiveRecord, *, historical: bool) -> bool:
+        """Surface a record that others of its channel have passed, once. False if there was no room for it."""
+        if not self.seen.first_time(record.identity):
+            return True
+        seen = self.seen.channel(record.channel)
+        if not self._surface(record, historical, record.seq < seen.newest):
+            self.seen.forget(record.identity)
+            return False
+        seen.surface_missed(record.seq)
+        return True
+
+    # --- after the log went backwards ---
+
+    def heed_epoch(self, epoch: str) -> None:
+        """The steward speaks of a log of this epoch. If it is another than ours, every membership is asked for again;
+        the answers say up to where the two agree."""
+        if epoch and self.seen.epoch and epoch != self.seen.epoch and not self._stopped:
+            for membership in self.memberships.values():
+                self._doubt(membership)
+
+    def _doubt(self, membership: Membership) -> None:
+        if not membership.confirmed:
+            return
+        membership.contiguous = False
+        membership.held = membership.held or []
+        if not membership.catching_up:
+            self._later(self._resume(membership))
+
+    def _follow_epoch(self, epoch: str, agreed: int | None) -> None:
+        if agreed is None or epoch == self.seen.epoch:
+            if epoch and not self.seen.epoch:
+                self.seen.adopt(epoch)
+            return
+        self.seen.rewind(epoch, agreed)
+        self.arrivals.rewind(agreed)
+        for membership in self.memberships.values():
+            for subject in list(membership.holes):
+                self._close_hole(membership, subject)
+            if membership.joined is not None:
+                membership.joined = min(membership.joined, agreed)
+                membership.rewound = True
+            self._doubt(membership)
+        self._report(
+            "error",
+            LogRegressed(
+                f"the log of this space went backwards and agrees with what was seen only up to {agreed}: memberships "
+                "are checked and newer messages read again; what was lost with it only its senders have"
+            ),
+        )
 
     def _later(self, work: Any) -> None:
         task = asyncio.create_task(work)

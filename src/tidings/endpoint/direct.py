@@ -190,7 +190,7 @@ class Direct:
 
     async def _take(self, connection: Connection, message: Any, delivery: Delivery) -> None:
         held = self.held.get(delivery.seq)
-        if held is not None:
+        if held is not None and held.delivery.time_ns == delivery.time_ns:
             # It comes again while we have it: it is not surfaced twice, and answered by its newest name.
             held.delivery = delivery
             if held.settled:
@@ -210,7 +210,7 @@ class Direct:
             self.endpoint.opener.refused["repeated"] += 1
             self._acknowledge(held)
             return
-        self.endpoint.seen.hold_direct(received.identity)
+        self.endpoint.seen.hold(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
     def _opened(self, message: Any) -> tuple[Received, Message]:
@@ -271,7 +271,7 @@ class Direct:
         The broker does not answer for a delivery it does not remember; then it delivers again, and `seen` knows it.
         """
         tries = 0
-        while tries < ACK_TRIES and not self._closed:
+        while tries < ACK_TRIES and not self._closed and self._is_current(held):
             try:
                 connection = await self.link.ready(30)
                 await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
@@ -281,7 +281,12 @@ class Direct:
                 await asyncio.sleep(0.1)
             else:
                 break
-        self.held.pop(held.delivery.seq, None)
+        if self._is_current(held):
+            del self.held[held.delivery.seq]
+
+    def _is_current(self, held: Held) -> bool:
+        """False once the mailbox went backwards and another message has its sequence: that one is not settled by it."""
+        return self.held.get(held.delivery.seq) is held
 
     async def _keep_in_progress(self) -> None:
         """An application may think for minutes: say so well before the broker would deliver again."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ from tidings.wire.names import check_channel
 from tidings.wire.roster import Agent, Level, Mode, Status
 
 SAVE_EVERY = 0.5
+#: channels that are joined at a time when an endpoint opens
+JOINS_AT_ONCE = 8
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
 #: between two tries of a message that nobody took although the space is open
@@ -134,6 +137,7 @@ class Endpoint:
             self.inbox.wait_for_room,
             self.events.emit,
         )
+        self.roster.on_epoch.append(self._channels.heed_epoch)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._direct = Direct(self)
         self._tasks = Tasks(self)
@@ -143,12 +147,30 @@ class Endpoint:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROSTER_PATIENCE):
                     await self.roster.asked.wait()
-            for channel in self._boot_channels:
-                await self.join(channel)
+            await self._join_all(self._boot_channels)
         except BaseException:
             await self.close()
             raise
         self._saver = asyncio.create_task(self._save_now_and_then())
+
+    async def _join_all(self, channels: Sequence[str]) -> list[Joined]:
+        """Join several at a time, answers in their order. The first that is refused ends it, and is what is raised."""
+        if not channels:
+            return []
+        await self._start_receiving()  # one session for all of them
+        turns = asyncio.Semaphore(JOINS_AT_ONCE)
+
+        async def join(channel: str) -> Joined:
+            async with turns:
+                return await self.join(channel)
+
+        joining = [asyncio.create_task(join(channel)) for channel in dict.fromkeys(channels)]
+        try:
+            return await asyncio.gather(*joining)
+        finally:
+            for task in joining:
+                task.cancel()
+            await asyncio.gather(*joining, return_exceptions=True)
 
     async def close(self) -> None:
         """Stop receiving. This is not leaving: memberships stay, and what is owed keeps being owed."""
@@ -475,6 +497,22 @@ class Endpoint:
         async for incoming in self.inbox.iterate(manual_ack=manual_ack):
             yield incoming
 
+    async def handle(self, callback: Callable[[Incoming], Any]) -> None:
+        """Call back for each message, one at a time, until this endpoint closes; its return settles the message.
+
+        If it raises, the message is not settled, as with `manual_ack`, the error is an `error` event, and the next
+        message comes.
+        """
+        async for incoming in self.messages(manual_ack=True):
+            try:
+                answer = callback(incoming)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception as error:  # noqa: BLE001  boundary: the application's code
+                self.events.emit("error", error)
+            else:
+                await incoming.ack()
+
     async def _start_receiving(self) -> None:
         """Take the session and the mailbox, unless this endpoint only sends and looks."""
         if not self._receives:
@@ -500,10 +538,10 @@ class Endpoint:
         incoming.late = late
 
         async def settle() -> None:
-            self.seen.settle(record.channel, record.seq)
+            self.seen.settle(record.channel, record.seq, record.identity)
 
         incoming._settle = settle
-        self.seen.hold(record.seq, record.identity)
+        self.seen.hold(record.identity)
         self.inbox.put(incoming)
         self.events.emit("message", incoming)
         return True

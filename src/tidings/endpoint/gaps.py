@@ -72,6 +72,12 @@ class Arrivals:
         known = self._last.get(subject)
         return seq <= (self.forgotten if known is None else known)
 
+    def rewind(self, agreed: int) -> None:
+        """The log went backwards: above `agreed` its sequences are other records."""
+        self.forgotten = min(self.forgotten, agreed)
+        for subject, seq in self._last.items():
+            self._last[subject] = min(seq, agreed)
+
     def note(self, subject: str, seq: int) -> None:
         known = self._last
         if subject in known:

@@ -80,6 +80,8 @@ class Roster:
         #: hear every row of this agent itself, and every snapshot
         self.on_own_row: list[Callable[[Agent], None]] = []
         self.on_snapshot: list[Callable[[], None]] = []
+        #: hear which log the steward speaks of: another epoch is a log that went backwards
+        self.on_epoch: list[Callable[[str], None]] = []
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
         self.on_standing: list[Callable[[Attention, int], None]] = []
         self._standing = -1
@@ -263,6 +265,8 @@ class Roster:
                 self._take(delta)
         for hear in self.on_snapshot:
             hear()
+        for tell in self.on_epoch:
+            tell(str(first.get("epoch", "")))
 
     def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
         """The key in force by records that verify from the anchor; what does not verify changes nothing."""

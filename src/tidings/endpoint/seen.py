@@ -3,6 +3,8 @@
 A record is known by its log sequence. `through` says that everything of the channel up to it was surfaced; `beyond`
 holds single sequences after a hole that is still being filled. The settled mark trails behind: it is what may be
 written to a state file, because what was surfaced but not settled, or is missing, must come again after a crash.
+Sequences mean something in one `epoch` of the log only; identities (sender, id) mean the same in all of them. A bounded
+number of channels is remembered, those used last: a channel that was forgotten counts as seen up to `forgotten`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,16 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from tidings.broker.private_files import write_private
 from tidings.errors import ConfigError
 
 IDENTITIES_KEPT = 8_192
+CHANNELS_KEPT = 16_384
+#: of the channels used longest ago, so many are looked at for one that can be forgotten
+LOOKED_AT = 64
 
 
 @dataclass(slots=True)
@@ -64,6 +70,16 @@ class ChannelSeen:
         if seq in self.open:
             self.open.remove(seq)
 
+    def rewind(self, agreed: int) -> None:
+        """The log is another one above `agreed`. What the application has in hand it still has to settle."""
+        self.through, self.read = min(self.through, agreed), min(self.read, agreed)
+        self.newest = min(self.newest, agreed)
+        self.beyond = {seq for seq in self.beyond if seq <= agreed}
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.open or self.beyond or self.missing)
+
     @property
     def settled_through(self) -> int:
         """Everything up to here was surfaced and settled."""
@@ -75,11 +91,16 @@ class Seen:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.channels: dict[str, ChannelSeen] = {}
+        #: which log the sequences are of; empty until somebody says
+        self.epoch = ""
+        self.channels: OrderedDict[str, ChannelSeen] = OrderedDict()
+        #: channels that are joined by name: never forgotten, and read from their join on whatever was forgotten
+        self.pinned: set[str] = set()
+        #: a channel that is not known may have been seen up to here
+        self.forgotten = 0
         self._identities: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._unsettled: dict[int, tuple[str, str]] = {}
-        #: direct messages have sequences of their own, so they are held by identity
-        self._unsettled_direct: set[tuple[str, str]] = set()
+        #: by identity: direct messages, and another epoch of the log, have the same sequences for other messages
+        self._unsettled: set[tuple[str, str]] = set()
         self._dirty = False
         if path is not None and path.exists():
             self._load(path)
@@ -87,13 +108,42 @@ class Seen:
     def _load(self, path: Path) -> None:
         try:
             found = json.loads(path.read_text())
-            self.channels = {name: ChannelSeen(int(seq), read=int(seq)) for name, seq in found["channels"].items()}
+            known = {name: ChannelSeen(int(seq), read=int(seq)) for name, seq in found["channels"].items()}
+            self.channels = OrderedDict(known)
+            self.epoch, self.forgotten = str(found.get("epoch", "")), int(found.get("forgotten", 0))
             self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
 
     def channel(self, name: str) -> ChannelSeen:
-        return self.channels.setdefault(name, ChannelSeen())
+        known = self.channels.get(name)
+        if known is None:
+            through = 0 if name in self.pinned else self.forgotten
+            known = self.channels[name] = ChannelSeen(through, read=through, newest=through)
+            if len(self.channels) > CHANNELS_KEPT:
+                self._forget_a_channel()
+        else:
+            self.channels.move_to_end(name)
+        return known
+
+    def _forget_a_channel(self) -> None:
+        """The one used longest ago that nothing is open in. If there is none, it waits for the next time."""
+        for name, seen in islice(self.channels.items(), min(LOOKED_AT, len(self.channels) - 1)):
+            if seen.is_idle and name not in self.pinned:
+                self.forgotten = max(self.forgotten, seen.through)
+                del self.channels[name]
+                return
+
+    def adopt(self, epoch: str) -> None:
+        self._dirty = self._dirty or epoch != self.epoch
+        self.epoch = epoch
+
+    def rewind(self, epoch: str, agreed: int) -> None:
+        """The log went backwards: what is remembered by sequence holds up to `agreed` only."""
+        self.adopt(epoch)
+        self.forgotten = min(self.forgotten, agreed)
+        for seen in self.channels.values():
+            seen.rewind(agreed)
 
     def first_time(self, identity: tuple[str, str]) -> bool:
         """Was (sender, id) never surfaced here? A message is surfaced once, whatever record holds it."""
@@ -104,23 +154,22 @@ class Seen:
             self._identities.popitem(last=False)
         return True
 
+    def knows(self, identity: tuple[str, str]) -> bool:
+        return identity in self._identities
+
     def forget(self, identity: tuple[str, str]) -> None:
         self._identities.pop(identity, None)
 
-    def hold(self, seq: int, identity: tuple[str, str]) -> None:
+    def hold(self, identity: tuple[str, str]) -> None:
         """Handed out, not settled: it must come again after a crash."""
-        self._unsettled[seq] = identity
+        self._unsettled.add(identity)
 
-    def settle(self, channel: str, seq: int) -> None:
+    def settle(self, channel: str, seq: int, identity: tuple[str, str]) -> None:
         self.channel(channel).settle(seq)
-        self._unsettled.pop(seq, None)
-        self._dirty = True
-
-    def hold_direct(self, identity: tuple[str, str]) -> None:
-        self._unsettled_direct.add(identity)
+        self.settle_direct(identity)
 
     def settle_direct(self, identity: tuple[str, str]) -> None:
-        self._unsettled_direct.discard(identity)
+        self._unsettled.discard(identity)
         self._dirty = True
 
     def save(self) -> None:
@@ -128,7 +177,7 @@ class Seen:
         if self.path is None or not self._dirty:
             return
         channels = {name: seen.settled_through for name, seen in self.channels.items() if seen.settled_through}
-        unsettled = {*self._unsettled.values(), *self._unsettled_direct}
-        identities = [identity for identity in self._identities if identity not in unsettled]
-        write_private(self.path, json.dumps({"channels": channels, "identities": identities[-1_024:]}))
+        identities = [identity for identity in self._identities if identity not in self._unsettled][-1_024:]
+        kept = {"epoch": self.epoch, "forgotten": self.forgotten, "channels": channels, "identities": identities}
+        write_private(self.path, json.dumps(kept))
         self._dirty = False

@@ -26,7 +26,9 @@ from tidings.errors import (
     BadSignature,
     ConflictError,
     DeniedError,
+    LogFull,
     OutcomeUnknown,
+    QueueFull,
     TaskDead,
     TidingsError,
     TooLarge,
@@ -141,6 +143,7 @@ class Job:
     lost: str | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     _beating: asyncio.Task[None] | None = field(default=None, repr=False)
+    _on_end: Callable[[], object] | None = field(default=None, repr=False)
 
     @property
     def asker(self) -> Sender:
@@ -172,6 +175,8 @@ class Tasks:
         self.identity = endpoint.identity
         self.session = new_id()
         self._open: dict[int, Job] = {}
+        self._making_room = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
 
     # --- asking ---
@@ -189,8 +194,31 @@ class Tasks:
         from tidings.endpoint.endpoint import Receipt
 
         subject = self.identity.subjects.task(check_role(role), self.identity.id)
-        seq = await self.endpoint._publish(subject, "task", role, composed, timeout)
+        try:
+            seq = await self._queued(subject, role, composed, timeout)
+        except QueueFull:
+            seq = await self._queued_after_making_room(subject, role, composed, timeout)
         return TaskTicket(Receipt(composed.id, seq, warnings=await self._warnings(role)), role, self)
+
+    async def _queued(self, subject: str, role: str, composed: Message, timeout: float) -> int:
+        try:
+            return await self.endpoint._publish(subject, "task", role, composed, timeout)
+        except LogFull as error:
+            if "per subject" not in str(error):
+                raise
+            raise QueueFull(
+                f"the queue of {role} is full from you: 1,000 tasks of yours wait there to be finished and archived; "
+                "wait for their results before you ask for more"
+            ) from error
+
+    async def _queued_after_making_room(self, subject: str, role: str, composed: Message, timeout: float) -> int:
+        """A queue may be full of what is settled and would have gone a little later: one of us asks, others look."""
+        async with self._making_room:
+            try:
+                return await self._queued(subject, role, composed, timeout)
+            except QueueFull:
+                await self.link.call("task", "room", role=role, timeout=timeout)
+                return await self._queued(subject, role, composed, timeout)
 
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""
@@ -315,7 +343,23 @@ class Tasks:
         job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, self)
         self._open[job.seq] = job
         job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
+        self._leave_with_its_program(job)
         return job
+
+    def _leave_with_its_program(self, job: Job) -> None:
+        """Whoever is cancelled in the body of its loop does not come back to it, and Python closes a loop that was
+        left only once nothing refers to it: a traceback is enough to hold the job."""
+
+        def ended(program: asyncio.Task[Any]) -> None:
+            if program.cancelled() and not job.settled:
+                leaving = asyncio.get_running_loop().create_task(self._leave(job))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
+        program = asyncio.current_task()
+        if program is not None:
+            program.add_done_callback(ended)
+            job._on_end = lambda: program.remove_done_callback(ended)
 
     def _open_task(self, line: dict[str, Any]) -> Received | str:
         block, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
@@ -381,6 +425,8 @@ class Tasks:
     def _end(self, job: Job) -> None:
         job._ended.set()
         self._open.pop(job.seq, None)
+        if job._on_end is not None:
+            job._on_end()
         if job._beating is not None:
             job._beating.cancel()
 
@@ -392,3 +438,6 @@ class Tasks:
                 async with asyncio.timeout(2):
                     await self.give_up(job, "left unfinished", retry=True)
             self._end(job)
+        for leaving in list(self._leaving):
+            leaving.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)

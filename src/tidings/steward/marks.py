@@ -96,6 +96,14 @@ class Marks:
         stored = await self.js.at(self.subjects.log_stream, mark.seq)
         return stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject)
 
+    def agreed_since(self, epoch: str) -> int | None:
+        """Up to where somebody who knew the log of `epoch` still knows it; None if that is the log of now."""
+        if epoch == self.file.epoch:
+            return None
+        found = self.file.regressions
+        after = max((number for number, each in enumerate(found, 1) if each.epoch_after == epoch), default=0)
+        return min((each.agreed for each in found[after:]), default=0)
+
     def forget_after(self, agreed: int, regression: Regression) -> None:
         self.file.marks = [mark for mark in self.file.marks if mark.seq <= agreed]
         self.file.epoch = regression.epoch_after

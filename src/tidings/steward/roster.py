@@ -334,6 +334,7 @@ async def snapshot(steward: Steward, request: Request) -> Answer:
         "rows": msgspec.to_builtins(page),
         "next": page[-1].id if len(found) > 1 else None,
         "ttl": roster.table.ttl,
+        "epoch": steward.marks.file.epoch,
         "rotations": rotations,
         "attention": msgspec.to_builtins(standing) if standing else None,
         **msgspec.to_builtins(facts),

@@ -71,7 +71,13 @@ async def join(steward: Steward, request: Request) -> Answer:
             # The same op again: its answer was lost, so it is told once more that it opened.
             same = steward.writer.last_op.get(subject) == (request.op, held.joined)
             seq, state = held.joined, "opened" if same else "resumed"
-    return {"state": state, "seq": seq, **channel_facts(steward, pattern)}
+    return {"state": state, "seq": seq, **channel_facts(steward, pattern), **_epoch(steward, request)}
+
+
+def _epoch(steward: Steward, request: Request) -> dict[str, Any]:
+    """Which log this is and, if the caller knew another one, up to where both are the same."""
+    known = request.optional("epoch", str)
+    return {"epoch": steward.marks.file.epoch, "agreed": steward.marks.agreed_since(known) if known else None}
 
 
 def _check_room_to_join(steward: Steward, owner: str) -> None:

@@ -135,6 +135,12 @@ async def check(steward: Steward, request: Request) -> Answer:
     return steward.desk.lookup.presence(check_role(request.text("role")))
 
 
+async def room(steward: Steward, request: Request) -> Answer:
+    """Make room for an asker whose share of a queue is full of what is settled."""
+    access_of(steward, request.sender)
+    return {"made": await steward.desk.upkeep.make_room(request.sender, check_role(request.text("role")))}
+
+
 async def result(steward: Steward, request: Request) -> Answer:
     """What became of a task, for whoever asked it."""
     access_of(steward, request.sender)
@@ -260,6 +266,7 @@ TASK_HANDLERS: dict[tuple[str, str], Handler] = {
     ("task", "done"): done,
     ("task", "fail"): fail,
     ("task", "check"): check,
+    ("task", "room"): room,
     ("task", "result"): result,
     ("dead", "list"): dead_list,
     ("dead", "show"): dead_show,

@@ -1,7 +1,7 @@
 """What the desk does by itself: in-progress for what it holds, silence and deadlines of workers, retention.
 
 A steward that slept forgives: the silence was its own. A record leaves the queue once it is settled, archived (unless
-the archive is switched off) and older than a repeated publish.
+the archive is switched off) and older than a repeated publish; sooner if its asker met a full queue.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: settled records above the broker's own floor that are counted in one round
 LOOKED_AT = 1_000
+#: made for an asker whose share of a queue is full of what is settled; it may have 1,000
+ROOM = 500
 
 
 class TaskUpkeep:
@@ -86,6 +88,23 @@ class TaskUpkeep:
             below = min(each for each in (floor, archived, young) if each is not None)
             if below > 1:
                 desk.counts["purged"] += await desk.js.purge(stream, subject_filter=subject_filter, below=below)
+
+    async def make_room(self, asker: str, role: str) -> int:
+        """An asker's share of a queue is full of what is settled: the oldest goes now. Answers how much."""
+        desk = self.desk
+        stream, subject = desk.subjects.task_stream, desk.subjects.task(role, asker)
+        head = int((await desk.js.info(stream))["state"]["last_seq"])
+        over, archived = (await desk.intake.place(role)).settled, await archive_needs(desk.steward, "task")
+        through = head if archived is None else archived - 1
+        below = 0
+        for record in await anext(desk.js.read(stream, subject, 1, through, page=ROOM), []):
+            revived = record.seq in self.book.open
+            if revived or (record.seq > over and self.book.settled_as(record.seq, record.time_ns) is None):
+                break
+            below = record.seq + 1
+        removed = await desk.js.purge(stream, subject_filter=subject, below=below) if below else 0
+        desk.counts["purged"] += removed
+        return removed
 
     def _roles(self) -> set[str]:
         steward = self.desk.steward
