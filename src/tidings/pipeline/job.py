@@ -25,7 +25,7 @@ from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resu
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
 from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
-from tidings.pipeline.plain import PlainConnection
+from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.planning import FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.reading import Missing, Place, StreamReader
@@ -125,15 +125,15 @@ class SpaceTable:
 class Mailboxes:
     """The outlet of the deliverer: frames to DLV under the lease."""
 
-    def __init__(self, keeper: Keeper, lease: DeliverLease, connection: PlainConnection, epoch: str) -> None:
-        self._keeper, self._lease, self._connection, self._epoch = keeper, lease, connection, epoch
+    def __init__(self, keeper: Keeper, lease: DeliverLease, line: PlainLine, epoch: str) -> None:
+        self._keeper, self._lease, self._line, self._epoch = keeper, lease, line, epoch
         self.blocks: Sequence[MadeBlock] = ()
         self.head = 0
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
         assert len(blocks) == len(self.blocks)
         lanes = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
-        return acknowledged(publish_in_order(self._connection, lanes, self._lease.fence))
+        return acknowledged(publish_in_order(self._line.live(), lanes, self._lease.fence))
 
     def _outgoing(self, frame: FramePlan) -> Outgoing:
         data = encode_frame(
@@ -193,12 +193,10 @@ class DeliverJob:
     # --- one life of the query ---
 
     def _run_once(self) -> None:
-        connection = self._connect("deliver")
-        publishing = self._connect("deliver-frames")
-        beating = self._connect("deliver-beat")
+        line, publishing, beating = (self._line(name) for name in ("deliver", "deliver-frames", "deliver-beat"))
         reader = StreamReader(Place(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read"))
         try:
-            keeper = Keeper(connection, self.subjects)
+            keeper = Keeper(line, self.subjects)
             lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
             lease.take()
             try:
@@ -208,14 +206,15 @@ class DeliverJob:
                 with suppress(LeaseLost, ConnectionLost):  # nobody is there to hear it, or somebody else has it
                     lease.release()
         finally:
-            for each in (connection, publishing, beating):
+            for each in (line, publishing, beating):
                 each.close()
             reader.close()
 
-    def _connect(self, name: str) -> PlainConnection:
-        return PlainConnection.connect(self.settings.url, Path(self.settings.creds), name=f"tidings-{name}")
+    def _line(self, name: str) -> PlainLine:
+        creds = Path(self.settings.creds)
+        return PlainLine(lambda: PlainConnection.connect(self.settings.url, creds, name=f"tidings-{name}"))
 
-    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: PlainConnection, reader: StreamReader) -> None:
+    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: PlainLine, reader: StreamReader) -> None:
         epoch = offset_at(reader, 0)["epoch"]
         floors = DeliverFloor(keeper, lease, epoch)
         rewound = self._rewind(reader, floors, epoch)

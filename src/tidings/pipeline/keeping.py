@@ -20,7 +20,7 @@ from typing import Any
 from tidings.broker.jetstream import EXPECT_SEQUENCE, NO_CONSUMER, NO_MESSAGE, WRONG_LAST_SEQUENCE, ApiError
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.pipeline.delivering import Emptied
-from tidings.pipeline.plain import PlainConnection, PlainLost
+from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.publishing import Fence
 from tidings.space.state import EMPTIED_KEY
 from tidings.wire.headers import encode_headers
@@ -42,9 +42,13 @@ class Entry:
 class Keeper:
     """Small reads and writes of the driver, over one plain connection. Not for workers."""
 
-    def __init__(self, connection: PlainConnection, subjects: Subjects) -> None:
-        self.connection = connection
+    def __init__(self, line: PlainLine, subjects: Subjects) -> None:
+        self.line = line
         self.subjects = subjects
+
+    @property
+    def connection(self) -> PlainConnection:
+        return self.line.live()
 
     # --- the state bucket ---
 
@@ -65,8 +69,9 @@ class Keeper:
 
     def write(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
         """Publish one message and wait for its sequence."""
-        token = self.connection.publish_all([(subject, encode_headers(headers.items()), payload)])[0]
-        reply = self.connection.answer(token)
+        connection = self.connection
+        token = connection.publish_all([(subject, encode_headers(headers.items()), payload)])[0]
+        reply = connection.answer(token)
         if reply.status is not None:
             raise OutcomeUnknown(f"nobody stores {subject} (status {reply.status})")
         answer = json.loads(reply.payload)
@@ -264,12 +269,3 @@ class DeliverFloor:
             except ConflictError:
                 continue  # look again: a newer lease stops us, an older holder's word is overwritten
             return
-
-
-def connected(keeper: Keeper) -> bool:
-    """Does the broker still answer?"""
-    try:
-        keeper.connection.ping()
-    except PlainLost:
-        return False
-    return True

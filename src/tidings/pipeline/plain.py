@@ -13,7 +13,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +22,8 @@ from tidings.broker.jwt import split_credentials
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConnectionLost, DeniedError, TidingsError
 
 CHUNK = 1 << 20
+#: seconds after which a connection has to show that it is still there
+IDLE = 5.0
 _AUTH_WORDS = ("authorization", "authentication", "revoked", "expired")
 
 
@@ -54,6 +56,7 @@ class PlainConnection:
         self._position = 0
         self._inbox = inbox
         self._token = 0
+        self.used = time.monotonic()
         self.timeout = timeout
         self.max_payload = int(info.get("max_payload", 1 << 20))
         self.server_id = str(info.get("server_id", ""))
@@ -213,10 +216,34 @@ class PlainConnection:
                 self._control(line)
 
     def _send(self, data: bytes) -> None:
+        self.used = time.monotonic()
         try:
             self._sock.sendall(data)
         except (TimeoutError, OSError) as error:
             raise PlainLost(f"the connection to the broker went: {error}") from error
+
+
+class PlainLine:
+    """A connection that is looked at before it is used again: the broker gives up on one that answered no PING."""
+
+    def __init__(self, connect: Callable[[], PlainConnection]) -> None:
+        self._connect = connect
+        self._held: PlainConnection | None = None
+
+    def live(self) -> PlainConnection:
+        if self._held is not None and time.monotonic() - self._held.used > IDLE:
+            try:
+                self._held.ping()
+            except PlainLost:
+                self.close()
+        if self._held is None:
+            self._held = self._connect()
+        return self._held
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
 
 def _read_line(sock: socket.socket) -> bytes:
