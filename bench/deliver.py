@@ -2,9 +2,9 @@
 
     python bench/deliver.py --json [--messages 50000] [--channels 20] [--members 50]
 
-Signed messages are put into the log of a real space while the job waits; then it delivers them, warm, and the time until
-the deliver floor has passed them all is taken. The baseline writes the same payloads as single messages to mailboxes of
-the same broker through a plain socket, with one acknowledgement each and thousands in flight, in the same run.
+Signed messages are put into the log of a real space while the job waits; then it delivers them, warm, and the time
+until the deliver floor has passed them all is taken. The baseline writes the same payloads as single messages to
+subjects of the same broker through a plain socket, with one acknowledgement each and thousands in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from measuring import report
+from tidings.broker import jwt
 from tidings.broker.jetstream import JetStream
+from tidings.broker.keyring import Keyring
 from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.session import SessionSettings, start_session
 from tidings.testing.delivering import delivering
@@ -92,9 +94,6 @@ async def measure(spark: Any, root: Path, messages: int, channel_count: int, mem
             {"name": "BENCH", "subjects": ["bench.>"], "storage": "file", "duplicate_window": 120_000_000_000},
         )
         creds = root / "core.creds"
-        from tidings.broker import jwt
-        from tidings.broker.keyring import Keyring
-
         keyring = Keyring.load(space.home.keys)
         token, key = keyring.short_lived(keyring.core, "bench")
         creds.write_text(jwt.credentials(token, key))

@@ -30,7 +30,14 @@ class Terminal:
         self.home = SpaceHome(root / "home", "main")
         #: does a person look at standard error?
         self.watched = False
-        self.env = {**os.environ, "TIDINGS_HOME": str(root / "home"), "TIDINGS_AS": "me", "TIDINGS_LEASE_TTL": "1"}
+        #: Spark takes as long to start as everything else together; the tests that need it switch it on
+        self.env = {
+            **os.environ,
+            "TIDINGS_HOME": str(root / "home"),
+            "TIDINGS_AS": "me",
+            "TIDINGS_LEASE_TTL": "1",
+            "TIDINGS_PIPELINE": "off",
+        }
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end: `up` as a process of its own, others in this one, which is quicker."""

@@ -23,6 +23,7 @@ from tidings.steward.task_rules import TaskBook, TaskState
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
 from tidings.testing.security.actor import acting, line
+from tidings.testing.waiting import eventually
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access
@@ -162,6 +163,23 @@ async def test_the_suite_finds_rights_that_are_too_broad(tmp_path: Path, monkeyp
     assert "$JS.API.INFO" in _result(report, "jetstream_api").evidence
 
 
+async def test_the_suite_finds_a_pipeline_that_may_do_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = grants.pipeline_permissions
+
+    def wider(s: Subjects, pipeline_id: str) -> jwt.Permissions:
+        """One line too many of each kind."""
+        given = narrow(s, pipeline_id)
+        more = [f"{s.root}.chat.>", f"$KV.{s.state_bucket}.>", f"$JS.API.DIRECT.GET.{s.direct_stream}"]
+        return jwt.Permissions([*given.publish, *more], [*given.subscribe, f"{s.root}.dm.>"])
+
+    monkeypatch.setattr(grants, "pipeline_permissions", wider)
+    names = {"pipeline_publish", "pipeline_jetstream", "pipeline_subscribe"}
+    report = await _on_weak_space(tmp_path / "home", names)
+    assert {result.name for result in report.broken} == names
+    assert "floor.log" in _result(report, "pipeline_publish").evidence
+    assert "DIRECT.GET.DM_main" in _result(report, "pipeline_jetstream").evidence
+
+
 async def test_the_suite_finds_subscriptions_and_mailboxes_that_are_too_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +242,27 @@ _MAL = KeyPair.generate()
 
 
 # --- what the suite leaves to tests ---
+
+
+async def test_a_stolen_pipeline_credential_can_destroy_through_replies_and_security_md_says_so(
+    space: RealSpace,
+) -> None:
+    """A known limit, pinned: once the pipeline has an account of its own, this fails and the sentence goes."""
+    s, victim = space.subjects, "PROBE"
+    async with space.core() as js, acting(space.info.url, s, space.home.pipeline_creds) as pipeline:
+        await js.api(f"STREAM.CREATE.{victim}", {"name": victim, "subjects": ["probe.x"], "storage": "memory"})
+        delete = f"$JS.API.STREAM.DELETE.{victim}"
+        assert await pipeline.not_refused({delete: line(delete)}) == []
+        asked = json.dumps({"seq": 1, "next_by_subj": ">", "batch": 1}).encode()
+        await pipeline.send(line(f"$JS.API.DIRECT.GET.{s.log_stream}", asked, reply=delete))
+
+        async def is_gone() -> bool:
+            return victim not in (await js.api("STREAM.NAMES"))["streams"]
+
+        await eventually(is_gone)
+    assert "the empty end of a batched read aimed at the broker's own interface is obeyed there" in " ".join(
+        SECURITY_MD.read_text().split()
+    )
 
 
 async def test_a_burnt_id_is_acknowledged_as_a_duplicate_of_somebody_elses_record(space: RealSpace) -> None:

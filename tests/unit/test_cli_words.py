@@ -62,6 +62,7 @@ WITHOUT_JSON = {
     "space acknowledge",
     "space rotate-key",
     "space remove",
+    "pipeline run",
 }
 COMMANDS = dict(commands())
 

@@ -57,9 +57,12 @@ def test_a_secret_of_an_agent_that_others_can_read_is_found_with_its_remedy(lab:
 
 def test_a_package_of_another_version_and_an_old_java_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(examination.PACKAGES, "nats-py", "9.9.")
-    java = tmp_path / "java"
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("tidings.pipeline.session._wheel_java", lambda: None)
     monkeypatch.setattr("shutil.which", lambda name: str(java) if name == "java" else None)
     found = {each.what: each for each in examine(tmp_path / "home", None)}
     assert (found["packages"].verdict, "9.9." in found["packages"].do) == ("problem", True)
@@ -81,6 +84,7 @@ def test_a_sound_installation_has_nothing_to_mend(tmp_path: Path, capsys: pytest
         "clock",
         "open files",
         "java",
+        "spark",
     }
     assert set(found) == wanted
     assert "problem" not in found.values()

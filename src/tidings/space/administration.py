@@ -84,7 +84,7 @@ def _make_steward_files(home: SpaceHome, keyring: Keyring) -> KeyPair:
 
 def make_pipeline_creds(home: SpaceHome, keyring: Keyring) -> None:
     """The pipeline's own narrow credential, made once; a space from before there was a pipeline gets it too."""
-    path = home.creds / "pipeline.creds"
+    path = home.pipeline_creds
     if not path.exists():
         user = KeyPair.generate()
         write_private(path, jwt.credentials(keyring.pipeline_token(Subjects(home.name), user.id), user))
@@ -153,6 +153,7 @@ class Administrator:
 
     async def provision(self) -> list[str]:
         """Streams with their exact settings, and the AGENTS token derived afresh."""
+        make_pipeline_creds(self.home, self.keyring)
         connection, _ = await self._user(self.keyring.core, "provision", owner=False)
         changes = await ensure_streams(JetStream(connection), self.subjects, self.info.budget, self.info.epoch)
         await self.push_revocations()

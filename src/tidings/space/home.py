@@ -6,9 +6,11 @@
                   agents/         <name>.md, and issued/<id>.json: what was granted, the source of revocations
                   resolver/       account tokens as the broker serves them
                   js/             the broker's store
+                  checkpoints/    deliver/: how far durable delivery is, and its debts
+                  lake/           tables of what was delivered and what was quarantined
                   marks.json      where the log was: outside js/, so that a restored store is noticed
 <home>/run/<S>/                   locks, pids, state of what runs
-<home>/logs/<S>/                  broker.log, steward.log, up.log
+<home>/logs/<S>/                  broker.log, steward.log, pipeline.log, spark.log, up.log
 """
 
 from __future__ import annotations
@@ -66,6 +68,10 @@ class SpaceHome:
         self.issued = self.agents / "issued"
         self.resolver = self.root / "resolver"
         self.store = self.root / "js"
+        self.checkpoints = self.root / "checkpoints"
+        self.checkpoint = self.checkpoints / "deliver"
+        self.lake = self.root / "lake"
+        self.pipeline_creds = self.creds / "pipeline.creds"
         self.marks = self.root / "marks.json"
         self.run = home / "run" / name
         self.logs = home / "logs" / name
@@ -86,6 +92,9 @@ class SpaceHome:
             self.agent_creds_dir,
             self.agents,
             self.issued,
+            self.checkpoints,
+            self.checkpoint,
+            self.lake,
             self.run,
             self.logs,
         ):

@@ -24,7 +24,11 @@ KNOWN: dict[str, tuple[str, str]] = {
     "nats_server": ("", "nats-server binary to run instead of the bundled one"),
     "budget": ("", "bytes the log of a new space may take (8 GiB or 40 % of the free disk)"),
     "lease_ttl": ("3", "seconds without a beat after which a steward counts as silent; takeover after twice that"),
+    "pipeline": ("on", "on or off: start durable delivery (Spark) with `up`"),
 }
+
+#: what a switch may say; TOML's own words arrive as Python's
+SWITCH = {"on": True, "off": False, "True": True, "False": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,12 @@ class Settings:
     @property
     def home(self) -> Path:
         return Path(self["home"]).expanduser().absolute()
+
+    def switch(self, name: str) -> bool:
+        text = self[name]
+        if text not in SWITCH:
+            raise ConfigError(f"{name} = {text!r} (from {self._found[name].source}) is neither on nor off")
+        return SWITCH[text]
 
     def number(self, name: str) -> float | None:
         text = self[name]

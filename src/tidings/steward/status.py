@@ -6,6 +6,7 @@ has the moment it was learnt, so that whoever reads it sees how old it is.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from tidings.broker.private_files import lock_holder, lock_pid
 from tidings.broker.server import greeting
 from tidings.errors import TidingsError
+from tidings.pipeline.watching import look, problems_of
 from tidings.space.home import SpaceHome
 from tidings.space.session import open_session
 
@@ -30,10 +32,28 @@ async def collect(home: SpaceHome, agent: str) -> dict[str, Any]:
         "supervisor": _supervisor(home, state),
         "broker": _broker(info.port, state),
         "steward": await _steward(home, agent),
+        "pipeline": await delivery(home),
     }
-    problems = [*_problems_of(facts), *facts["steward"].get("problems", [])]
+    problems = [*_problems_of(facts), *facts["steward"].get("problems", []), *facts["pipeline"]["problems"]]
     code = UNREACHABLE if not facts["broker"]["answers"] else UNHEALTHY if problems else OK
     return {"healthy": not problems, "problems": problems, "exit_code": code, "at": time.time(), **facts}
+
+
+async def delivery(home: SpaceHome) -> dict[str, Any]:
+    """How durable delivery is: what the supervisor was told to do about it, and what the broker knows of it."""
+    told: dict[str, Any] = {"wanted": False, "phase": "not started"}
+    if lock_holder(home.up_lock) is not None:
+        told |= home.read_state().get("pipeline") or {}
+    facts: dict[str, Any] = {"answers": False, "why": None}
+    try:
+        facts |= {"answers": True, **(await asyncio.to_thread(look, home)).as_dict()}
+        # a beat outlives its sender by seconds; the supervisor saw it die
+        facts["running"] = facts["running"] and facts["holder_pid"] != told.get("gone")
+    except TidingsError as error:
+        facts["why"] = str(error)
+    now = time.time()
+    problems = problems_of(told, facts if facts["answers"] else None, now)
+    return {"running": False, "at": now, **facts, "supervised": told, "problems": problems}
 
 
 def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:

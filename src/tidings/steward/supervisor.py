@@ -1,9 +1,10 @@
-"""`tidings up`: broker and steward as children that live and die with this process.
+"""`tidings up`: broker, steward and pipeline as children that live and die with this process.
 
-    lock -> create (once) -> broker -> streams -> steward -> agents -> ready -> watch
+    lock -> create (once) -> broker -> streams -> steward -> agents -> ready -> pipeline, watch
 
-It opens no key: what needs one runs in a short-lived child. Whatever ends is started again with a growing pause;
-whatever interrupts a step, every child that was started is stopped, in reverse order, and the lock goes with us.
+It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and its death
+disturbs nobody. Whatever ends is started again with a growing pause; whatever interrupts a step, every child that was
+started is stopped, in reverse order, and the lock goes with us.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tidings import failpoints
@@ -38,6 +38,7 @@ from tidings.errors import (
 from tidings.space.administration import broker_config
 from tidings.space.control import ERRORS_BY_CODE
 from tidings.space.home import SpaceHome
+from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
@@ -55,21 +56,8 @@ class UpOptions:
     budget: int | None = None
     nats_server: str | None = None
     lease_ttl: float = 3.0
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Pauses between restarts: 0.2 s, doubling to 10 s; a child that lived a minute starts afresh."""
-
-    pause: float = 0.0
-    started: float = field(default_factory=time.monotonic)
-
-    def next(self) -> float:
-        if time.monotonic() - self.started > 60:
-            self.pause = 0.0
-        self.pause = min(10.0, self.pause * 2 or 0.2)
-        self.started = time.monotonic() + self.pause
-        return self.pause
+    #: start durable delivery too
+    pipeline: bool = True
 
 
 class Supervisor:
@@ -81,7 +69,11 @@ class Supervisor:
         self.steward: asyncio.subprocess.Process | None = None
         self._holder: str | None = None
         self._last_steward_error: dict[str, Any] | None = None
-        self._state: dict[str, Any] = {}
+        self.pipeline = PipelineKeeper(
+            home, ["--lease-ttl", str(options.lease_ttl)], note=self._note_pipeline, tell=tell
+        )
+        self._lacking = False
+        self._state: dict[str, Any] = {"pipeline": {"wanted": options.pipeline, "phase": "off"}}
         self._down: set[str] = set()
 
     async def run(self) -> None:
@@ -108,12 +100,19 @@ class Supervisor:
     def phase(self, name: str, **facts: Any) -> None:
         """Say where we are. A disk that is full must not keep us from stopping our children."""
         self._state |= {"phase": name, "pid": os.getpid(), "at": time.time(), **facts}
+        self._write_state()
+        log.info("phase %s", name)
+        failpoints.reach(f"up.{name}")
+
+    def _write_state(self) -> None:
         try:
             self.home.write_state(self._state)
         except ConfigError as error:
             log.error("cannot write state: %s", error)
-        log.info("phase %s", name)
-        failpoints.reach(f"up.{name}")
+
+    def _note_pipeline(self, facts: dict[str, Any]) -> None:
+        self._state["pipeline"] = facts
+        self._write_state()
 
     # --- up ---
 
@@ -144,6 +143,16 @@ class Supervisor:
         self.phase("agents")
         for each in (await self._child("agents", "--person", self.options.person))["done"]:
             self.tell(each)
+        self._lacking = await self._look_for_spark()
+
+    async def _look_for_spark(self) -> bool:
+        """Said before we are ready, so that whoever starts us in the background hears it too."""
+        from tidings.pipeline.session import missing
+
+        lacking = await asyncio.to_thread(missing) if self.options.pipeline else None
+        if lacking:
+            self.pipeline.unavailable(lacking)
+        return lacking is not None
 
     def _create_flags(self) -> list[str]:
         flags = ["--open"] if self.options.open_space else []
@@ -234,7 +243,7 @@ class Supervisor:
             async with asyncio.timeout(START_TIMEOUT):
                 line = await child.stdout.readline()
         except TimeoutError:
-            await _end(child, 2)
+            await end_child(child, 2)
             raise StewardUnreachable(
                 f"the steward was not ready within {START_TIMEOUT:.0f} s; `tidings logs steward` says why"
             ) from None
@@ -250,10 +259,10 @@ class Supervisor:
             async with asyncio.timeout(CHILD_TIMEOUT):
                 said, stderr = await child.communicate()
         except TimeoutError:
-            await _end(child, 2)
+            await end_child(child, 2)
             raise TidingsError(f"`{program}` did not end within {CHILD_TIMEOUT:.0f} s; `tidings logs admin`") from None
         except BaseException:
-            await _end(child, 2)
+            await end_child(child, 2)
             raise
         lines = said.decode().splitlines()
         try:
@@ -268,7 +277,10 @@ class Supervisor:
     # --- watch ---
 
     async def _watch(self) -> None:
-        await asyncio.gather(self._watch_broker(), self._watch_steward())
+        parts = [self._watch_broker(), self._watch_steward()]
+        if self.options.pipeline and not self._lacking:
+            parts.append(self.pipeline.keep())
+        await asyncio.gather(*parts)
 
     async def _watch_broker(self) -> None:
         assert self.broker is not None
@@ -341,26 +353,14 @@ class Supervisor:
 
     async def _bring_down(self) -> None:
         self.phase("stopping")
+        await self.pipeline.stop()
         if self.steward is not None:
-            await _end(self.steward, STEWARD_GRACE)
+            await end_child(self.steward, STEWARD_GRACE)
         if self.broker is not None:
             consumers = len(list(self.home.issued.glob("*.json"))) * 2
             grace = 15 + consumers / 100  # a clean stop writes every consumer's state
             await asyncio.to_thread(self.broker.stop, grace)
         self.phase("down", broker_pid=None, steward_pid=None)
-
-
-async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
-    """Stop a child we started: ask, wait, make."""
-    if child.returncode is not None:
-        return
-    child.send_signal(signal.SIGCONT)
-    child.terminate()
-    try:
-        await asyncio.wait_for(child.wait(), grace)
-    except TimeoutError:
-        child.kill()
-        await child.wait()
 
 
 def _withholding(line: bytes) -> tuple[str, str] | None:

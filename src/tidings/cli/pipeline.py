@@ -1,0 +1,353 @@
+"""`tidings pipeline`: durable delivery, run, watched and mended by hand.
+
+Debts and quarantine are Delta tables; they are read without Spark. What is behind comes from the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import (
+    AgentArgument,
+    ChannelArgument,
+    CountOption,
+    HomeOption,
+    JsonOption,
+    Place,
+    SpaceOption,
+    YesOption,
+    place,
+)
+from tidings.errors import PrerequisiteMissing, TidingsError, UsageError
+
+if TYPE_CHECKING:
+    from tidings.pipeline.debts import Debt, Debts
+    from tidings.pipeline.ledger import LedgerPaths
+
+app = typer.Typer(no_args_is_help=True, help="Durable delivery: run it, watch it, mend it.")
+UNHEALTHY = 3
+
+CheckpointOption = Annotated[Path | None, typer.Option(help="Folder of the checkpoint and the debts.", metavar="DIR")]
+LakeOption = Annotated[Path | None, typer.Option(help="Folder of the tables.", metavar="DIR")]
+
+
+@app.command("run")
+def run(
+    master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    url: Annotated[str | None, typer.Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
+    creds: Annotated[
+        Path | None, typer.Option(help="The pipeline's credential, at this path on every worker.", metavar="PATH")
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    lake: LakeOption = None,
+    memory: Annotated[str, typer.Option(help="Heap of the driver.")] = "700m",
+    conf: Annotated[
+        list[str] | None, typer.Option(help="Any setting of Spark; may be repeated.", metavar="KEY=VALUE")
+    ] = None,
+) -> None:
+    """Deliver in the foreground until Ctrl-C: the same job `tidings up` starts, on any Spark.
+
+    Start the space with `tidings up --no-pipeline` first; one pipeline delivers at a time, a second one waits.
+
+    Examples:
+
+      tidings pipeline run --master local[2]
+
+      tidings pipeline run --master spark://spark:7077 --checkpoint /shared/cp --lake /shared/lake
+    """
+    where = place(space, home)
+    where.home.read_info()
+    named = {"--url": url, "--creds": creds, "--checkpoint": checkpoint, "--lake": lake}
+    options = ["--master", master, "--memory", memory]
+    options += [word for name, value in named.items() if value for word in (name, str(_absolute(value)))]
+    for each in conf or []:
+        if "=" not in each:
+            raise UsageError(f"--conf {each!r} is not KEY=VALUE")
+        options += ["--conf", each]
+    asyncio.run(_run(where, options))
+
+
+def _absolute(value: str | Path) -> str | Path:
+    return value.absolute() if isinstance(value, Path) else value
+
+
+async def _run(where: Place, options: list[str]) -> None:
+    from tidings.space.control import ERRORS_BY_CODE
+    from tidings.steward.pipeline_process import PipelineProcess
+
+    where.home.make()
+    process = await PipelineProcess.start(where.home, options)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stopping.set)
+    ending = asyncio.create_task(_end_when(stopping, process))
+    failed: dict[str, Any] = {}
+    try:
+        async for said in process.lines():
+            failed = said.get("error") or failed
+            if said.get("ready"):
+                output.say(f"space {where.home.name}: durable delivery runs (pid {process.pid}). Ctrl-C stops it.")
+            elif said.get("phase"):
+                output.say(str(said["phase"]))
+        code = await process.wait()
+    finally:
+        ending.cancel()
+        await process.end()
+    if failed:
+        raise ERRORS_BY_CODE.get(failed["code"], TidingsError)(failed["message"])
+    if code:
+        raise TidingsError(f"the pipeline ended with code {code}; `tidings logs pipeline` says why")
+
+
+async def _end_when(stopping: asyncio.Event, process: Any) -> None:
+    await stopping.wait()
+    output.say("stopping")
+    await process.end()
+
+
+@app.command("status")
+def status(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """How durable delivery is. Exit code 3 if it should run and does not, or is more than a minute behind.
+
+    Examples:
+
+      tidings pipeline status
+
+      tidings pipeline status --space lab --json
+    """
+    from tidings.steward.status import delivery
+
+    where = place(space, home)
+    where.home.read_info()
+    facts = asyncio.run(delivery(where.home))
+    output.data(facts) if as_json else _show(facts)
+    if not facts["answers"]:
+        output.say(f"problem: {facts['why']}")
+        raise typer.Exit(5)
+    if facts["problems"]:
+        raise typer.Exit(UNHEALTHY)
+    output.hint("tidings pipeline debts")
+
+
+def _show(facts: dict[str, Any]) -> None:
+    if not facts["answers"]:
+        return
+    figures, supervised = facts["figures"], facts["supervised"]
+    rows = [
+        ("running", f"yes, {facts['holder']}" if facts["running"] else "no"),
+        ("supervisor", supervised["phase"] if supervised["wanted"] else "leaves it out"),
+        ("behind", f"{facts['behind']} records, {facts['behind_s']:.1f} s"),
+        ("delivered through", f"{facts['floor']} of {facts['head']}"),
+        ("debts", f"{facts['debts'] or 0} of {facts['owners_in_debt'] or 0} agents"),
+        ("last batch", f"{figures['last_batch_ms']:.0f} ms" if figures.get("last_batch_ms") else None),
+        *((name, figures.get(name)) for name in ("batches", "messages", "deliveries", "frames")),
+        *((name, figures.get(name)) for name in ("poison", "missing")),
+        ("last error", figures.get("last_error")),
+        ("figures", f"{output.age(facts['figures_at'])} old" if facts["figures_at"] else "none yet"),
+    ]
+    output.table(("what", "value"), rows, empty="")
+    for problem in facts["problems"]:
+        output.say(f"problem: {problem}")
+
+
+@contextmanager
+def _tables(where: Place, checkpoint: Path | None, lake: Path | None) -> Iterator[LedgerPaths]:
+    """Where the tables are; without what reads them, one sentence."""
+    where.home.read_info()
+    try:
+        from tidings.pipeline.ledger import LedgerPaths
+    except ImportError:
+        raise PrerequisiteMissing(
+            "reading the tables of the pipeline needs deltalake: `pip install 'tidings[spark]'`"
+        ) from None
+    yield LedgerPaths.below(checkpoint or where.home.checkpoint, lake or where.home.lake)
+
+
+def _open_debts(path: str) -> Debts:
+    from deltalake import DeltaTable
+
+    from tidings.pipeline.debts import Debts
+    from tidings.pipeline.ledger import read_events
+
+    return Debts.of(read_events(DeltaTable(path)) if DeltaTable.is_deltatable(path) else [])
+
+
+@app.command("debts")
+def debts(
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Who is owed messages that did not fit into its mailbox, since when, and why. They are paid as it reads.
+
+    Examples:
+
+      tidings pipeline debts
+
+      tidings pipeline debts --json
+    """
+    where = place(space, home)
+    with _tables(where, checkpoint, None) as paths:
+        found = sorted(_open_debts(paths.debts).open.values(), key=lambda debt: debt.since_ns)
+    names = _names(where)
+    floor = _floor(where) if found else None
+    rows = [_debt_row(debt, names, floor) for debt in found]
+    if as_json:
+        output.data(rows)
+        return
+    shown = [
+        (r["name"], r["owner"], r["channel"], r["after"], r["behind"], output.age(r["since"]), r["cause"]) for r in rows
+    ]
+    output.table(
+        ("agent", "id", "channel", "delivered through", "behind", "since", "cause"),
+        shown,
+        empty=f"nobody in space {where.home.name} is owed anything",
+    )
+    output.hint("tidings pipeline status")
+
+
+def _debt_row(debt: Debt, names: dict[str, str], floor: int | None) -> dict[str, Any]:
+    return {
+        "name": names.get(debt.owner),
+        "owner": debt.owner,
+        "channel": debt.channel,
+        "after": debt.after,
+        "behind": max(0, floor - debt.after) if floor is not None else None,
+        "since": debt.since_ns / 1e9,
+        "cause": debt.cause,
+    }
+
+
+def _names(where: Place) -> dict[str, str]:
+    from tidings.space.agents import Ledger
+
+    return {row.id: row.name for row in Ledger(where.home.issued).rows()}
+
+
+def _floor(where: Place) -> int | None:
+    """How far delivery is, if the broker answers."""
+    from tidings.pipeline.watching import look
+
+    try:
+        return look(where.home).floor
+    except TidingsError as error:
+        output.say(f"note: how far behind is not known: {error}")
+        return None
+
+
+@app.command("cancel-debt")
+def cancel_debt(
+    owner: AgentArgument,
+    channel: ChannelArgument,
+    why: Annotated[str, typer.Option(help="Told to the agent.")] = "",
+    yes: YesOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give up what an agent is owed on a channel up to now; it is told which messages it will not get.
+
+    Examples:
+
+      tidings pipeline cancel-debt bob general
+
+      tidings pipeline cancel-debt bob general --why "bob was rebuilt" --yes
+    """
+    from tidings.pipeline.watching import look
+
+    where = place(space, home)
+    with _tables(where, checkpoint, None) as paths:
+        known = _open_debts(paths.debts)
+    names = _names(where)
+    debt = _the_debt(known, names, owner, channel)
+    through = look(where.home).floor
+    if through <= debt.after:
+        raise UsageError(f"nothing of {channel} waits for {owner}: its debt is as good as paid")
+    told = f"{debt.after + 1}..{through} of {channel} will not be delivered"
+    cause = why or f"cancelled by {_operator()}"
+    output.say(f"{names.get(debt.owner, debt.owner)} will be told with its next frame: {told} ({cause})")
+    if not yes and not typer.confirm("Cancel it?", err=True):
+        raise typer.Exit(1)
+    _append_cancel(paths.debts, known, debt, through, cause)
+    if as_json:
+        output.data({"owner": debt.owner, "channel": channel, "first": debt.after + 1, "last": through, "cause": cause})
+    output.hint("tidings pipeline debts")
+
+
+def _operator() -> str:
+    try:
+        return f"the operator ({getpass.getuser()})"
+    except (KeyError, OSError):
+        return "the operator"
+
+
+def _the_debt(known: Debts, names: dict[str, str], owner: str, channel: str) -> Debt:
+    for (held_by, of), debt in known.open.items():
+        if of == channel and owner in (held_by, names.get(held_by)):
+            return debt
+    raise UsageError(f"{owner} has no debt on {channel}: `tidings pipeline debts` lists them")
+
+
+def _append_cancel(path: str, known: Debts, debt: Debt, through: int, cause: str) -> None:
+    from tidings.pipeline.debts import DebtEvent
+    from tidings.pipeline.ledger import append_events
+
+    order = max(time.time_ns(), known.newest + 1)
+    append_events(path, [DebtEvent(order, "cancel", debt.owner, debt.channel, through, cause)], writer="operator")
+
+
+@app.command("quarantine")
+def quarantine(
+    count: CountOption = 50,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    lake: LakeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Records of the log that are no message of anybody's, and why: nobody is shown them. Newest first.
+
+    Examples:
+
+      tidings pipeline quarantine
+
+      tidings pipeline quarantine -n 10 --json
+    """
+    where = place(space, home)
+    with _tables(where, None, lake) as paths:
+        rows = _quarantined(paths.quarantine, count)
+    if as_json:
+        output.data(rows)
+        return
+    output.table(
+        ("seq", "reason", "detail", "subject", "age"),
+        [(r["seq"], r["reason"], r["detail"], r["subject"], output.age(r["at"])) for r in rows],
+        empty=f"nothing in space {where.home.name} was quarantined",
+    )
+    output.hint("tidings pipeline status")
+
+
+def _quarantined(path: str, count: int) -> list[dict[str, Any]]:
+    """A batch that was repeated wrote its rows again: each record counts once."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(path):
+        return []
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    once = {(row["epoch"], row["seq"]): row for row in sorted(rows, key=lambda row: -int(row["at_ns"]))}
+    newest = sorted(once.values(), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)[:count]
+    return [{**{k: v for k, v in row.items() if k != "at_ns"}, "at": row["at_ns"] / 1e9} for row in newest]

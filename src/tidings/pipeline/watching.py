@@ -1,0 +1,131 @@
+"""How durable delivery is, asked of the broker with the pipeline's own credential. Needs neither Spark nor the steward.
+
+A pipeline runs if it beat within `SILENCE` seconds and did not say that it stopped. It is behind by the records after
+its floor, and by the age of the oldest of them. Ages compare the broker's clock with this machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tidings.errors import OutcomeUnknown
+from tidings.pipeline.judging import Stored
+from tidings.pipeline.keeping import BEAT_KEY, FIGURES_KEY, FLOOR_KEY
+from tidings.pipeline.plain import PlainConnection
+from tidings.pipeline.reading import Place, StreamReader, stored_of
+from tidings.space.home import SpaceHome
+from tidings.wire.subjects import Subjects
+
+#: a beat older than this is no life: the lease passes on after six seconds, and two cores may be busy
+SILENCE = 15.0
+#: behind by more than this is a problem, not a busy moment
+LAGS_BADLY = 60.0
+#: a first start that takes longer than this is a problem
+SLOW_START = 180.0
+#: figures the job reports that are of interest to a person
+REPORTED = ("batches", "messages", "deliveries", "frames", "poison", "void", "missing", "last_batch_ms", "last_error")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What is known of durable delivery in a space."""
+
+    running: bool
+    behind: int
+    behind_s: float
+    floor: int
+    head: int
+    holder: str | None = None
+    holder_pid: int | None = None
+    debts: int | None = None
+    owners_in_debt: int | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+    figures_at: float | None = None
+    at: float = field(default_factory=time.time)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) -> Delivery:
+    """Ask the broker of a space. Raises what asking it raises."""
+    info = home.read_info()
+    path = creds or home.pipeline_creds
+    reader = StreamReader(Place(url or info.url, str(path), info.subjects.log_stream, "tidings-pipeline-status"))
+    try:
+        head = reader.state().last
+        keys = (BEAT_KEY, FLOOR_KEY, FIGURES_KEY)
+        kept = {key: reader.ask(partial(_kept, subjects=info.subjects, key=key)) for key in keys}
+        floor = min(int(_value(kept[FLOOR_KEY]).get("seq", 0)), head)
+        waiting = reader.following(">", floor + 1) if floor < head else None
+        return _delivery(head, floor, waiting, kept, time.time())
+    finally:
+        reader.close()
+
+
+def _delivery(head: int, floor: int, waiting: Stored | None, kept: Mapping[str, Stored | None], now: float) -> Delivery:
+    beat, figures = _value(kept[BEAT_KEY]), _value(kept[FIGURES_KEY])
+    reported = kept[FIGURES_KEY]
+    return Delivery(
+        running=_beats(kept[BEAT_KEY], now),
+        behind=head - floor,
+        behind_s=round(max(0.0, now - waiting.time_ns / 1e9), 3) if waiting else 0.0,
+        floor=floor,
+        head=head,
+        holder=f"pid {beat.get('pid')} on {beat.get('host')}" if beat else None,
+        holder_pid=beat.get("pid"),
+        debts=figures.get("debts"),
+        owners_in_debt=figures.get("owners_in_debt"),
+        figures={name: figures[name] for name in REPORTED if name in figures},
+        figures_at=reported.time_ns / 1e9 if reported else None,
+        at=now,
+    )
+
+
+def _beats(beat: Stored | None, now: float) -> bool:
+    return beat is not None and "released" not in _value(beat) and now - beat.time_ns / 1e9 < SILENCE
+
+
+def _value(stored: Stored | None) -> dict[str, Any]:
+    return dict(json.loads(stored.payload)) if stored else {}
+
+
+def _kept(connection: PlainConnection, subjects: Subjects, key: str) -> Stored | None:
+    bucket = subjects.state_bucket
+    reply = connection.request(f"$JS.API.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}")
+    if reply.status == 404:
+        return None
+    if reply.status is not None:
+        raise OutcomeUnknown(f"{key} cannot be read: status {reply.status}")
+    return stored_of(f"KV_{bucket}", reply)
+
+
+def problems_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float) -> list[str]:
+    """What is wrong with durable delivery. `told`: the supervisor's word on it; `facts`: the broker's, if it answered.
+
+    It should run if the supervisor was not told to leave it out. Starting is no problem for three minutes.
+    """
+    if facts is None:
+        return []
+    late = f"durable copies are delayed, {facts['behind']} records behind"
+    if facts["running"]:
+        if facts["behind_s"] > LAGS_BADLY:
+            return [f"{late} for {facts['behind_s']:.0f} s: `tidings pipeline status`"]
+        return []
+    phase = told.get("phase")
+    if not told.get("wanted"):
+        return []
+    if phase == "unavailable":
+        return [
+            f"durable copies do not arrive ({facts['behind']} records wait): {told.get('why')} Or set pipeline=off."
+        ]
+    if phase == "starting" and now - float(told.get("since", now)) < SLOW_START:
+        return []
+    why = f" ({told['why']})" if told.get("why") else ""
+    return [f"{late}: the pipeline is {phase or 'not running'}{why}; `tidings logs pipeline`"]

