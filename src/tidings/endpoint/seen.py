@@ -3,19 +3,27 @@
 A record is known by its log sequence. `through` says that everything of the channel up to it was surfaced; `beyond`
 holds single sequences after a hole that is still being filled. The settled mark trails behind: it is what may be
 written to a state file, because what was surfaced but not settled, or is missing, must come again after a crash.
+
+Whether a durable copy was surfaced before is asked of `known` alone, which is exact: `through` moves with live copies,
+and one of those may have been lost without anybody noticing. That is what durable copies are for.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidings.broker.private_files import write_private
+from tidings.endpoint.sequences import Sequences
 from tidings.errors import ConfigError
 
 IDENTITIES_KEPT = 8_192
+#: in `missing`: what was not read from the log because frames bring it
+FRAMES = "frames"
+Identity = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -32,6 +40,8 @@ class ChannelSeen:
     newest: int = 0
     #: subject -> the sequence above which some of it is known to be missing
     missing: dict[str, int] = field(default_factory=dict)
+    #: whatever was not surfaced up to here comes as frames, and is not a lost live copy
+    left_to_frames: int = 0
 
     def is_new(self, seq: int) -> bool:
         return seq > self.through and seq not in self.beyond
@@ -53,6 +63,23 @@ class ChannelSeen:
             self.beyond.add(seq)
         self.open.append(seq)
         self.newest = max(self.newest, seq)
+
+    def surface_durable(self, seq: int) -> None:
+        """A durable copy says nothing of what else was seen."""
+        self.open.append(seq)
+        self.newest = max(self.newest, seq)
+
+    def leave_to_frames(self, start: int, head: int) -> None:
+        """What lies above `start`, up to `head`, is not read: it comes as frames."""
+        self.missing.setdefault(FRAMES, max(self.through, start))
+        self.left_to_frames = max(self.left_to_frames, head)
+
+    def frames_reached(self, seq: int) -> None:
+        """Frames brought everything up to `seq`, and it was settled."""
+        if FRAMES in self.missing:
+            self.missing[FRAMES] = max(self.missing[FRAMES], seq)
+            if seq >= self.left_to_frames:
+                del self.missing[FRAMES]
 
     def close_hole(self, through: int) -> None:
         """Everything up to `through` was seen now."""
@@ -77,11 +104,20 @@ class Seen:
         self.path = path
         self.channels: dict[str, ChannelSeen] = {}
         self._identities: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._unsettled: dict[int, tuple[str, str]] = {}
+        self._unsettled: dict[int, Identity] = {}
+        self._held: set[Identity] = set()
+        #: log sequences of every message that was surfaced here, on any path
+        self.known = Sequences()
+        #: number of the last frame of each series up to which all were settled
+        self.numbers: dict[str, int] = {}
+        #: what a process before this one surfaced and settled is known
+        self.remembers = path is not None and path.exists()
+        #: hear (sender, id) of a channel message when it is settled
+        self.on_settled: Callable[[Identity], None] = lambda _identity: None
         #: direct messages have sequences of their own, so they are held by identity
         self._unsettled_direct: set[tuple[str, str]] = set()
-        self._dirty = False
-        if path is not None and path.exists():
+        self._dirty = not self.remembers  # an empty memory is one too: whoever reads it knows that nothing was surfaced
+        if path is not None and self.remembers:
             self._load(path)
 
     def _load(self, path: Path) -> None:
@@ -89,6 +125,8 @@ class Seen:
             found = json.loads(path.read_text())
             self.channels = {name: ChannelSeen(int(seq), read=int(seq)) for name, seq in found["channels"].items()}
             self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
+            self.known = Sequences(found.get("sequences", []))
+            self.numbers = {str(series): int(number) for series, number in found.get("frames", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
 
@@ -110,10 +148,23 @@ class Seen:
     def hold(self, seq: int, identity: tuple[str, str]) -> None:
         """Handed out, not settled: it must come again after a crash."""
         self._unsettled[seq] = identity
+        self._held.add(identity)
+        self.known.add(seq)
+
+    def is_held(self, identity: Identity) -> bool:
+        """Was this channel message handed out, and not settled yet?"""
+        return identity in self._held
 
     def settle(self, channel: str, seq: int) -> None:
         self.channel(channel).settle(seq)
-        self._unsettled.pop(seq, None)
+        self._dirty = True
+        identity = self._unsettled.pop(seq, None)
+        if identity is not None:
+            self._held.discard(identity)
+            self.on_settled(identity)
+
+    def note_frames(self, numbers: Mapping[str, int]) -> None:
+        self.numbers = dict(numbers)
         self._dirty = True
 
     def hold_direct(self, identity: tuple[str, str]) -> None:
@@ -130,5 +181,11 @@ class Seen:
         channels = {name: seen.settled_through for name, seen in self.channels.items() if seen.settled_through}
         unsettled = {*self._unsettled.values(), *self._unsettled_direct}
         identities = [identity for identity in self._identities if identity not in unsettled]
-        write_private(self.path, json.dumps({"channels": channels, "identities": identities[-1_024:]}))
+        kept = {
+            "channels": channels,
+            "identities": identities[-1_024:],
+            "sequences": self.known.without(self._unsettled),
+            "frames": self.numbers,
+        }
+        write_private(self.path, json.dumps(kept))
         self._dirty = False
