@@ -170,6 +170,24 @@ async def test_f28_what_was_settled_does_not_surface_after_a_restart_whatever_br
         assert (len(bob.inbox), bob.opener.refused["repeated"]) == (0, 0)
 
 
+async def test_f28_of_a_frame_settled_in_part_only_the_rest_comes_again_and_says_so(
+    pair: RealSpace, pipeline: StubPipeline, tmp_path: Path
+) -> None:
+    state = tmp_path / "bob.state"
+    bob_id = await away(pair, state=state)
+    seqs = await say(pair, "one", "two", "three")
+    await pipeline.level()
+    await pipeline.deliver(bob_id, seqs)
+    async with connect(pair, "bob", channels=["general"], state=state) as bob:
+        found = [await bob.next_message(10) for _ in range(3)]
+        for message in (found[0], found[2]):
+            await message.ack()
+    async with connect(pair, "bob", channels=["general"], state=state) as bob:
+        assert [(m.text, m.redelivered) for m in await received(bob, 1)] == [("two", True)]
+        await emptied(pipeline, bob_id)
+        assert (len(bob.inbox), bob.seen.numbers) == (0, {"first": 1})
+
+
 async def test_f8_a_live_copy_in_hand_keeps_its_frame_until_it_is_settled(
     pair: RealSpace, pipeline: StubPipeline
 ) -> None:
@@ -605,7 +623,7 @@ async def test_a_backstop_far_behind_is_not_waited_for(pair: RealSpace, monkeypa
 async def test_n20_everybody_is_told_whether_the_backstop_runs_and_how_far_it_is(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backstop, "SILENT_AFTER", 0.3)
+    monkeypatch.setattr(backstop, "SILENT_AFTER", 2.0)
     async with connect(pair, "ada") as ada:
         async with stub_pipeline(pair) as pipeline:
             await pipeline._put("figures.deliver", {"debts": 3})

@@ -574,7 +574,9 @@ class Channels:
 
     def _offer_missed(self, record: LiveRecord, hole: Hole) -> bool:
         """A record of a hole: no copy of it arrived, whatever came after it. False if there was no room for it."""
-        if record.received.sender != hole.sender or not self.seen.first_time(record.identity):
+        if record.received.sender != hole.sender or record.seq in self.seen.known:
+            return True
+        if not self.seen.first_time(record.identity):
             return True
         seen = self.seen.channel(record.channel)
         if not self._surface(record, late=record.seq < seen.newest):

@@ -407,6 +407,11 @@ class Delivery:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.endpoint.events.emit("error", error)
 
+    async def _until_nobody_waits(self) -> None:
+        """Once the broker has heard that the pull ended, it hands no frame to it that would be out of reach."""
+        with suppress(TidingsError, NatsError, OSError, TimeoutError):
+            await self.link.connection.flush(timeout=2)
+
     async def close(self) -> None:
         """Stop pulling, let acknowledgements under way finish, and give back what was not settled."""
         if self._closed:
@@ -414,6 +419,7 @@ class Delivery:
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.gather(self._pulling, return_exceptions=True)
+            await self._until_nobody_waits()
         acking = {held.acking for held in self.held.values() if held.acking is not None}
         if acking and self.link.state == "ready":
             await asyncio.wait(acking, timeout=ACK_PATIENCE)
