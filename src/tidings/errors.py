@@ -33,6 +33,7 @@
     │   ├── MailboxFull             too many unread messages of yours in somebody's mailbox
     │   ├── QueueFull               too many unfinished tasks of yours wait for a role
     │   ├── LogRegressed            the log went backwards (power cut, restore)
+    │   ├── DeliveryLost            something owed to this agent will not be delivered; it says how many and where
     │   ├── LogGap                  a sequence is missing above the floor
     │   └── StreamMismatch          a stream exists with settings we cannot reconcile
     ├── TaskDead                    nobody finished a task: it is a dead letter, or was dropped
@@ -187,6 +188,24 @@ class QueueFull(UnhealthyError):
 
 class LogRegressed(UnhealthyError):
     code = "log_regressed"
+
+
+class DeliveryLost(UnhealthyError):
+    """`channel` is None if it is not known which; `first` to `last` is the range of the log it lies in."""
+
+    code = "delivery_lost"
+
+    def __init__(
+        self,
+        message: str,
+        channel: str | None = None,
+        first: int = 0,
+        last: int = 0,
+        count: int = 0,
+        cause: str = "unknown",
+    ) -> None:
+        super().__init__(message)
+        self.channel, self.first, self.last, self.count, self.cause = channel, first, last, count, cause
 
 
 class LogGap(UnhealthyError):

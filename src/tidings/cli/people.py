@@ -106,7 +106,7 @@ def inbox(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read your direct messages. What is shown is settled; what is not stays in the mailbox.
+    """Read your direct messages, and durable copies of your channels. What is shown is settled; the rest stays.
 
     It receives as you: a program of the same agent that is receiving is superseded, and told so.
 

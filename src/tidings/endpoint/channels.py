@@ -15,7 +15,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from tidings.broker.client import Connection
 from tidings.endpoint.gaps import Arrivals, Cause, Gap, Hole
@@ -27,6 +29,7 @@ from tidings.errors import ConflictError, DeniedError, LogRegressed, OutcomeUnkn
 from tidings.wire.ids import new_id
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers, is_concrete
+from tidings.wire.roster import Backstop
 from tidings.wire.subjects import Chat
 
 BACKFILL = 100
@@ -36,9 +39,24 @@ HOLES_AT_MOST = 256
 RETRY_PAUSE = 1.0
 log = logging.getLogger(__name__)
 
-#: hand a record to the application (historical, late); False when there is no room for it
-Surface = Callable[[LiveRecord, bool, bool], bool]
+#: a resumed join does not read the log if durable copies are no further behind than this many records
+NEARLY_LEVEL = 1_000
 WaitForRoom = Callable[[], Awaitable[None]]
+
+
+class Surface(Protocol):
+    """Hand a record to the application; False when there is no room for it."""
+
+    def __call__(
+        self,
+        record: LiveRecord,
+        /,
+        *,
+        historical: bool = False,
+        late: bool = False,
+        ahead: bool = False,
+        redelivered: bool = False,
+    ) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,10 @@ class Membership:
     catching_up: bool = False
     #: the log went backwards: what came after that counts, even if it was before we had joined again
     rewound: bool = False
+    #: what lies up to here was not read from the log, because frames bring it
+    left_to_frames: int = 0
+    #: what lies up to here may have been surfaced by a process before this one, and nobody remembers
+    forgotten: int = 0
     subscriptions: list[Any] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -119,6 +141,8 @@ class Channels:
         self._report = report
         self._background: set[asyncio.Task[None]] = set()
         self._stopped = False
+        #: have frames brought everything up to this sequence? None while nobody pulls them
+        self.frames_through: Callable[[], int] | None = None
         link.on_session(self._on_session)
 
     # --- join and leave ---
@@ -180,10 +204,14 @@ class Channels:
         membership.joined = int(answer["seq"])
         membership.facts = answer
         membership.opened_here = answer["state"] == "opened"
+        if not membership.opened_here and not self.seen.remembers:
+            membership.forgotten = int(answer.get("head", 0))
         count, reason = 0, ""
         try:
             if answer["state"] == "opened" and answer.get("replay") and backfill and is_concrete(membership.pattern):
                 count, reason = await self._backfill_or_later(membership, backfill)
+            elif answer["state"] == "resumed" and self._comes_as_frames(membership):
+                self._leave_to_frames(membership)
             elif answer["state"] == "resumed" and not await self._fill(membership):
                 self._later(self._resume(membership))
                 return 0, ""
@@ -213,6 +241,28 @@ class Channels:
         window = membership.facts.get("replay_window")
         found = await self.history.records(membership.pattern, limit, before=membership.joined, window=window)
         return found[::-1]
+
+    def _comes_as_frames(self, membership: Membership) -> bool:
+        """Is what was missed on its way as frames? Else it is read from the log, so that nobody waits for Spark."""
+        backstop = self._backstop(membership)
+        level = backstop.running and backstop.behind is not None and backstop.behind <= NEARLY_LEVEL
+        return level and membership.facts.get("class") == "durable" and self.frames_through is not None
+
+    def _leave_to_frames(self, membership: Membership) -> None:
+        """Do not read what frames bring: what was settled comes no more, however often this agent starts."""
+        membership.left_to_frames = int(membership.facts["head"])
+        for channel in self._known_channels(membership):
+            self.seen.channel(channel).leave_to_frames(membership.joined or 0, membership.left_to_frames)
+
+    def _known_channels(self, membership: Membership) -> list[str]:
+        known = [name for name in self.seen.channels if covers(membership.pattern, name)]
+        if is_concrete(membership.pattern) and membership.pattern not in known:
+            known.append(membership.pattern)
+        return known
+
+    @staticmethod
+    def _backstop(membership: Membership) -> Backstop:
+        return msgspec.convert(membership.facts.get("backstop") or {}, Backstop)
 
     async def _backfill(self, membership: Membership, limit: int) -> int:
         """Surface what was said before the join, marked historical."""
@@ -290,18 +340,25 @@ class Channels:
 
     def _told(self, membership: Membership, state: str, reason: str, count: int) -> Joined:
         cls = str(membership.facts.get("class", "durable"))
-        backstop = bool(membership.facts.get("backstop"))
-        if not reason and cls == "durable" and not backstop:
-            reason = "the backstop is not running: while this agent is away, messages stay in the log and come late"
+        backstop = self._backstop(membership)
+        if not reason and cls == "durable":
+            reason = backstop.delay
         return Joined(
             membership.pattern,
             state,
             membership.joined or 0,
-            durable=cls == "durable" and backstop and membership.joined is not None,
+            durable=cls == "durable" and backstop.running and membership.joined is not None,
             reason=reason,
             backfilled=count,
             cls=cls,
         )
+
+    def is_forgotten(self, record: LiveRecord) -> bool:
+        """May a process before this one have surfaced it without anybody remembering?"""
+        if self.seen.remembers:
+            return False
+        covering = [m for m in self.memberships.values() if m.confirmed and covers(m.pattern, record.channel)]
+        return not any(record.seq > max(m.forgotten, m.joined or 0) for m in covering)
 
     def class_of(self, channel: str) -> str | None:
         """The class of a channel, if the steward told it at a join."""
@@ -372,7 +429,9 @@ class Channels:
         known = self.arrivals.last(copy.subject)
         if not known and not seen.read:  # what was said before this session listened is not a lost copy
             covering = [m for m in covering if m.opened_here]
-        after = max(known, seen.read, min((m.joined or 0 for m in covering), default=copy.previous))
+        after = max(
+            known, seen.read, seen.left_to_frames, min((m.joined or 0 for m in covering), default=copy.previous)
+        )
         if copy.previous <= after or copy.previous in seen.beyond:
             return None
         return Hole(address.channel, address.sender, after, copy.previous, position=after)
@@ -401,13 +460,21 @@ class Channels:
 
     def _offer_live(self, membership: Membership, record: LiveRecord) -> None:
         """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
-        if not self._offer(record, historical=False, contiguous=membership.contiguous):
+        if not self._offer(record, contiguous=membership.contiguous, ahead=self._is_ahead(membership)):
             membership.contiguous = False
             if membership.watching or membership.joined is None:
                 return
             membership.held = membership.held or []  # what comes now waits for what has no room
             if not membership.catching_up:
                 self._later(self._resume(membership))
+
+    def _is_ahead(self, membership: Membership) -> bool:
+        """May older messages of this membership still be on their way?"""
+        if membership.unreadable:
+            return membership.confirmed
+        if membership.left_to_frames and self.frames_through is not None:
+            return self.frames_through() < membership.left_to_frames
+        return False
 
     @staticmethod
     async def _unsubscribe(membership: Membership) -> None:
@@ -416,14 +483,14 @@ class Channels:
                 await subscription.unsubscribe()
         membership.subscriptions = []
 
-    def _offer(self, record: LiveRecord, *, historical: bool, contiguous: bool) -> bool:
+    def _offer(self, record: LiveRecord, *, contiguous: bool, **marks: bool) -> bool:
         """Surface a record once: by its sequence, and by (sender, id). False if there was no room for it."""
         seen = self.seen.channel(record.channel)
-        if not seen.is_new(record.seq):
+        if not seen.is_new(record.seq) or record.seq in self.seen.known:
             return True
         own = record.received.sender == self.link.identity.id
         repeated = not own and not self.seen.first_time(record.identity)
-        if not own and not repeated and not self._surface(record, historical, False):
+        if not own and not repeated and not self._surface(record, **marks):
             self.seen.forget(record.identity)
             return False
         seen.surface(record.seq, contiguous=contiguous)
@@ -431,6 +498,24 @@ class Channels:
             self.opener.refused["repeated"] += 1
         if own or repeated:
             seen.settle(record.seq)
+        return True
+
+    def offer_durable(self, record: LiveRecord, *, redelivered: bool) -> bool:
+        """Surface a durable copy unless the message was surfaced before, from whatever copy. False: there is no room.
+
+        A copy in the application's hands stays the only one: whoever offers this one waits until that was settled.
+        """
+        own = record.received.sender == self.link.identity.id
+        if own or record.seq in self.seen.known:
+            return True
+        if not self.seen.first_time(record.identity):
+            self.opener.refused["repeated"] += 1
+            return True
+        seen = self.seen.channel(record.channel)
+        if not self._surface(record, late=record.seq < seen.newest, redelivered=redelivered):
+            self.seen.forget(record.identity)
+            return False
+        seen.surface_durable(record.seq)
         return True
 
     # --- after a lost connection ---
@@ -516,10 +601,7 @@ class Channels:
         False when the application has no room for all of it: then it goes on when there is.
         """
         assert membership.joined is not None
-        known = [name for name in self.seen.channels if covers(membership.pattern, name)]
-        if is_concrete(membership.pattern) and membership.pattern not in known:
-            known.append(membership.pattern)
-        for channel in known:
+        for channel in self._known_channels(membership):
             seen = self.seen.channel(channel)
             start = max(seen.through, membership.joined)
             epoch = self.seen.epoch
@@ -529,7 +611,7 @@ class Channels:
             fresh = 0
             for record in records:
                 new = seen.is_new(record.seq) and record.received.sender != self.link.identity.id
-                if not self._offer(record, historical=False, contiguous=True):
+                if not self._offer(record, contiguous=True, redelivered=record.seq <= membership.forgotten):
                     return False
                 fresh += new
             if fresh and membership.cause is not None:
@@ -567,7 +649,7 @@ class Channels:
 
     def _offer_missed(self, record: LiveRecord, hole: Hole) -> bool:
         """A record of a hole: no copy of it arrived, whatever came after it. False if there was no room for it."""
-        if record.received.sender != hole.sender or self.seen.knows(record.identity):
+        if record.received.sender != hole.sender or record.seq in self.seen.known:
             return True
         if not self._surface_missed(record, historical=False):
             return False
@@ -580,7 +662,7 @@ class Channels:
         if not self.seen.first_time(record.identity):
             return True
         seen = self.seen.channel(record.channel)
-        if not self._surface(record, historical, record.seq < seen.newest):
+        if not self._surface(record, historical=historical, late=record.seq < seen.newest):
             self.seen.forget(record.identity)
             return False
         seen.surface_missed(record.seq)

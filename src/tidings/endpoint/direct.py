@@ -210,7 +210,7 @@ class Direct:
             self.endpoint.opener.refused["repeated"] += 1
             self._acknowledge(held)
             return
-        self.endpoint.seen.hold(received.identity)
+        self.endpoint.seen.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
     def _opened(self, message: Any) -> tuple[Received, Message]:

@@ -28,6 +28,7 @@ from nats.errors import NoRespondersError
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels, Joined
+from tidings.endpoint.delivery import Delivery
 from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
@@ -140,6 +141,7 @@ class Endpoint:
         self.roster.on_epoch.append(self._channels.heed_epoch)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._direct = Direct(self)
+        self._delivery = Delivery(self)
         self._tasks = Tasks(self)
         try:
             await self.link.start()
@@ -182,6 +184,7 @@ class Endpoint:
         await self._access.close()
         await self._tasks.close()
         await self._channels.close()
+        await self._delivery.close()
         await self._direct.close()
         await self._direct.watch.close()
         await self.session.close()
@@ -209,6 +212,7 @@ class Endpoint:
 
     async def _stop_receiving(self) -> None:
         await self._channels.stop()
+        await self._delivery.close()
         await self._direct.close()
 
     async def resolve(self, name: str) -> Agent:
@@ -521,6 +525,7 @@ class Endpoint:
             await self.session.ensure()
             self.session.check()
             self._direct.begin()
+            self._delivery.begin()
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
@@ -531,17 +536,26 @@ class Endpoint:
             raise ConnectionLost("this endpoint is closed")
         return incoming
 
-    def _surface_channel(self, record: LiveRecord, historical: bool, late: bool) -> bool:
+    def _surface_channel(
+        self,
+        record: LiveRecord,
+        /,
+        *,
+        historical: bool = False,
+        late: bool = False,
+        ahead: bool = False,
+        redelivered: bool = False,
+    ) -> bool:
         if not self.inbox.room:
             return False
         incoming = self._incoming(record, historical=historical)
-        incoming.late = late
+        incoming.late, incoming.ahead, incoming.redelivered = late, ahead, redelivered
 
         async def settle() -> None:
             self.seen.settle(record.channel, record.seq, record.identity)
 
         incoming._settle = settle
-        self.seen.hold(record.identity)
+        self.seen.hold(record.seq, record.identity)
         self.inbox.put(incoming)
         self.events.emit("message", incoming)
         return True

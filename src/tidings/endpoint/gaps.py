@@ -36,6 +36,24 @@ class Gap:
     gone: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FrameGap:
+    """Frames that were numbered and never came. What they held was looked for in the log, as far as it is known where.
+
+    `count` is how many messages the frames held, None if more than one is missing: a frame names only the one before.
+    """
+
+    series: str
+    #: numbers of the frames that are missing
+    first: int
+    last: int
+    #: what they held lies above `after`, up to and including `through`
+    after: int
+    through: int
+    count: int | None
+    recovered: int
+
+
 @dataclass(slots=True)
 class Hole:
     """A part of one subject that did not arrive: above `after`, up to `through`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tidings.endpoint.records import LiveRecord, RecordOpener
@@ -52,6 +53,18 @@ class History:
                 return found, True, head
             position = lines[-1]["seq"]
         return found, False, head
+
+    async def between(self, channel: str, after: int, until: int) -> AsyncIterator[LiveRecord]:
+        """Every message above `after`, up to `until`, oldest first."""
+        more = True
+        while more:
+            answer = await self._page(channel, after=after, until=until, limit=PAGE)
+            lines = answer["records"]
+            for line in lines:
+                if (record := self.opener.stored(line)) is not None:
+                    yield record
+            more = bool(lines) and answer["more"]
+            after = lines[-1]["seq"] if lines else after
 
     async def of_sender(self, channel: str, sender: str, after: int, until: int) -> tuple[list[LiveRecord], int, bool]:
         """A page of one sender's messages, oldest first; the last sequence it holds, and whether there are more."""

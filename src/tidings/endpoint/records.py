@@ -1,6 +1,6 @@
-"""Records on their way to an application: a live copy or a line of history, opened and verified.
+"""Records on their way to an application: a live copy, a line of history or a part of a frame, opened and verified.
 
-Both become the same `LiveRecord`, so what is surfaced live and what is read back speak of the same sequence. What
+All become the same `LiveRecord`, so what is surfaced live and what is read back speak of the same sequence. What
 does not verify is counted by reason and never surfaced.
 """
 
@@ -15,6 +15,7 @@ from tidings.broker.client import raw_headers
 from tidings.broker.jetstream import parse_time
 from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
+from tidings.wire.frames import Kept
 from tidings.wire.headers import REPUBLISH_HEADERS, Fields, Headers, read_plain_copy, split_block
 from tidings.wire.subjects import Subjects
 
@@ -76,6 +77,10 @@ class RecordOpener:
         """A line of a history page."""
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
         return self._open(line["seq"], line["time_ns"], line["subject"], _own_fields(own), payload)
+
+    def kept(self, kept: Kept) -> LiveRecord | None:
+        """A record in a frame."""
+        return self._open(kept.seq, kept.time_ns, f"{self.subjects.root}.{kept.tail}", kept.headers, kept.payload)
 
     def _open(self, seq: int, time_ns: int, subject: str, fields: Fields | None, payload: bytes) -> LiveRecord | None:
         if fields is None:

@@ -5,23 +5,31 @@ holds single sequences after a hole that is still being filled. The settled mark
 written to a state file, because what was surfaced but not settled, or is missing, must come again after a crash.
 Sequences mean something in one `epoch` of the log only; identities (sender, id) mean the same in all of them. A bounded
 number of channels is remembered, those used last: a channel that was forgotten counts as seen up to `forgotten`.
+
+Whether a durable copy was surfaced before is asked of `known` alone, which is exact: `through` moves with live copies,
+and one of those may have been lost without anybody noticing. That is what durable copies are for.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from tidings.broker.private_files import write_private
+from tidings.endpoint.sequences import Sequences
 from tidings.errors import ConfigError
 
 IDENTITIES_KEPT = 8_192
 CHANNELS_KEPT = 16_384
 #: of the channels used longest ago, so many are looked at for one that can be forgotten
 LOOKED_AT = 64
+#: in `missing`: what was not read from the log because frames bring it
+FRAMES = "frames"
+Identity = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -38,6 +46,8 @@ class ChannelSeen:
     newest: int = 0
     #: subject -> the sequence above which some of it is known to be missing
     missing: dict[str, int] = field(default_factory=dict)
+    #: whatever was not surfaced up to here comes as frames, and is not a lost live copy
+    left_to_frames: int = 0
 
     def is_new(self, seq: int) -> bool:
         return seq > self.through and seq not in self.beyond
@@ -59,6 +69,23 @@ class ChannelSeen:
             self.beyond.add(seq)
         self.open.append(seq)
         self.newest = max(self.newest, seq)
+
+    def surface_durable(self, seq: int) -> None:
+        """A durable copy says nothing of what else was seen."""
+        self.open.append(seq)
+        self.newest = max(self.newest, seq)
+
+    def leave_to_frames(self, start: int, head: int) -> None:
+        """What lies above `start`, up to `head`, is not read: it comes as frames."""
+        self.missing.setdefault(FRAMES, max(self.through, start))
+        self.left_to_frames = max(self.left_to_frames, head)
+
+    def frames_reached(self, seq: int) -> None:
+        """Frames brought everything up to `seq`, and it was settled."""
+        if FRAMES in self.missing:
+            self.missing[FRAMES] = max(self.missing[FRAMES], seq)
+            if seq >= self.left_to_frames:
+                del self.missing[FRAMES]
 
     def close_hole(self, through: int) -> None:
         """Everything up to `through` was seen now."""
@@ -99,10 +126,20 @@ class Seen:
         #: a channel that is not known may have been seen up to here
         self.forgotten = 0
         self._identities: OrderedDict[tuple[str, str], None] = OrderedDict()
-        #: by identity: direct messages, and another epoch of the log, have the same sequences for other messages
-        self._unsettled: set[tuple[str, str]] = set()
-        self._dirty = False
-        if path is not None and path.exists():
+        #: channel messages by identity: another epoch of the log has the same sequences for other messages
+        self._unsettled: dict[Identity, int] = {}
+        #: direct messages have sequences of their own, so they are held by identity
+        self._unsettled_direct: set[Identity] = set()
+        #: log sequences of every message that was surfaced here, on any path
+        self.known = Sequences()
+        #: number of the last frame of each series up to which all were settled
+        self.numbers: dict[str, int] = {}
+        #: what a process before this one surfaced and settled is known
+        self.remembers = path is not None and path.exists()
+        #: hear (sender, id) of a channel message when it is settled
+        self.on_settled: Callable[[Identity], None] = lambda _identity: None
+        self._dirty = not self.remembers  # an empty memory is one too: whoever reads it knows that nothing was surfaced
+        if path is not None and self.remembers:
             self._load(path)
 
     def _load(self, path: Path) -> None:
@@ -112,6 +149,8 @@ class Seen:
             self.channels = OrderedDict(known)
             self.epoch, self.forgotten = str(found.get("epoch", "")), int(found.get("forgotten", 0))
             self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
+            self.known = Sequences(found.get("sequences", []))
+            self.numbers = {str(series): int(number) for series, number in found.get("frames", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
 
@@ -142,6 +181,8 @@ class Seen:
         """The log went backwards: what is remembered by sequence holds up to `agreed` only."""
         self.adopt(epoch)
         self.forgotten = min(self.forgotten, agreed)
+        self.known.cut(agreed)
+        self.numbers.clear()
         for seen in self.channels.values():
             seen.rewind(agreed)
 
@@ -160,16 +201,30 @@ class Seen:
     def forget(self, identity: tuple[str, str]) -> None:
         self._identities.pop(identity, None)
 
-    def hold(self, identity: tuple[str, str]) -> None:
+    def hold(self, seq: int, identity: Identity) -> None:
         """Handed out, not settled: it must come again after a crash."""
-        self._unsettled.add(identity)
+        self._unsettled[identity] = seq
+        self.known.add(seq)
+
+    def is_held(self, identity: Identity) -> bool:
+        """Was this channel message handed out, and not settled yet?"""
+        return identity in self._unsettled
 
     def settle(self, channel: str, seq: int, identity: tuple[str, str]) -> None:
         self.channel(channel).settle(seq)
-        self.settle_direct(identity)
+        self._dirty = True
+        if self._unsettled.pop(identity, None) is not None:
+            self.on_settled(identity)
 
-    def settle_direct(self, identity: tuple[str, str]) -> None:
-        self._unsettled.discard(identity)
+    def note_frames(self, numbers: Mapping[str, int]) -> None:
+        self.numbers = dict(numbers)
+        self._dirty = True
+
+    def hold_direct(self, identity: Identity) -> None:
+        self._unsettled_direct.add(identity)
+
+    def settle_direct(self, identity: Identity) -> None:
+        self._unsettled_direct.discard(identity)
         self._dirty = True
 
     def save(self) -> None:
@@ -177,7 +232,15 @@ class Seen:
         if self.path is None or not self._dirty:
             return
         channels = {name: seen.settled_through for name, seen in self.channels.items() if seen.settled_through}
-        identities = [identity for identity in self._identities if identity not in self._unsettled][-1_024:]
-        kept = {"epoch": self.epoch, "forgotten": self.forgotten, "channels": channels, "identities": identities}
+        unsettled = {*self._unsettled, *self._unsettled_direct}
+        identities = [identity for identity in self._identities if identity not in unsettled]
+        kept = {
+            "epoch": self.epoch,
+            "forgotten": self.forgotten,
+            "channels": channels,
+            "identities": identities[-1_024:],
+            "sequences": self.known.without(self._unsettled.values()),
+            "frames": self.numbers,
+        }
         write_private(self.path, json.dumps(kept))
         self._dirty = False

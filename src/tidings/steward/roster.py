@@ -19,10 +19,11 @@ from nats.errors import Error as NatsError
 
 from tidings.errors import ConflictError, UsageError
 from tidings.steward.attention import StandingAttention, get_attention, set_attention
+from tidings.steward.backstop import BackstopWatch
 from tidings.steward.history import encoded
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
-from tidings.wire.roster import Agent, Backstop, Beat, Delta, read_beat, sign_delta
+from tidings.wire.roster import Agent, Beat, Delta, read_beat, sign_delta
 from tidings.wire.rulings import Access
 from tidings.wire.subjects import AccessSubject
 
@@ -226,6 +227,8 @@ class RosterService:
             lambda owner: steward.table.access_at(owner, steward.position), steward.pace.presence, self._access_seq
         )
         self.attention = StandingAttention(steward)
+        self.backstop = BackstopWatch(steward.state)
+        self._told_running = False
         self._published = float("-inf")
         self._swept = 0.0
         self._saved = time.monotonic()
@@ -264,7 +267,9 @@ class RosterService:
         if now - self._swept >= self.table.ttl / 25:
             self._swept = now
             self.table.sweep(now)
+        await self.backstop.look()
         due = now - self._published >= self.steward.pace.roster_heartbeat and (self.table.anyone_online or not self.n)
+        due = due or self.backstop.running != self._told_running
         if (self.table.has_news or due) and self.steward.lease.is_fresh:
             await self._publish(due=due)
         if now - self._saved >= SAVE_EVERY:
@@ -272,6 +277,7 @@ class RosterService:
 
     async def _publish(self, *, due: bool) -> None:
         facts = await self.facts()
+        self._told_running = facts["backstop"].running
         rows, gone = self.table.news()
         if not rows and not gone and not due:
             return
@@ -287,12 +293,9 @@ class RosterService:
         self._published = time.monotonic()
 
     async def facts(self) -> dict[str, Any]:
-        floor = self.steward.table.floor
-        return {
-            "head": await self.steward.log_head(),
-            "floor": floor,
-            "backstop": Backstop(running=False, behind=None, floor=floor),
-        }
+        head = await self.steward.log_head()
+        await self.backstop.look()
+        return {"head": head, "floor": self.steward.table.floor, "backstop": self.backstop.fact(head)}
 
     async def save(self) -> None:
         """Keep when each agent was last seen, for the steward after this one. Losing it costs nobody a message."""

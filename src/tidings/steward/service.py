@@ -537,6 +537,7 @@ class Steward:
             if stream == s.log_stream:
                 self.gate = gate_of(s, info)
         problems = self._problems()
+        await self.roster.backstop.look()
         return {
             "healthy": not problems,
             "problems": problems,
@@ -544,6 +545,7 @@ class Steward:
             "broker_rtt_ms": round(rtt * 1000, 3),
             "log_head": streams[s.log_stream]["last_seq"],
             "floor": self.table.floor,
+            "backstop": self.roster.backstop.health(streams[s.log_stream]["last_seq"]),
             "floor_held_by": self.retention.last.held_by if self.retention.last else None,
             "epoch": self.marks.file.epoch,
             "gate": {"open": self.gate.open, "used": self.gate.used, "budget": self.gate.budget} if self.gate else None,

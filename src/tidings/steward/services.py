@@ -71,7 +71,16 @@ async def join(steward: Steward, request: Request) -> Answer:
             # The same op again: its answer was lost, so it is told once more that it opened.
             same = steward.writer.last_op.get(subject) == (request.op, held.joined)
             seq, state = held.joined, "opened" if same else "resumed"
-    return {"state": state, "seq": seq, **channel_facts(steward, pattern), **_epoch(steward, request)}
+    facts = await steward.roster.facts()
+    return {
+        "state": state,
+        "seq": seq,
+        # whatever is older than this answer was stored at or below it
+        "head": facts["head"],
+        "backstop": msgspec.to_builtins(facts["backstop"]),
+        **channel_facts(steward, pattern),
+        **_epoch(steward, request),
+    }
 
 
 def _epoch(steward: Steward, request: Request) -> dict[str, Any]:

@@ -94,6 +94,14 @@ class Backstop(msgspec.Struct, frozen=True):
     behind: int | None = None
     floor: Count = 0
 
+    @property
+    def delay(self) -> str:
+        """What to say of durable copies that are late; empty if they are not."""
+        if self.running and not self.behind:
+            return ""
+        late = "durable copies delayed" + (f", {self.behind:,} behind" if self.behind else "")
+        return late if self.running else f"the backstop is not running: {late}"
+
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What changed since the delta before it. `n` counts without holes while `boot`, the steward's term, lasts."""

@@ -1,0 +1,433 @@
+"""Durable copies: frames pulled from one's own mailbox, surfaced once, acknowledged when settled.
+
+    pulled -> opened -> each message surfaced, or known already -> all settled -> kept in the state file -> acknowledged
+
+One frame is pulled when the inbox has room for a whole one, or is empty if it never has. A frame waits for every
+message in it that is in the application's hands, whichever copy of it surfaced: a live copy in memory is no reason to
+acknowledge. What does not verify is counted and holds nothing up; what does not open is reported and kept aside.
+A number that was skipped may be in the hands of a session that died, so it is given the broker's patience; then the gap
+is told and what it held is read from the log (`recovery`). Who may receive is `session_lease`'s part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nats.errors import Error as NatsError
+
+from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK
+from tidings.broker.acks import Delivery as Delivered
+from tidings.broker.client import Connection
+from tidings.broker.private_files import write_private
+from tidings.endpoint.frame_numbers import FrameNumbers
+from tidings.endpoint.gaps import FrameGap
+from tidings.endpoint.pull import pull
+from tidings.endpoint.records import LiveRecord
+from tidings.endpoint.recovery import Recovery
+from tidings.errors import DeliveryLost, MalformedFrame, TidingsError, UnhealthyError
+from tidings.failpoints import reach
+from tidings.wire.frames import MAX_FRAME_MESSAGES, Block, Frame, Lost, decode_frame, open_block
+
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
+
+#: a pull lasts so long at first, and while somebody wants to know whether older copies are still to come; each that
+#: brings nothing makes the next one longer
+EXPIRES_SOON, EXPIRES = 0.5, 10.0
+REFUSED_PAUSE = 0.5
+IN_PROGRESS_EVERY = ACK_WAIT / 3
+#: how long `ack()` of the last message of a frame waits for the broker's word before it goes on in the background
+ACK_PATIENCE = 2.0
+ACK_TRIES = 5
+#: a frame that is missing may be with a session that died: the broker delivers it again after ACK_WAIT
+GAP_PATIENCE = ACK_WAIT + 10.0
+#: frames that did not open, kept for whoever wants to look
+ASIDE = 16
+log = logging.getLogger(__name__)
+Identity = tuple[str, str]
+
+
+@dataclass(eq=False)
+class Batch:
+    """Messages that must all be settled before something is done."""
+
+    then: Callable[[], None]
+    #: those in the application's hands
+    waiting: set[Identity] = field(default_factory=set)
+    #: channel -> the newest sequence of it in here
+    reached: dict[str, int] = field(default_factory=dict)
+    #: every message of it was offered
+    offered: bool = False
+
+    def note(self, record: LiveRecord, *, is_held: bool) -> None:
+        self.reached[record.channel] = max(record.seq, self.reached.get(record.channel, 0))
+        if is_held:
+            self.waiting.add(record.identity)
+
+
+@dataclass(eq=False)
+class HeldFrame:
+    """A frame the broker waits to hear about."""
+
+    delivery: Delivered
+    settled: bool = False
+    acking: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Delivery:
+    """The durable copies of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.link = endpoint.link
+        self.identity = endpoint.identity
+        self.numbers = FrameNumbers(endpoint.seen.numbers)
+        self.recovery = Recovery(endpoint)
+        #: by sequence in the stream of frames
+        self.held: dict[int, HeldFrame] = {}
+        #: bytes of frames that did not open, the newest
+        self.aside: deque[bytes] = deque(maxlen=ASIDE)
+        #: everything the deliver floor spoke of up to here has arrived
+        self.caught_up = 0
+        #: where the last frame with messages lay
+        self._last: tuple[int, int] | None = None
+        self._told: set[Lost] = set()
+        self._batches: set[Batch] = set()
+        self._arrived: asyncio.Queue[tuple[HeldFrame, Frame, int]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulling: asyncio.Task[None] | None = None
+        self._begun = self._closed = False
+
+    def begin(self) -> None:
+        """Pull from now on, on this session and every later one."""
+        if self._begun or self._closed:
+            return
+        self._begun = True
+        self.endpoint.seen.on_settled = self._on_settled
+        self.endpoint._channels.frames_through = lambda: self.caught_up
+        self._start(self._offer_arrived())
+        self._start(self._keep_in_progress())
+        self.link.on_session(self._on_session)
+        if self.link.state == "ready":
+            self._pulling = self._start(self._pull_all(self.link.connection))
+
+    # --- pulling ---
+
+    async def _on_session(self, connection: Connection) -> None:
+        """A pull does not survive its connection, so every session begins with a new one."""
+        if self._closed:
+            return
+        if self._pulling is not None:
+            self._pulling.cancel()
+        self._pulling = self._start(self._pull_all(connection))
+
+    async def _pull_all(self, connection: Connection) -> None:
+        stream, consumer = self.identity.subjects.delivery_stream, f"dlv_{self.identity.id}"
+        expires = EXPIRES_SOON
+        while not connection.is_closed:
+            await self._arrived.join()
+            await self._wait_for_room()
+            if self._closed or self.endpoint.session.superseded.is_set():
+                return
+            floor, came = self.endpoint.roster.backstop.floor, False
+
+            async def take(message: Any, delivery: Delivered, floor: int = floor) -> None:
+                nonlocal came
+                came = True
+                self._take(message.data, delivery, floor if not delivery.pending else 0)
+
+            try:
+                ended = await pull(connection, stream, consumer, 1, expires, take)
+            except (NatsError, OSError) as error:
+                log.debug("a pull of %s ended with %s", self.identity.name, error)
+                ended = "refused"
+            if ended == "refused":
+                await asyncio.sleep(REFUSED_PAUSE)
+            elif ended == "over" and not came:
+                self.caught_up = max(self.caught_up, floor)
+                expires = EXPIRES_SOON if self._is_awaited() else min(EXPIRES, expires * 2)
+
+    async def _wait_for_room(self) -> None:
+        """Room for a whole frame; an inbox that can never hold one is filled from a frame as it is emptied."""
+        inbox = self.endpoint.inbox
+        await inbox.wait_for_room(min(inbox.size, MAX_FRAME_MESSAGES))
+
+    def _is_awaited(self) -> bool:
+        """Does a membership that was not read from the log wait for what frames bring, and is it being made?"""
+        wanted = max((each.left_to_frames for each in self.endpoint._channels.memberships.values()), default=0)
+        return self.caught_up < wanted and self.endpoint.roster.backstop.running
+
+    def _take(self, data: bytes, delivery: Delivered, floor: int) -> None:
+        held = self.held.get(delivery.seq)
+        if held is not None:
+            # It comes again while we have it: it is not offered twice, and answered by its newest name.
+            held.delivery = delivery
+            if held.settled:
+                self._acknowledge(held)
+            return
+        held = self.held[delivery.seq] = HeldFrame(delivery)
+        try:
+            frame = decode_frame(data)
+            if frame.owner != self.identity.id:
+                raise MalformedFrame(f"it is for {frame.owner}")
+        except MalformedFrame as error:
+            self._put_aside(held, data, error)
+            return
+        reach("endpoint.frame_pulled")
+        self._arrived.put_nowait((held, frame, floor))
+
+    def _put_aside(self, held: HeldFrame, data: bytes, error: MalformedFrame) -> None:
+        """Kept for whoever wants to look, then acknowledged, so that it blocks nobody."""
+        self.aside.append(data)
+        where, state = "in memory", self.endpoint.seen.path
+        if state is not None:
+            beside = state.with_name(f"{state.name}.frame-{held.delivery.seq % ASIDE}")
+            with suppress(OSError):
+                write_private(beside, data.hex())
+                where = f"in {beside}"
+        self.endpoint.opener.refused["frame"] += 1
+        self._report(
+            MalformedFrame(
+                f"frame {held.delivery.seq} in the mailbox of {self.identity.name} does not open ({error}); it is kept "
+                f"{where}. If messages are missing, the next frame shows it and they are read from the log"
+            )
+        )
+        self._acknowledge(held)
+
+    # --- offering ---
+
+    async def _offer_arrived(self) -> None:
+        while True:
+            held, frame, floor = await self._arrived.get()
+            try:
+                await self._offer_frame(held, frame)
+                self.caught_up = max(self.caught_up, floor)
+            except TidingsError as error:  # not acknowledged, so it comes again with the next session
+                self._report(error)
+            finally:
+                self._arrived.task_done()
+
+    async def _offer_frame(self, held: HeldFrame, frame: Frame) -> None:
+        self._check_number(frame)
+        for lost in frame.lost:
+            self._tell_lost(lost)
+        batch = self._batch(lambda: self._frame_settled(held, frame, batch))
+        for block in frame.blocks:
+            await self._offer_block(block, batch, again=held.delivery.count > 1)
+        self._all_offered(batch)
+
+    async def _offer_block(self, block: Block, batch: Batch, *, again: bool) -> None:
+        opener = self.endpoint.opener
+        try:
+            records = open_block(block)
+        except MalformedFrame as error:
+            opener.refused["frame"] += 1
+            self._report(MalformedFrame(f"a part of a frame does not open ({error}): it is read from the log"))
+            await self._recover(block.first - 1, block.last, block.count, batch, own_count=True)
+            return
+        for kept in records:
+            record = opener.kept(kept)
+            if record is not None:  # else it was counted by its reason, and nobody will ever settle it
+                await self._offer(record, batch, again=again)
+
+    async def _offer(self, record: LiveRecord, batch: Batch, *, again: bool = False) -> None:
+        channels = self.endpoint._channels
+        redelivered = again or channels.is_forgotten(record)
+        inbox = self.endpoint.inbox
+        while not channels.offer_durable(record, redelivered=redelivered):
+            await inbox.wait_for_room()
+            await asyncio.sleep(0 if inbox.room else REFUSED_PAUSE)  # closed and full: until we are closed too
+        batch.note(record, is_held=self.endpoint.seen.is_held(record.identity))
+
+    def _tell_lost(self, lost: Lost) -> None:
+        if lost in self._told:
+            return
+        self._told.add(lost)
+        self._report(
+            DeliveryLost(
+                f"{lost.count} messages of {lost.channel} between {lost.first} and {lost.last} will not be delivered: "
+                f"{lost.cause}",
+                lost.channel,
+                lost.first,
+                lost.last,
+                lost.count,
+                lost.cause,
+            )
+        )
+
+    def _report(self, error: TidingsError) -> None:
+        self.endpoint.events.emit("error", error)
+
+    # --- numbers ---
+
+    def _check_number(self, frame: Frame) -> None:
+        skipped = self.numbers.hear(frame.series, frame.number)
+        if skipped is not None:
+            self._start(self._judge_gap(frame, skipped, self._last[0] if self._last else 1))
+        sequences = [(block.first, block.last) for block in frame.blocks]
+        if sequences:
+            self._last = min(first for first, _ in sequences), max(last for _, last in sequences)
+
+    async def _judge_gap(self, frame: Frame, skipped: tuple[int, int], before: int) -> None:
+        """Wait as long as a frame may be elsewhere. What is missing then is read from the log, and told.
+
+        A frame says where the one before it lay. Of several that are missing the others lie above `before`, where the
+        last frame that did come began.
+        """
+        await asyncio.sleep(GAP_PATIENCE)
+        missing = self.numbers.missing(frame.series, *skipped)
+        if missing is None:
+            return
+        first, last = missing
+        newest = max((block.last for block in frame.blocks), default=0)
+        start, through, count = frame.prev or (before, newest, None)
+        if first != last or last != frame.number - 1:
+            start, through, count = min(start or before, before), max(through, newest), None
+        batch = self._batch(lambda: self._numbers_settled(frame.series, first, last))
+        recovered = await self._recover(start - 1, through, count, batch)
+        self.endpoint.events.emit("gap", FrameGap(frame.series, first, last, start - 1, through, count, recovered))
+        self._all_offered(batch)
+
+    async def _recover(
+        self, after: int, through: int, count: int | None, batch: Batch, *, own_count: bool = False
+    ) -> int:
+        """Read a range of the log and surface what is new; what is not there any more is told."""
+        there = surfaced = 0
+        for record in await self.recovery.read(after, through):
+            own = record.received.sender == self.identity.id
+            there += own_count or not own
+            surfaced += not own and record.seq not in self.endpoint.seen.known
+            await self._offer(record, batch)
+        if count is not None and there < count:
+            self._report(
+                DeliveryLost(
+                    f"{count - there} of {count} messages between {after + 1} and {through} did not arrive, and the "
+                    "log does not have them any more in the channels this agent is in",
+                    None,
+                    after + 1,
+                    through,
+                    count - there,
+                    "not in the log",
+                )
+            )
+        return surfaced
+
+    # --- settling ---
+
+    def _batch(self, then: Callable[[], None]) -> Batch:
+        batch = Batch(then)
+        self._batches.add(batch)
+        return batch
+
+    def _all_offered(self, batch: Batch) -> None:
+        batch.offered = True
+        self._finish_if_settled(batch)
+
+    def _on_settled(self, identity: Identity) -> None:
+        for batch in list(self._batches):
+            if identity in batch.waiting:
+                batch.waiting.discard(identity)
+                self._finish_if_settled(batch)
+
+    def _finish_if_settled(self, batch: Batch) -> None:
+        if batch.offered and not batch.waiting and batch in self._batches:
+            self._batches.discard(batch)
+            batch.then()
+
+    def _frame_settled(self, held: HeldFrame, frame: Frame, batch: Batch) -> None:
+        self._numbers_settled(frame.series, frame.number)
+        if self.numbers.is_whole(frame.series, frame.number):
+            for channel, seq in batch.reached.items():
+                self.endpoint.seen.channel(channel).frames_reached(seq)
+        self._save()  # before the broker forgets the frame: whoever is killed now gets it again, and knows it
+        self._acknowledge(held)
+
+    def _save(self) -> None:
+        """A state file that cannot be written costs repetitions after a restart, and no message."""
+        try:
+            self.endpoint.seen.save()
+        except OSError as error:
+            self._report(UnhealthyError(f"{self.endpoint.seen.path} cannot be written ({error}): make room for it"))
+
+    def _numbers_settled(self, series: str, first: int, last: int | None = None) -> None:
+        self.numbers.settle(series, first, last)
+        self.endpoint.seen.note_frames(self.numbers.settled_through())
+
+    def _acknowledge(self, held: HeldFrame) -> None:
+        held.settled = True
+        if held.acking is None or held.acking.done():
+            held.acking = self._start(self._until_acknowledged(held))
+
+    async def _until_acknowledged(self, held: HeldFrame) -> None:
+        """Acknowledge and hear that it was heard, on this connection or the next.
+
+        The broker does not answer for a delivery it does not remember; then it delivers again, and `seen` knows it.
+        """
+        tries = 0
+        while tries < ACK_TRIES and not self._closed:
+            try:
+                connection = await self.link.ready(30)
+                await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
+            except TimeoutError:
+                tries += 1
+            except (TidingsError, NatsError, OSError):
+                await asyncio.sleep(0.1)
+            else:
+                break
+        self.held.pop(held.delivery.seq, None)
+
+    async def _keep_in_progress(self) -> None:
+        """An application may think for minutes: say so well before the broker would deliver again."""
+        while True:
+            await asyncio.sleep(IN_PROGRESS_EVERY)
+            for held in list(self.held.values()):
+                if not held.settled:
+                    await self._say(held, IN_PROGRESS)
+
+    async def _say(self, held: HeldFrame, word: bytes) -> None:
+        with suppress(TidingsError, NatsError, OSError):  # no connection: the broker delivers again, and we know it
+            await self.link.connection.publish(held.delivery.reply, word)
+
+    # --- life ---
+
+    def _start(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.endpoint.events.emit("error", error)
+
+    async def _until_nobody_waits(self) -> None:
+        """Once the broker has heard that the pull ended, it hands no frame to it that would be out of reach."""
+        with suppress(TidingsError, NatsError, OSError, TimeoutError):
+            await self.link.connection.flush(timeout=2)
+
+    async def close(self) -> None:
+        """Stop pulling, let acknowledgements under way finish, and give back what was not settled."""
+        if self._closed:
+            return
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.gather(self._pulling, return_exceptions=True)
+            await self._until_nobody_waits()
+        acking = {held.acking for held in self.held.values() if held.acking is not None}
+        if acking and self.link.state == "ready":
+            await asyncio.wait(acking, timeout=ACK_PATIENCE)
+        self._closed = True
+        self.endpoint._channels.frames_through = None
+        for held in list(self.held.values()):
+            if not held.settled:
+                await self._say(held, NAK)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,64 @@
+"""What the steward knows of the backstop: whether somebody makes durable copies, and how far they are.
+
+Learnt from the state bucket, looked at once a second at most. Whoever delivers beats there; it runs while its beat
+changes, timed by this steward's own clock, so that clocks which differ do not matter and a beat that was already there
+when we looked for the first time proves nothing. The steward never waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tidings.space.state import Entry, StateBucket
+from tidings.wire.roster import Backstop
+
+BEAT_KEY, FLOOR_KEY, FIGURES_KEY = "beat.deliver", "floor.deliver", "figures.deliver"
+LOOK_EVERY = 1.0
+#: twice the time to live of the deliver lease
+SILENT_AFTER = 6.0
+
+
+class BackstopWatch:
+    def __init__(self, state: StateBucket, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._clock = clock
+        self._looked = float("-inf")
+        self._revision: int | None = None
+        self._released = False
+        self._changed = float("-inf")
+        self._floor: int | None = None
+        self._figures: dict[str, Any] = {}
+
+    @property
+    def running(self) -> bool:
+        return not self._released and self._clock() - self._changed < SILENT_AFTER
+
+    async def look(self) -> None:
+        """Learn what is new, unless that was done within the last second."""
+        if self._clock() - self._looked < LOOK_EVERY:
+            return
+        self._looked = self._clock()
+        self._hear(await self._state.get(BEAT_KEY))
+        floor = await self._state.get(FLOOR_KEY)
+        self._floor = int(floor.value["seq"]) if floor else None
+        figures = await self._state.get(FIGURES_KEY)
+        self._figures = figures.value if figures else {}
+
+    def _hear(self, beat: Entry | None) -> None:
+        revision = beat.revision if beat else 0
+        if self._revision is not None and revision != self._revision:
+            self._changed = self._clock()
+        self._revision = revision
+        self._released = beat is None or "released" in beat.value
+
+    def fact(self, head: int) -> Backstop:
+        """For agents. `behind` is None while nothing was ever delivered."""
+        if self._floor is None:
+            return Backstop(running=self.running)
+        return Backstop(running=self.running, behind=max(0, head - self._floor), floor=self._floor)
+
+    def health(self, head: int) -> dict[str, Any]:
+        known = self.fact(head)
+        return {"running": known.running, "behind": known.behind, "debts": self._figures.get("debts")}

@@ -1,0 +1,124 @@
+"""A stand-in for the pipeline: frames and floors as it writes them, without Spark.
+
+    async with stub_pipeline(space) as pipeline:
+        await pipeline.deliver(bob.id, [101, 103])
+        await pipeline.floor(103)
+
+It decides nothing: a test says who gets what. It beats, so that the steward says the backstop runs. Records are copied
+from the log as they are stored; a test may spoil them. Numbers go on per owner and series unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import Any
+
+from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.testing.real_space import RealSpace
+from tidings.wire.frames import Kept, Lost, encode_block, encode_frame, frame_id
+from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.subjects import Subjects
+
+BEAT_EVERY = 0.05
+
+
+def kept(subjects: Subjects, record: StoredRecord) -> Kept:
+    """A record of the log as a frame carries it."""
+    fields = tuple((name, value) for name, value in record.own_fields() or () if name == SIGNATURE_HEADER)
+    return Kept(record.seq, record.time_ns, subjects.tail(record.subject), fields, record.payload)
+
+
+def blocks_of(records: Iterable[Kept]) -> list[bytes]:
+    """Blocks of one channel each, in the order the channels first occur in."""
+    found = sorted(records, key=lambda each: (_channel(each), each.seq))
+    groups = [list(group) for _, group in groupby(found, key=_channel)]
+    return [encode_block(group) for group in sorted(groups, key=lambda group: group[0].seq)]
+
+
+def _channel(record: Kept) -> str:
+    return record.tail.split(".", 2)[2]
+
+
+class StubPipeline:
+    def __init__(self, space: RealSpace, js: JetStream) -> None:
+        self.space, self.js = space, js
+        self.subjects = space.subjects
+        #: owner and series -> number and (first, last, count) of the frame before
+        self.counters: dict[tuple[str, str], tuple[int, tuple[int, int, int] | None]] = {}
+
+    async def records(self, seqs: Iterable[int]) -> list[Kept]:
+        found = [await self.js.at(self.subjects.log_stream, seq) for seq in seqs]
+        return [kept(self.subjects, record) for record in found if record is not None]
+
+    async def deliver(
+        self,
+        owner: str,
+        seqs: Sequence[int] = (),
+        *,
+        records: Sequence[Kept] = (),
+        series: str = "first",
+        number: int | None = None,
+        lost: Iterable[Lost] = (),
+        published: bool = True,
+    ) -> int:
+        """Publish one frame; answers its sequence in DLV. Not `published`: it counts, and never arrives."""
+        held = sorted([*await self.records(seqs), *records], key=lambda each: each.seq)
+        before, prev = self.counters.get((owner, series), (0, None))
+        number = number or before + 1
+        data = encode_frame(owner, "epoch", series, number, blocks_of(held), prev=prev, lost=lost)
+        summary = (held[0].seq, held[-1].seq, len(held)) if held else (0, 0, 0)
+        self.counters[owner, series] = (max(number, before), summary)
+        return await self.publish(owner, data) if published else 0
+
+    async def publish(self, owner: str, data: bytes) -> int:
+        return await self.js.publish(self.subjects.delivery(owner), data, {"Nats-Msg-Id": frame_id(data)})
+
+    async def floor(self, seq: int) -> None:
+        await self._put("floor.deliver", {"seq": seq, "needed": seq, "lease": 1, "epoch": "epoch"})
+
+    async def level(self) -> int:
+        """Say that everything up to the head of the log was delivered; answers the head."""
+        head = int((await self.js.info(self.subjects.log_stream))["state"]["last_seq"])
+        await self.floor(head)
+        return head
+
+    async def beat(self, number: int) -> None:
+        await self._put("beat.deliver", {"lease": 1, "holder": "stub", "host": "here", "pid": 1, "beat": number})
+
+    async def _put(self, key: str, value: dict[str, Any]) -> None:
+        await self.js.publish(f"$KV.{self.subjects.state_bucket}.{key}", json.dumps(value).encode())
+
+    async def waiting(self, owner: str) -> dict[str, int]:
+        """Frames of an owner: not yet delivered, and delivered but not acknowledged."""
+        info = await self.js.api(f"CONSUMER.INFO.{self.subjects.delivery_stream}.dlv_{owner}")
+        return {key: int(info[key]) for key in ("num_pending", "num_ack_pending", "num_redelivered")}
+
+    async def acknowledged(self, owner: str) -> bool:
+        """Is the mailbox empty?"""
+        found = await self.waiting(owner)
+        return found["num_pending"] == found["num_ack_pending"] == 0
+
+
+@asynccontextmanager
+async def stub_pipeline(space: RealSpace, *, running: bool = True) -> AsyncIterator[StubPipeline]:
+    async with space.core() as js:
+        pipeline = StubPipeline(space, js)
+        beating = asyncio.create_task(_beat(pipeline)) if running else None
+        try:
+            yield pipeline
+        finally:
+            if beating is not None:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
+
+
+async def _beat(pipeline: StubPipeline) -> None:
+    number = 0
+    while True:
+        number += 1
+        await pipeline.beat(number)
+        await asyncio.sleep(BEAT_EVERY)
