@@ -327,7 +327,9 @@ class Table:
 
     def channel_names(self, seq: int) -> frozenset[str]:
         """Channels that have a record at `seq`, or that somebody is in by their name."""
-        listed = {name for name, history in self.rules.channels.items() if history.at(self.rules.checked(seq)) is not None}
+        listed = {
+            name for name, history in self.rules.channels.items() if history.at(self.rules.checked(seq)) is not None
+        }
         held = {
             p for p, members in self._by_pattern.items() if is_channel(p) and any(m.holds(seq + 1) for m in members)
         }
