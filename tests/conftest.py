@@ -4,20 +4,35 @@
 """
 
 import os
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from bare import BareServer, bare_server
 from terminal import Terminal
+from tidings.errors import PrerequisiteMissing
 from tidings.testing.real_space import RealSpace, real_space
 
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=1000, deadline=None)
 settings.load_profile("deep" if os.environ.get("TIDINGS_DEEP") else "ci")
 
-NEEDS_BROKER = ("contract", "integration", "faults", "e2e")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: warnings are errors here; these are not ours to mend
+SPARKS_OWN_WARNINGS = (
+    "ignore::ResourceWarning",  # py4j leaves its sockets to the garbage collector
+    "ignore::DeprecationWarning:pyspark",
+    "ignore::FutureWarning:pyspark",
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # the same sockets, once they are collected
+)
+
+NEEDS_BROKER = ("contract", "integration", "faults", "e2e", "spark")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +41,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.broker)
         if "faults" in item.path.parts:
             item.add_marker(pytest.mark.faults)
+        if "spark" in item.path.parts:
+            item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("spark"):  # one JVM: one worker has them all
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(180))
+            for reason in SPARKS_OWN_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(reason))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """The one session of this process, with the nats source; skipped without Spark or Java, except in CI."""
+    try:
+        from tidings.pipeline.session import SessionSettings, start_session
+        from tidings.pipeline.source import NatsSource
+
+        work = tmp_path_factory.mktemp("spark")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Spark's start warns of is not ours
+            session = start_session(SessionSettings(work, master="local[2]"))
+    except (ImportError, PrerequisiteMissing) as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"needs Spark and Java (`pip install 'tidings[spark]'`): {error}")
+    session.dataSource.register(NatsSource)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareServer]:
+    """A nats-server with JetStream and nothing of ours, for what needs no space."""
+    with bare_server(tmp_path_factory.mktemp("bare")) as server:
+        yield server
 
 
 @pytest.fixture

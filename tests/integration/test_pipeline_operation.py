@@ -152,7 +152,7 @@ async def test_debts_are_listed_with_names_and_a_cancelled_one_becomes_a_loss_it
     assert (code, "bob will be told with its next frame: 2..3 of general" in err) == (0, True)
     path = LedgerPaths.below(pair.home.checkpoint, pair.home.lake).debts
     left = Debts.of(read_events(DeltaTable(path)))
-    assert [(loss.channel, loss.first, loss.last, loss.cause) for loss in left.untold[owner]] == [
+    assert [(x.lost.channel, x.lost.first, x.lost.last, x.lost.cause) for x in left.untold[owner]] == [
         ("general", 2, 3, "bob is new")
     ]
     assert left.open[owner, "general"].after == 3

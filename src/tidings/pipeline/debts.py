@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, get_args
 
 from tidings.wire.frames import Lost
@@ -20,11 +21,19 @@ from tidings.wire.frames import Lost
 EventKind = Literal["owe", "paid", "settled", "cancel", "lost", "told", "reset"]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 Lane = tuple[str, str]
+#: losses of one owner remembered as told, until it has surely read of them
+TOLD_KEPT = 256
+LOST_PER_FRAME = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DebtEvent:
-    """`seq`: owed after it (`owe`), or settled, lost or told through it; `first` and `count` are of a loss."""
+    """What happened to a lane, or to an owner.
+
+    `seq`: owed after it (`owe`); settled, cancelled or lost through it; of `told` the order of the newest loss told; of
+    `reset` the DLV sequence after which the series counts. `first`: of a loss its first sequence; of `told` the DLV
+    sequence of the frame that told; of `reset` that through which the owner had read.
+    """
 
     order: int
     kind: EventKind
@@ -49,13 +58,22 @@ class Debt:
         return self.owner, self.channel
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Something its owner must be told it will not get. A count of 0 means nobody has counted yet."""
+
+    order: int
+    lost: Lost
+
+
 @dataclass(slots=True)
 class Debts:
     """The debts in force. `apply` is the fold."""
 
     open: dict[Lane, Debt] = field(default_factory=dict)
-    #: owner -> what it must be told it will not get; a count of 0 means nobody has counted yet
-    untold: dict[str, list[Lost]] = field(default_factory=dict)
+    untold: dict[str, list[Loss]] = field(default_factory=dict)
+    #: owner -> losses that a frame told, with its DLV sequence: should it be emptied unread, they are told again
+    told: dict[str, list[tuple[int, Loss]]] = field(default_factory=dict)
     #: owner -> (DLV sequence after which it counts, series of its frames)
     series: dict[str, tuple[int, str]] = field(default_factory=dict)
     newest: int = 0
@@ -83,39 +101,50 @@ class Debts:
                     del self.open[lane]
             case "cancel":
                 if debt is not None and event.seq > debt.after:
-                    loss = Lost(event.channel, debt.after + 1, event.seq, 0, event.cause)
-                    self.untold.setdefault(event.owner, []).append(loss)
+                    self._lose(event, Lost(event.channel, debt.after + 1, event.seq, 0, event.cause))
                     self._forward(lane, event.seq)
+            case "lost":
+                self._lose(event, Lost(event.channel, event.first, event.seq, event.count, event.cause))
+            case "told":
+                self._told(event)
             case "reset":
                 self.series[event.owner] = (event.seq, event.cause)
-            case "lost":
-                loss = Lost(event.channel, event.first, event.seq, event.count, event.cause)
-                self.untold.setdefault(event.owner, []).append(loss)
-            case "told":
-                kept = [loss for loss in self.untold.pop(event.owner, []) if loss.last > event.seq or not loss.count]
-                if kept:
-                    self.untold[event.owner] = kept
+                again = [loss for at, loss in self.told.pop(event.owner, ()) if at > event.first]
+                if again:
+                    self.untold[event.owner] = sorted([*again, *self.untold.get(event.owner, ())], key=_order)
+
+    def _lose(self, event: DebtEvent, lost: Lost) -> None:
+        self.untold.setdefault(event.owner, []).append(Loss(event.order, lost))
+
+    def _told(self, event: DebtEvent) -> None:
+        losses = self.untold.pop(event.owner, [])
+        told = [(event.first, loss) for loss in losses if loss.order <= event.seq]
+        self.told[event.owner] = [*self.told.get(event.owner, ()), *told][-TOLD_KEPT:]
+        if len(told) < len(losses):
+            self.untold[event.owner] = [loss for loss in losses if loss.order > event.seq]
 
     def _forward(self, lane: Lane, through: int) -> None:
         debt = self.open.get(lane)
         if debt is not None and through > debt.after:
             self.open[lane] = Debt(debt.owner, debt.channel, through, debt.cause, debt.since_ns)
 
-    def uncounted(self) -> list[tuple[str, Lost]]:
-        return [(owner, loss) for owner, losses in self.untold.items() for loss in losses if not loss.count]
+    def uncounted(self) -> list[tuple[str, Loss]]:
+        return [(owner, loss) for owner, losses in self.untold.items() for loss in losses if not loss.lost.count]
 
-    def counted(self, owner: str, loss: Lost, count: int) -> None:
+    def counted(self, owner: str, loss: Loss, count: int) -> None:
         """How many records a loss was; none at all is no loss."""
-        rest = [each for each in self.untold.get(owner, []) if each != loss]
-        if count:
-            rest.append(Lost(loss.channel, loss.first, loss.last, count, loss.cause))
-        self.untold[owner] = rest
-        if not rest:
-            del self.untold[owner]
+        lost = loss.lost
+        now = [Loss(loss.order, Lost(lost.channel, lost.first, lost.last, count, lost.cause))] if count else []
+        rest = [each for held in self.untold.pop(owner, ()) for each in (now if held == loss else [held])]
+        if rest:
+            self.untold[owner] = rest
 
-    def tellable(self) -> dict[str, tuple[Lost, ...]]:
-        """What can be told now: losses that were counted."""
-        told = {owner: tuple(loss for loss in losses if loss.count) for owner, losses in self.untold.items()}
+    def tellable(self) -> dict[str, tuple[Loss, ...]]:
+        """What can be told now: losses in their order, as far as they were counted."""
+        told = {
+            owner: tuple(takewhile(lambda loss: loss.lost.count, losses))[:LOST_PER_FRAME]
+            for owner, losses in self.untold.items()
+        }
         return {owner: losses for owner, losses in told.items() if losses}
 
     def oldest(self) -> int | None:
@@ -124,3 +153,7 @@ class Debts:
 
     def of_owner(self, owner: str) -> list[Debt]:
         return sorted((d for d in self.open.values() if d.owner == owner), key=lambda debt: debt.after)
+
+
+def _order(loss: Loss) -> int:
+    return loss.order

@@ -208,7 +208,8 @@ class Deliverer:
     def _restart(self, owner: str, series: str, emptied: Emptied, table: Table, head: int) -> list[DebtEvent]:
         """A new series, and what lay unread as debts; whoever was revoked is owed nothing any more."""
         self.counters[owner] = Counter(series)
-        events = [self._event("reset", (owner, ""), emptied.at, series)]
+        order = self._ledger.next_order()
+        events = [DebtEvent(order, "reset", owner, "", emptied.at, series, first=emptied.above)]
         if _is_revoked(table, owner, head):
             lanes = [debt.lane for debt in self.debts.of_owner(owner)]
             return events + [self._event("settled", lane, NEVER, "revoked") for lane in lanes]
@@ -256,6 +257,13 @@ class Deliverer:
         self._advance(self.floor)
         return self._figures(blocks, planned, settled)
 
+    def tell(self, batch: Batch, table: Table) -> None:
+        """Tell owners of losses although there is nothing else to deliver."""
+        self._empty_narrowed(batch.head, table)
+        self.last_head = max(self.last_head, batch.head)
+        planned = plan((), lambda _block: (), self.debts, self.counters)
+        self._publish(planned, ())
+
     def owe_after(self, seq: int) -> None:
         """The log went back to `seq`: what a lane was paid beyond it may be another record now."""
         self._write("owe", {d.lane: seq for d in self.debts.open.values() if d.after > seq}, "the log went backwards")
@@ -271,7 +279,11 @@ class Deliverer:
         self._record(events)
 
     def _tell(self, settled: Settlement) -> None:
-        self._write("told", {(owner, ""): seq for owner, seq in settled.told.items()})
+        events = [
+            DebtEvent(self._ledger.next_order(), "told", owner, "", order, "", first=dlv_seq)
+            for owner, (order, dlv_seq) in sorted(settled.told.items())
+        ]
+        self._record(events)
 
     def _take_foreign_events(self) -> None:
         for event in self._ledger.foreign_events():

@@ -56,6 +56,10 @@ class Encoded:
     first: int
     last: int
 
+    @classmethod
+    def nothing(cls) -> Encoded:
+        return cls([], [], [], 0, 0, 0)
+
 
 def encode_partition(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The body of the Spark job."""
@@ -109,7 +113,7 @@ def _block_row(block: MadeBlock) -> Row:
 
 def decode_rows(table: pa.Table) -> Encoded:
     """What the job answered, blocks in order of their first sequence."""
-    found = Encoded([], [], [], 0, 0, 0)
+    found = Encoded.nothing()
     for row in table.to_pylist():
         _take(found, row)
     found.blocks.sort(key=lambda block: block.info.first)

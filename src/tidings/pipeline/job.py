@@ -231,6 +231,8 @@ class DeliverJob:
         if not through:  # a new checkpoint: what was seen beyond its start is seen again
             last_head = min(last_head, self.start)
         self.outlet = Mailboxes(keeper, lease, publishing, epoch)
+        offsets = read_offsets(self.settings.checkpoint / "spark" / "offsets")
+        self._cuts_from = int(offsets[-2]["seq"]) if len(offsets) > 1 else 0
         debts = self.ledger.load_debts()
         self.deliverer = Deliverer(
             self.ledger,
@@ -250,7 +252,7 @@ class DeliverJob:
         known = floors.read()
         went_back = known is not None and known.get("epoch") != epoch
         if offsets and not went_back:
-            went_back = offsets[-1]["epoch"] != epoch or regressed(reader, offsets[-1])
+            went_back = offsets[-1]["epoch"] != epoch or regressed(reader, offsets[-1]) is not None
         last = reader.state().last
         if known is not None and not went_back:
             went_back = int(known["seq"]) > last
@@ -322,15 +324,19 @@ class DeliverJob:
         with self._lock:
             head = self.reader.state().last
             self.folded.advance(head)
-            encoded = self._encode(frame, self.deliverer.floor, None)
+            encoded = self._encode(frame, self._cuts_from, None)
             if not encoded.last:
                 return
+            if encoded.first <= self._cuts_from:  # a batch from before what we thought: its runs may span a cut
+                self._cuts_from = encoded.first - 1
+                encoded = self._encode(frame, self._cuts_from, None)
             self.ledger.write_quarantine(encoded.poison)
             self.deliverer.report_missing(self.folded.table, encoded.missing)
             batch = Batch(number, encoded.first - 1, encoded.last, head)
             self._offer(encoded, head)
             figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
             self._count(encoded, figures, started)
+            self._cuts_from = batch.after  # Spark may repeat this batch, but none before it
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         table = self.folded.table
@@ -356,14 +362,18 @@ class DeliverJob:
     # --- between batches ---
 
     def _pay(self) -> None:
-        if not self.deliverer.debts.open or not self._lock.acquire(blocking=False):
+        debts = self.deliverer.debts
+        if not (debts.open or debts.untold) or not self._lock.acquire(blocking=False):
             return
         try:
             payment = self.deliverer.payment(PAY_CHUNK)
-            if payment is None:
-                return
             head = self.reader.state().last
             self.folded.advance(head)
+            if payment is None:
+                if debts.tellable():
+                    self._offer(Encoded.nothing(), head)
+                    self.deliverer.tell(Batch(None, head, head, head), self.folded.table)
+                return
             encoded = self._read_again(payment.after, payment.through, payment.channels)
             self._offer(encoded, head)
             batch = Batch(None, payment.after, payment.through, head)
@@ -394,7 +404,8 @@ class DeliverJob:
         try:
             audience = self.deliverer.audience(self.folded.table, self.folded.table.head)
             for owner, loss in self.deliverer.debts.uncounted():
-                encoded = self._read_again(loss.first - 1, loss.last, frozenset({loss.channel}))
+                lost = loss.lost
+                encoded = self._read_again(lost.first - 1, lost.last, frozenset({lost.channel}))
                 count = sum(b.info.owed_to(owner) for b in encoded.blocks if owner in set(audience(b.info)))
                 self.deliverer.debts.counted(owner, loss, count)
         finally:

@@ -20,8 +20,8 @@ from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Ruling, Subjects, Via
 
 ORIGIN_HEADER = "Td-Origin"
-#: what a frame keeps of a sender's headers
-KEPT_HEADERS = frozenset({SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, "Td-Hops"})
+#: what a frame keeps of a sender's headers, whatever their case: readers look them up so
+KEPT_HEADERS = frozenset(name.lower() for name in (SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, "Td-Hops"))
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
 
 
@@ -99,8 +99,9 @@ class Judge:
             return self._poison(record, "header", str(error))
         if refused := refused_headers(fields):
             return self._poison(record, "header", f"a sender may not set {', '.join(refused)[:200]!r}")
-        if len(values_of(fields, SIGNATURE_HEADER)) != 1:
-            return self._poison(record, "signature", f"needs {SIGNATURE_HEADER} once")
+        if (signatures := len(values_of(fields, SIGNATURE_HEADER))) != 1:
+            reason = "header" if signatures else "signature"
+            return self._poison(record, reason, f"needs {SIGNATURE_HEADER} once and has it {signatures} times")
         if len(record.payload) > MAX_PAYLOAD:
             return self._poison(record, "too_large", f"payload has {len(record.payload)} bytes")
         return fields
@@ -129,7 +130,7 @@ class Judge:
             record.seq,
             record.time_ns,
             self._subjects.tail(record.subject),
-            tuple((name, value) for name, value in fields if name in KEPT_HEADERS),
+            tuple((name, value) for name, value in fields if name.lower() in KEPT_HEADERS),
             record.payload,
         )
         return Deliverable(parsed.channel, parsed.sender, kept, mentions)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidings.pipeline.debts import Debts, Lane
+from tidings.pipeline.debts import Debts, Lane, Loss
 from tidings.pipeline.runs import BlockInfo
 from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Lost
 
@@ -53,10 +53,14 @@ class FramePlan:
     series: str
     number: int
     prev: tuple[int, int, int] | None
-    lost: tuple[Lost, ...]
+    losses: tuple[Loss, ...]
     #: indices into the blocks that were planned
     blocks: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+    @property
+    def lost(self) -> tuple[Lost, ...]:
+        return tuple(loss.lost for loss in self.losses)
 
     @property
     def counter(self) -> Counter:
@@ -100,8 +104,8 @@ class Settlement:
     delivered: list[Delivered] = field(default_factory=list)
     owed: dict[Lane, int] = field(default_factory=dict)
     counters: dict[str, Counter] = field(default_factory=dict)
-    #: owner -> the last sequence it was told it will not get
-    told: dict[str, int] = field(default_factory=dict)
+    #: owner -> (order of the newest loss it was told, DLV sequence of the frame)
+    told: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def plan(
@@ -135,7 +139,7 @@ def plan(
 
 
 def _frames(
-    owner: str, queue: Sequence[int], blocks: Sequence[BlockInfo], counter: Counter, untold: Iterable[Lost]
+    owner: str, queue: Sequence[int], blocks: Sequence[BlockInfo], counter: Counter, untold: Iterable[Loss]
 ) -> Iterator[FramePlan]:
     lost = tuple(untold)
     for packed in _packed(queue, blocks) if queue else ((),):
@@ -181,8 +185,8 @@ def settle(planned: Plan, acknowledged: Mapping[str, Sequence[int]], counters: M
                 for p in frame.pieces
             ]
             result.counters[owner] = frame.counter
-            if frame.lost:
-                result.told[owner] = max(loss.last for loss in frame.lost)
+            if frame.losses:
+                result.told[owner] = (frame.losses[-1].order, dlv_seq)
         for frame in frames[len(sequences) :]:
             for piece in frame.pieces:
                 result.owed.setdefault((owner, piece.channel), piece.first - 1)

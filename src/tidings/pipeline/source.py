@@ -3,8 +3,9 @@
 Options: `url` and `stream` are needed. `creds`: path of a credentials file, readable wherever tasks run. `subject`:
 filter, default ">". `start`, `end`: sequences, both included; a streaming query starts at `start` when its checkpoint
 is new. `missing`: "fail" (default), "rows" or "skip", what becomes of sequences the stream does not have between its
-first record and the end of the range; with a filter nobody can tell, so nothing is missing. `maxRecords` per batch
-(50000), `partitionRecords` (10000), `waitMs` for news before an empty answer (1000), `pollMs` (50).
+first record (in a running query: the last one read) and the end of the range; with a filter nobody can tell, so nothing
+is missing. `maxRecords` per batch (50000), `partitionRecords` (25000), `waitMs` for news before an empty answer (1000),
+`pollMs` (50), `keepAliveMs` (20000). docs/spark-source.md is for those who use it; the sink is in `pipeline/sink.py`.
 
 Columns: `seq`, `time`, `time_ns`, `subject`, `headers` (the sender's own raw block), `data`, `missing` (null, or the
 last of the sequences from `seq` on that are not there). Reads are by sequence, so a retried task returns the same rows.
@@ -19,19 +20,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from tidings.broker.streams import EPOCH_KEY
 from tidings.errors import LogGap, LogRegressed, UsageError
 from tidings.pipeline.judging import Stored
-from tidings.pipeline.reading import Missing, Place, StreamReader
+from tidings.pipeline.reading import Missing, Page, Place, StreamReader
+from tidings.pipeline.sink import NatsStreamWriter, NatsWriter, SinkOptions
 
 SCHEMA = "seq bigint, time timestamp, time_ns bigint, subject string, headers binary, data binary, missing bigint"
+_MICROSECONDS = pa.timestamp("us", tz="UTC")
 ARROW = pa.schema(
     [
         ("seq", pa.int64()),
-        ("time", pa.timestamp("us", tz="UTC")),
+        ("time", _MICROSECONDS),
         ("time_ns", pa.int64()),
         ("subject", pa.string()),
         ("headers", pa.binary()),
@@ -39,7 +43,6 @@ ARROW = pa.schema(
         ("missing", pa.int64()),
     ]
 )
-ROWS_PER_BATCH = 5_000
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class SourceOptions:
     partition_records: int
     wait: float
     poll: float
+    keep_alive: float
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -73,9 +77,10 @@ class SourceOptions:
             end=_number(options, "end"),
             missing=missing,
             max_records=_number(options, "maxrecords") or 50_000,
-            partition_records=_number(options, "partitionrecords") or 10_000,
+            partition_records=_number(options, "partitionrecords") or 25_000,
             wait=(_number(options, "waitms", 1_000) or 0) / 1_000,
             poll=(_number(options, "pollms", 50) or 1) / 1_000,
+            keep_alive=(_number(options, "keepalivems", 20_000) or 20_000) / 1_000,
         )
 
 
@@ -90,10 +95,11 @@ def _number(options: Mapping[str, str], key: str, default: int | None = None) ->
 
 @dataclass
 class SeqRange(InputPartition):
-    """One task's part: sequences first..last."""
+    """One task's part: first..last. What is gone from `kept_from` on is missing; None: from the stream's first on."""
 
     first: int
     last: int
+    kept_from: int | None = None
 
 
 class NatsSource(DataSource):
@@ -108,6 +114,12 @@ class NatsSource(DataSource):
 
     def reader(self, schema: Any) -> NatsReader:  # noqa: ARG002  Spark's signature
         return NatsReader(SourceOptions.of(self.options))
+
+    def writer(self, schema: Any, overwrite: bool) -> NatsWriter:
+        return NatsWriter(SinkOptions.of(self.options, schema.fieldNames(), overwrite=overwrite))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> NatsStreamWriter:  # noqa: N802
+        return NatsStreamWriter(SinkOptions.of(self.options, schema.fieldNames(), overwrite=overwrite))
 
     def streamReader(self, schema: Any) -> NatsStreamReader:  # noqa: ARG002, N802  Spark's signature
         return NatsStreamReader(SourceOptions.of(self.options))
@@ -129,8 +141,8 @@ class NatsReader(DataSourceReader):
         return split(max(self.options.start or 1, 1), last, self.options.partition_records)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SeqRange)
-        return read_range(self.options, partition)
+        # Spark makes one empty partition of none at all.
+        return read_range(self.options, partition) if isinstance(partition, SeqRange) else iter(())
 
 
 class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -149,6 +161,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reader(self) -> StreamReader:
         if self._reader is None:
             self._reader = StreamReader(self.options.place)
+            self._reader.keep_alive(self.options.keep_alive)
         return self._reader
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -186,7 +199,8 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             state = self.reader.state()
         if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
             raise LogRegressed(
-                f"{self.options.place.stream} went backwards: it ends at {state.last}, {start['seq']} was read before"
+                f"{self.options.place.stream} went backwards or was made anew: it ends at {state.last}, "
+                f"{start['seq']} was read before. Start with a new checkpoint where it still agrees."
             )
         return state.last
 
@@ -194,7 +208,9 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset_at(self.reader, seq)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return split(start["seq"] + 1, end["seq"], self.options.partition_records)
+        # A record was read at `start`, so the rest was promised: what is gone of it since is missing.
+        kept_from = start["seq"] + 1 if start["mark"] else None
+        return split(start["seq"] + 1, end["seq"], self.options.partition_records, kept_from)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SeqRange)
@@ -219,56 +235,65 @@ def mark_of(record: Stored | None) -> str:
     return "" if record is None else f"{record.time_ns}"
 
 
-def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
-    """Is the record at the offset another than it was? One that is gone proves nothing: retention may have taken it."""
-    if not offset["seq"]:
-        return False
-    found = mark_of(reader.at(offset["seq"]))
-    if found and offset["mark"]:
-        return bool(found != offset["mark"])
-    return reader.state().last < int(offset["seq"])
+def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> str | None:
+    """How the stream differs from what it was at the offset; None if it does not, as far as anyone can tell.
+
+    A record that is gone proves nothing: retention may have taken it.
+    """
+    stream, seq = reader.place.stream, int(offset["seq"])
+    if not seq:
+        return None
+    found = mark_of(reader.at(seq))
+    if found and offset["mark"] and found != offset["mark"]:
+        return f"{stream} has another record at {seq} than when it was read"
+    if not found and (last := reader.state().last) < seq:
+        return f"{stream} went backwards: it ends at {last}, {seq} was read before"
+    return None
 
 
 def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
     """`LogRegressed` if the stream no longer agrees with the offset."""
-    if regressed(reader, offset):
-        raise LogRegressed(f"{reader.place.stream} has another record at {offset['seq']} than when it was read")
+    if difference := regressed(reader, offset):
+        raise LogRegressed(difference)
 
 
-def split(first: int, last: int, per: int) -> list[InputPartition]:
+def split(first: int, last: int, per: int, kept_from: int | None = None) -> list[InputPartition]:
     """Ranges of at most `per` sequences that together are first..last."""
-    return [SeqRange(at, min(at + per - 1, last)) for at in range(first, last + 1, per)]
+    return [SeqRange(at, min(at + per - 1, last), kept_from) for at in range(first, last + 1, per)]
 
 
 def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatch]:
     """The rows of one part, in Arrow. Runs in a worker: its connection is its own and ends with it."""
     reader = StreamReader(options.place)
-    rows: list[tuple[Any, ...]] = []
     try:
-        first_kept = reader.state().first if options.missing != "skip" else 0
-        for item in reader.read(part.first, part.last, options.subject):
-            if isinstance(item, Stored):
-                rows.append(
-                    (item.seq, item.time_ns // 1_000, item.time_ns, item.subject, item.headers, item.payload, None)
-                )
-            elif options.missing != "skip" and item.last >= first_kept:
-                rows.append(_missing_row(options, Missing(max(item.first, first_kept), item.last)))
-            if len(rows) >= ROWS_PER_BATCH:
-                yield _arrow(rows)
-                rows = []
-        if rows:
-            yield _arrow(rows)
+        kept_from = part.kept_from
+        for page in reader.pages(part.first, part.last, options.subject):
+            if not isinstance(page, Missing):
+                yield _arrow(page)
+            elif options.missing != "skip":
+                kept_from = reader.state().first if kept_from is None else kept_from
+                if page.last >= kept_from:
+                    yield _missing_row(options, Missing(max(page.first, kept_from), page.last))
     finally:
         reader.close()
 
 
-def _missing_row(options: SourceOptions, hole: Missing) -> tuple[Any, ...]:
+def _missing_row(options: SourceOptions, hole: Missing) -> pa.RecordBatch:
     if options.missing == "fail":
         raise LogGap(f"{options.place.stream} has lost {hole.first}..{hole.last}: read with missing=rows to go on")
-    return (hole.first, None, None, None, None, None, hole.last)
+    row = {"seq": hole.first, "missing": hole.last}
+    return pa.RecordBatch.from_pylist([row], schema=ARROW)
 
 
-def _arrow(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, ARROW, strict=True)]
+def _arrow(page: Page) -> pa.RecordBatch:
+    times = pa.array(page.times, pa.int64())
+    arrays = [
+        pa.array(page.seqs, pa.int64()),
+        pc.divide(times, 1_000).cast(_MICROSECONDS),
+        times,
+        pa.array(page.subjects, pa.string()),
+        pa.array(page.headers, pa.binary()),
+        pa.array(page.payloads, pa.binary()),
+        pa.nulls(len(page.seqs), pa.int64()),
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW)

@@ -18,7 +18,7 @@ from tidings.errors import OutcomeUnknown
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.keeping import BEAT_KEY, FIGURES_KEY, FLOOR_KEY
 from tidings.pipeline.plain import PlainConnection
-from tidings.pipeline.reading import Place, StreamReader, stored_of
+from tidings.pipeline.reading import Page, Place, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.wire.subjects import Subjects
 
@@ -103,7 +103,9 @@ def _kept(connection: PlainConnection, subjects: Subjects, key: str) -> Stored |
         return None
     if reply.status is not None:
         raise OutcomeUnknown(f"{key} cannot be read: status {reply.status}")
-    return stored_of(f"KV_{bucket}", reply)
+    page = Page()
+    page.take(reply.block, reply.payload)
+    return next(page.records())
 
 
 def problems_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float) -> list[str]:

@@ -98,21 +98,31 @@ class Model:
 class Running:
     """The same replay, one record after the other, for logs that grow while they are asked about."""
 
-    def __init__(self, space: str, space_id: str, anchor_key: str) -> None:
-        self._root, self._space_id = f"td.{space}.", space_id
+    def __init__(
+        self,
+        space: str,
+        space_id: str,
+        anchor_key: str,
+        verify: Callable[[str | None, str, str, str, bytes], bool] = rulings.verify_ruling,
+    ) -> None:
+        self._root, self._space_id, self._verify = f"td.{space}.", space_id, verify
         self._state = State(key=anchor_key)
 
     def follow(self, record: LogRecord) -> None:
         tail = record.subject.removeprefix(self._root)
         ruling = _decoded(tail, record.payload)
         signature = record.headers.get("Td-Sig")
-        if ruling is not None and rulings.verify_ruling(
-            signature, self._space_id, self._state.key, tail, record.payload
-        ):
+        if ruling is not None and self._verify(signature, self._space_id, self._state.key, tail, record.payload):
             _step(self._state, record.seq, tail, ruling)
 
     def owed(self, seq: int, sender: str, channel: str) -> set[str]:
         return owed(self._state, seq, sender, channel)
+
+    def owed_via(self, seq: int, link: str, sender: str, origin: str, theirs: str, channel: str) -> set[str]:
+        return owed_via(self._state, seq, link, sender, origin, theirs, channel)
+
+    def may_admit(self, link: str, origin: str, theirs: str, channel: str) -> bool:
+        return may_admit(self._state, link, origin, theirs, channel)
 
     def is_live(self, channel: str) -> bool:
         return class_of(self._state, channel) == "live"
@@ -141,14 +151,15 @@ def class_of(state: State, channel: str) -> str:
     return "durable"
 
 
+def is_listed(state: State, channel: str) -> bool:
+    if state.space is None or state.space.channels != "listed":
+        return True
+    return channel in state.channels and state.channels[channel].listed
+
+
 def may_post(state: State, sender: str, channel: str) -> bool:
-    if sender not in state.access or state.access[sender].revoked:
+    if sender not in state.access or state.access[sender].revoked or not is_listed(state, channel):
         return False
-    if state.space is not None and state.space.channels == "listed":
-        if channel not in state.channels:
-            return False
-        if not state.channels[channel].listed:
-            return False
     return any(includes(pattern, channel) for pattern in state.access[sender].post)
 
 
@@ -160,6 +171,19 @@ def may_read(state: State, owner: str, channel: str) -> bool:
 
 def owed(state: State, seq: int, sender: str, channel: str) -> set[str]:
     if not may_post(state, sender, channel) or class_of(state, channel) != "durable":
+        return set()
+    return {owner for owner in members(state, channel, seq) if owner != sender}
+
+
+def may_admit(state: State, link: str, origin: str, theirs: str, channel: str) -> bool:
+    ruling = state.links.get(link)
+    if ruling is None or ruling.state == "off" or not is_listed(state, channel):
+        return False
+    return (origin, theirs, channel) in {(ruling.origin, *pair) for pair in ruling.channels.items()}
+
+
+def owed_via(state: State, seq: int, link: str, sender: str, origin: str, theirs: str, channel: str) -> set[str]:
+    if not may_admit(state, link, origin, theirs, channel) or class_of(state, channel) != "durable":
         return set()
     return {owner for owner in members(state, channel, seq) if owner != sender}
 

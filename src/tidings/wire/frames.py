@@ -113,11 +113,14 @@ def open_block(block: Block) -> tuple[Kept, ...]:
     try:
         raw = block.body
         if block.codec == _ZSTD:
+            # The library believes the size a body claims rather than the limit it is given.
+            if zstandard.frame_content_size(block.body) not in (block.raw_size, -1):
+                raise MalformedFrame(f"a block says {block.raw_size} bytes and its body says otherwise")
             raw = zstandard.ZstdDecompressor().decompress(block.body, max_output_size=block.raw_size)
         if len(raw) != block.raw_size:
             raise MalformedFrame(f"a block says {block.raw_size} bytes and has {len(raw)}")
         records = _records.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError, zstandard.ZstdError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, zstandard.ZstdError) as error:
         raise MalformedFrame(f"a block does not open: {error}") from error
     sequences = [record.seq for record in records]
     if len(records) != block.count or sequences != sorted(set(sequences)):
@@ -144,9 +147,12 @@ def encode_frame(
 
 def decode_frame(data: bytes) -> Frame:
     try:
-        return _frames.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        frame = _frames.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"this is not a frame: {error}") from error
+    if (count := sum(block.count for block in frame.blocks)) > MAX_FRAME_MESSAGES:
+        raise MalformedFrame(f"a frame says it has {count} messages; at most {MAX_FRAME_MESSAGES} fit into one")
+    return frame
 
 
 def frame_id(frame: bytes) -> str:
