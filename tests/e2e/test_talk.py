@@ -5,6 +5,7 @@ import subprocess
 import time
 
 from terminal import TIDINGS, Terminal
+from tidings.wire.ids import new_id
 
 
 def lines(text: str) -> list[dict[str, object]]:
@@ -58,6 +59,9 @@ def test_one_agent_writes_to_another_and_can_tell_what_became_of_it(terminal: Te
     assert sent["stage"] == "confirmed"
     read = lines(terminal.run("inbox", "--as", "bob", "--json").stdout)
     assert [(each["kind"], each["text"]) for each in read] == [("direct", "hello")]
+    waited = terminal.run("dm", "bob", "again", "--wait", "read", "--seconds", "0.2")
+    assert (waited.returncode, "not read after 0.2 s" in waited.stderr) == (0, True)
+    assert lines(terminal.run("inbox", "--as", "bob", "--json").stdout)
     assert "is empty" in terminal.run("inbox", "--as", "bob", "--wait", "0.5").stderr
     trace = json.loads(terminal.run("trace", sent["id"], "--json").stdout)
     assert "read" in {each["stage"] for each in trace["receipts"]}, "which implies delivered"
@@ -69,7 +73,17 @@ def test_mistakes_are_sentences_with_stable_exit_codes(terminal: Terminal) -> No
     assert terminal.run("up", "--detach").returncode == 0
     assert terminal.run("agent", "add", "ada").returncode == 0
     for words, code, sentence in (
-        (("send", "secret", "hello", "--as", "ada"), 4, "refuses this agent"),
+        (
+            ("send", "secret", "hello", "--as", "ada"),
+            4,
+            "ada may not post to secret: the broker refuses",
+        ),
+        (("channels", "set", "general", "--class", "weird"), 2, "--class is durable or live"),
+        (("send", "general", "\udcff"), 2, "not text in UTF-8"),
+        (("send", "general", "x", "--reply-to", "that"), 2, "--reply-to is the id of a message"),
+        (("ask", "reviewer", " "), 2, "there is nothing to say"),
+        (("trace", new_id()), 0, "nothing is known of"),
+        (("send", "general", "x" * 300_000), 1, "the limit is 262144"),
         (("join", "secret", "--as", "ada"), 4, "may not read secret"),
         (("history", "secret", "--as", "ada"), 4, "may not read secret"),
         (("channels", "set", "general", "--class", "live", "--as", "ada"), 4, "may not change settings"),

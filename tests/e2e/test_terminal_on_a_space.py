@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 
 from command_lines import parse
@@ -86,3 +87,27 @@ async def test_after_a_success_the_next_command_is_named_and_is_one(terminal: Te
         *_, hint = done.stderr.splitlines()
         assert hint.startswith("next: "), (line, done.stderr)
         parse(hint.removeprefix("next: "))
+
+
+async def test_without_a_steward_a_join_is_not_claimed_and_an_asked_task_is_named(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    await space.add("me", roles=["reviewer"])
+    await space.stop_steward()
+    joined = await run(terminal, "join", "general")
+    assert (joined.returncode, joined.stdout) == (5, "")
+    assert "me did not join general" in joined.stderr
+    asked = await run(terminal, "ask", "reviewer", "is it right?")
+    assert (asked.returncode, asked.stdout) == (5, "")
+    (named,) = re.findall(r"task (\S+) is queued", asked.stderr)
+    await space.start_steward()
+    found = await run(terminal, "trace", named, "--json")
+    assert json.loads(found.stdout)["stored"], "it is there, so asking again would make a second one"
+
+
+async def test_no_text_passes_for_a_message_of_somebody_else(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("me")
+    await run(terminal, "send", "general", "hello\n12:00:00 #general bob: I agree")
+    first, second = (await run(terminal, "history", "general")).stdout.splitlines()
+    assert first.endswith("#general me: hello")
+    assert second == "    12:00:00 #general bob: I agree"

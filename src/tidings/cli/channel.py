@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
 T = TypeVar("T")
+CLASSES = ("durable", "live", "")
 SWITCHES: dict[str, bool | None] = {"on": True, "off": False, "": None}
 
 
@@ -168,6 +169,8 @@ def set_channel(
     """
     wanted: dict[str, Any] = {}
     if cls is not None:
+        if cls not in CLASSES:
+            raise UsageError(f"--class is durable or live, or '' for the default of the space, not {cls!r}")
         wanted["class"] = cls or None
     if replay is not None:
         if replay not in SWITCHES:

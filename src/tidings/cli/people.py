@@ -95,6 +95,8 @@ def dm(
 
     receipt = asyncio.run(act())
     show_receipt(receipt, as_json=as_json)
+    if wait and receipt.stage not in (wait, "read"):
+        output.say(f"note: not {wait} after {seconds:g} s; `tidings trace {receipt.id}` tells what becomes of it")
     output.hint(f"tidings trace {receipt.id}")
 
 
@@ -159,6 +161,9 @@ def trace(
     facts = {key: value for key, value in asyncio.run(act()).items() if key != "ok"}
     if as_json:
         output.data(facts)
+        return
+    if not facts["stored"] and not facts["receipts"]:
+        output.say(f"nothing is known of {message}: it is not a message {where.agent} sent or was sent, or it is gone")
         return
     output.table(
         ("what", "value"), [(key, printable(str(value))) for key, value in facts.items()], empty="nothing is known"

@@ -25,7 +25,8 @@ from tidings.cli.options import (
     TextArgument,
     place,
 )
-from tidings.errors import DeniedError, UsageError
+from tidings.errors import DeniedError, StewardUnreachable, UsageError
+from tidings.wire.ids import is_message_id
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -46,6 +47,9 @@ async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
 def spoken(text: str) -> str:
     """The words of a command line, or of standard input for `-`."""
     words = sys.stdin.read() if text == "-" else text
+    # what is not UTF-8 comes in as lone surrogates, from the command line as from standard input
+    if any("\ud800" <= char <= "\udfff" for char in words):
+        raise UsageError("this is not text in UTF-8, so it cannot be sent: encode it first, with base64 for instance")
     if not words.strip():
         raise UsageError("there is nothing to say: the text is empty")
     return words
@@ -79,6 +83,8 @@ def send(
     """
     where = place(space, home, acting_as)
     words, wakes = spoken(text), checked_priority(priority)
+    if reply_to is not None and not is_message_id(reply_to):
+        raise UsageError(f"--reply-to is the id of a message, as `tidings history --json` shows it, not {reply_to!r}")
     mentions: Any = tuple(mention or ())
 
     async def act() -> Any:
@@ -124,6 +130,8 @@ def join(
             return await endpoint.join(channel, backfill=0)
 
     joined = asyncio.run(act())
+    if joined.state == "live":  # an endpoint that stays up completes it later; this command ends here
+        raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined.reason}; see `tidings status`")
     if as_json:
         output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
         return
@@ -207,6 +215,8 @@ def tail(
 ) -> None:
     """Watch messages as they come, without joining. Ctrl-C stops.
 
+    What you post yourself is not shown; `tidings history` has it.
+
     Examples:
 
       tidings tail general 'team.>'
@@ -261,7 +271,9 @@ def show_message(message: Incoming, *, as_json: bool) -> None:
         sys.stdout.flush()
         return
     place_name = f"#{message.channel}" if message.channel else "direct"
-    output.line(f"{when.astimezone():%H:%M:%S} {place_name} {message.sender.name}: {printable(message.text)}")
+    # further lines are set in, so that nobody's text can pass for a message of somebody else
+    words = printable(message.text).replace("\n", "\n    ")
+    output.line(f"{when.astimezone():%H:%M:%S} {place_name} {printable(message.sender.name)}: {words}")
     sys.stdout.flush()
 
 

@@ -20,10 +20,12 @@ from tidings.cli.options import (
     Place,
     RoleArgument,
     SpaceOption,
+    TextArgument,
     YesOption,
     place,
 )
-from tidings.errors import ConflictError, TidingsError
+from tidings.cli.talk import spoken
+from tidings.errors import ConflictError, TidingsError, UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -45,7 +47,7 @@ async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) ->
 
 def ask(
     role: RoleArgument,
-    text: Annotated[str, typer.Argument(help="What to do.", metavar="TEXT")],
+    text: TextArgument,
     wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")] = 0.0,
     deadline: Annotated[
         float | None, typer.Option("--deadline", help="Seconds from now after which nobody may finish it.")
@@ -66,13 +68,18 @@ def ask(
       tidings ask reviewer 'look at it' --wait 600 --deadline 3600
     """
     where = place(space, home, acting_as)
+    words = spoken(text)
     where.home.read_info()
 
     async def act(endpoint: Endpoint) -> tuple[Any, TaskResult]:
-        ticket = await endpoint.ask(role, text, deadline=deadline)
+        ticket = await endpoint.ask(role, words, deadline=deadline)
         for warning in ticket.warnings:
             output.say(f"note: {warning}")
-        return ticket, await ticket.status(wait)
+        try:
+            return ticket, await ticket.status(wait)
+        except UnreachableError as error:
+            # asking again would make a second task, so say which one there is
+            raise type(error)(f"task {ticket.id} is queued, but nobody tells how it goes: {error}") from error
 
     with output.working(f"waiting for a {role}") if wait else nullcontext():
         ticket, result = asyncio.run(_connected(where, act))

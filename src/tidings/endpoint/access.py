@@ -19,6 +19,7 @@ from tidings.endpoint.supervision import Supervision
 from tidings.errors import DeniedError, Reconnecting, TidingsError
 from tidings.wire.patterns import covers_any
 from tidings.wire.roster import Agent
+from tidings.wire.subjects import Chat
 
 RETRY_PAUSE = 0.2
 REBUILT_WITHIN = 10.0
@@ -97,13 +98,20 @@ class AccessWatch:
             return True
         return await self.refresh() or self.link.token_used != token
 
-    async def explained(self, error: DeniedError) -> DeniedError:
-        """The same refusal, with its cause if posting is withheld."""
+    async def explained(self, error: DeniedError, subject: str) -> DeniedError:
+        """The same refusal, with its cause if posting is withheld, or with what may be posted to."""
+        name = self.link.identity.name
         with suppress(TidingsError):
-            if withheld := (await self.record()).get("withheld"):
+            access = await self.record()
+            if withheld := access.get("withheld"):
                 return DeniedError(
-                    f"{self.link.identity.name} may not post {withheld}; "
-                    f"`tidings agent access {self.link.identity.name} --post CHANNEL` restores it"
+                    f"{name} may not post {withheld}; `tidings agent access {name} --post CHANNEL` restores it"
+                )
+            address = self.link.identity.subjects.parse(subject)
+            if isinstance(address, Chat) and not covers_any(access["post"], address.channel):
+                return DeniedError(
+                    f"{name} may not post to {address.channel}: the broker refuses this agent; "
+                    f"it may post to {', '.join(access['post']) or 'nothing'}"
                 )
         return error
 

@@ -443,7 +443,7 @@ class Endpoint:
                     raise StewardUnreachable("nobody takes this message: the broker is starting") from error
                 await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except DeniedError as error:
-                raise await self._access.explained(error) from error
+                raise await self._access.explained(error, subject) from error
             except TimeoutError as error:
                 raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
             except (ConnectionLost, NatsError):

@@ -233,7 +233,7 @@ class Supervision:
         except NoRespondersError as error:
             raise StewardUnreachable(f"the steward of {self.identity.subjects.space} does not answer") from error
         except TimeoutError as error:
-            raise StewardUnreachable(f"no answer to {service} {do} within {timeout:.0f} s") from error
+            raise StewardUnreachable(f"the steward does not answer ({service} {do}, {timeout:.0f} s)") from error
         except (NatsError, OSError) as error:
             raise ConnectionLost(f"the connection went while asking {service} {do} ({error})") from error
         return read_answer(message.data)

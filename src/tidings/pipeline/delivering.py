@@ -4,7 +4,8 @@ A batch is a log range (after, through] judged at a head read afresh. Its effect
 beforehand, frames acknowledged by the broker, debts of the frames that were not, `deliveries`, the deliver floor; then
 Spark commits. A crash anywhere repeats the batch from its start, except that a batch whose `deliveries` are written is
 done: only its floor is still owed. Whoever lost a right to read since the last head has its mailbox emptied first, and
-what lay unread in it becomes debts, to be paid under the new access.
+what lay unread in it becomes debts, to be paid under the new access. The same is done to the fullest mailboxes when all
+of them together have nearly no room left: nobody who is away keeps others from theirs.
 
 The same class runs in the Spark driver and, with ports that crash, in the simulator (`testing/delivery.py`).
 """
@@ -101,6 +102,10 @@ class Outlet(Protocol):
         """Owners whose mailbox was emptied by somebody, which nobody has made good yet."""
         ...
 
+    def crowding(self) -> Iterable[str]:
+        """Owners whose unread frames take so much room that others could get none."""
+        ...
+
     def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
         """What was unread in these mailboxes is a debt now; the note of where it began may go."""
         ...
@@ -149,7 +154,7 @@ class Deliverer:
             self._advance(batch.through)
             return None
         self._take_foreign_events()
-        self._empty_narrowed(batch.head, table)
+        self._empty_mailboxes(batch.head, table)
         reach("deliver.read")
         planned = plan(blocks, self.audience(table, batch.head), self.debts, self.counters, cap=self._cap)
         self._write("owe", planned.deferred, "the batch was too large")
@@ -193,11 +198,11 @@ class Deliverer:
 
     # --- access that became narrower ---
 
-    def _empty_narrowed(self, head: int, table: Table) -> frozenset[str]:
+    def _empty_mailboxes(self, head: int, table: Table) -> frozenset[str]:
         narrowed = table.rules.narrowings(self.last_head, head)
         emptied: dict[str, Emptied] = {}
         events: list[DebtEvent] = []
-        for owner in {*narrowed, *self._outlet.noted()}:
+        for owner in {*narrowed, *self._outlet.noted(), *self._outlet.crowding()}:
             emptied[owner] = self._outlet.empty(owner)
             reason = f"access:{narrowed[owner]}" if owner in narrowed else "emptied"
             events += self._restart(owner, f"{reason}@{emptied[owner].at}", emptied[owner], table, head)
@@ -233,7 +238,7 @@ class Deliverer:
 
     def pay(self, batch: Batch, table: Table, payment: Payment, blocks: Sequence[BlockInfo]) -> Figures:
         """Pay from `blocks`, which hold all of the payment's channels in its range."""
-        narrowed = self._empty_narrowed(batch.head, table)
+        narrowed = self._empty_mailboxes(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
         due = {lane: after for lane, after in payment.due.items() if lane[0] not in narrowed}
         audience = self.audience(table, batch.head)
@@ -259,7 +264,7 @@ class Deliverer:
 
     def tell(self, batch: Batch, table: Table) -> None:
         """Tell owners of losses although there is nothing else to deliver."""
-        self._empty_narrowed(batch.head, table)
+        self._empty_mailboxes(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
         planned = plan((), lambda _block: (), self.debts, self.counters)
         self._publish(planned, ())

@@ -26,7 +26,7 @@ from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encod
 from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.plain import PlainConnection, PlainLine
-from tidings.pipeline.planning import FramePlan, Plan
+from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.reading import Missing, Place, StreamReader
 from tidings.pipeline.runs import BlockInfo, MadeBlock
@@ -122,6 +122,33 @@ class SpaceTable:
             self.version += 1
 
 
+class Beat:
+    """Says that the holder of the lease lives, in a thread of its own: a long batch or payment must not look dead."""
+
+    def __init__(self, lease: DeliverLease) -> None:
+        self._lease = lease
+        self._over = threading.Event()
+        self._failure: TidingsError | None = None
+        self._thread = threading.Thread(target=self._run, name="deliver-beat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._lease.ttl / 3):
+            try:
+                self._lease.beat()
+            except TidingsError as error:
+                self._failure = error
+                return
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
 class Mailboxes:
     """The outlet of the deliverer: frames to DLV under the lease."""
 
@@ -153,6 +180,9 @@ class Mailboxes:
 
     def noted(self) -> Iterable[str]:
         return self._keeper.noted()
+
+    def crowding(self) -> Iterable[str]:
+        return self._keeper.crowding()
 
     def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
         self._keeper.forget_emptied(emptied)
@@ -199,10 +229,12 @@ class DeliverJob:
             keeper = Keeper(line, self.subjects)
             lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
             lease.take()
+            beat = Beat(lease)
             try:
                 self._prepare(keeper, lease, publishing, reader)
-                self._stream(lease)
+                self._stream(beat)
             finally:
+                beat.end()
                 with suppress(LeaseLost, ConnectionLost):  # nobody is there to hear it, or somebody else has it
                     lease.release()
         finally:
@@ -242,6 +274,7 @@ class DeliverJob:
             counters=resume_counters(self.ledger.last_frames(), debts),
             last_head=last_head,
             floor=max(self.start, through),
+            cap=min(BATCH_BYTES, keeper.delivery_budget() // 4),
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
@@ -273,7 +306,7 @@ class DeliverJob:
             path.write_text(new_id())
         return f"deliver:{path.read_text().strip()}"
 
-    def _stream(self, lease: DeliverLease) -> None:
+    def _stream(self, beat: Beat) -> None:
         frame = (
             self.spark.readStream.format("nats")
             .option("url", self.settings.url)
@@ -293,15 +326,15 @@ class DeliverJob:
         self._failure = None
         self._on_ready()
         try:
-            self._tend(query, lease)
+            self._tend(query, beat)
         finally:
             query.stop()
 
-    def _tend(self, query: Any, lease: DeliverLease) -> None:
-        """Beat, pay debts and report until told to stop or the query fails."""
+    def _tend(self, query: Any, beat: Beat) -> None:
+        """Pay debts and report until told to stop, the query fails, or the lease is gone."""
         paid = 0.0
-        while not self._stopping.wait(min(lease.ttl / 3, self.settings.pay_every)):
-            lease.beat()
+        while not self._stopping.wait(min(0.2, self.settings.pay_every)):
+            beat.check()
             if query.exception() is not None:
                 raise self._failure or TidingsError(f"the query failed: {query.exception()}")
             if time.monotonic() - paid >= self.settings.pay_every:

@@ -31,6 +31,8 @@ BEAT_KEY = "beat.deliver"
 FLOOR_KEY = "floor.deliver"
 FIGURES_KEY = "figures.deliver"
 MAILBOX_FRAMES = 64
+#: shares of DLV: above the first the fullest mailboxes are emptied until the second is reached
+CROWDED, CALM = 0.8, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +93,56 @@ class Keeper:
     # --- mailboxes ---
 
     def rooms(self, owners: Iterable[str]) -> dict[str, int]:
-        """Frames each mailbox still takes, in one question for all of them."""
-        subjects = {self.subjects.delivery(owner): owner for owner in owners}
-        if not subjects:
+        """Frames each mailbox still takes. When DLV is crowded, only for owners who wait for more."""
+        rooms = dict.fromkeys(owners, MAILBOX_FRAMES)
+        if not rooms:
             return {}
-        rooms = dict.fromkeys(subjects.values(), MAILBOX_FRAMES)
-        offset = 0
+        held, share = self._held()
+        rooms = {owner: MAILBOX_FRAMES - held.get(owner, 0) for owner in rooms}
+        if share > CALM:
+            rooms = {owner: room if room and self._waits(owner) else 0 for owner, room in rooms.items()}
+        return rooms
+
+    def delivery_budget(self) -> int:
+        """Bytes that all mailboxes together may hold."""
+        return int(self.api(f"STREAM.INFO.{self.subjects.delivery_stream}")["config"]["max_bytes"])
+
+    def crowding(self) -> list[str]:
+        """The fullest mailboxes, as many as must be emptied for DLV to be calm again; mostly none."""
+        state = self.api(f"STREAM.INFO.{self.subjects.delivery_stream}")
+        used, most = int(state["state"]["bytes"]), int(state["config"]["max_bytes"])
+        if used <= CROWDED * most:
+            return []
+        held, _ = self._held()
+        each = used / max(1, sum(held.values()))
+        found: list[str] = []
+        for owner in sorted(held, key=lambda owner: -held[owner]):
+            if used <= CALM * most:
+                break
+            found.append(owner)
+            used -= int(held[owner] * each)
+        return found
+
+    def _held(self) -> tuple[dict[str, int], float]:
+        """Owner -> frames in its mailbox, and the share of DLV that is used."""
+        prefix, held, offset = f"{self.subjects.root}.dlv.", dict[str, int](), 0
         while True:
-            body = {"subjects_filter": f"{self.subjects.root}.dlv.*.*", "offset": offset}
+            body = {"subjects_filter": f"{prefix}*.*", "offset": offset}
             answer = self.api(f"STREAM.INFO.{self.subjects.delivery_stream}", body)
             page = answer["state"].get("subjects") or {}
-            rooms |= {subjects[each]: MAILBOX_FRAMES - held for each, held in page.items() if each in subjects}
+            held |= {subject.rpartition(".")[2]: count for subject, count in page.items()}
             offset += len(page)
             if not page or offset >= int(answer.get("total", 0)):
-                return rooms
+                return held, int(answer["state"]["bytes"]) / max(1, int(answer["config"]["max_bytes"]))
+
+    def _waits(self, owner: str) -> bool:
+        try:
+            info = self.api(f"CONSUMER.INFO.{self.subjects.delivery_stream}.dlv_{owner}")
+        except ApiError as error:
+            if error.err_code == NO_CONSUMER:
+                return False
+            raise
+        return int(info.get("num_waiting", 0)) > 0
 
     def empty(self, owner: str) -> Emptied:
         above = self.note_unread(owner)

@@ -139,6 +139,9 @@ class Mailboxes:
     def noted(self) -> Iterable[str]:
         return [owner for owner, box in self.boxes.items() if box.noted is not None]
 
+    def crowding(self) -> Iterable[str]:
+        return [owner for owner in self.boxes if self._rng.random() < 0.01]
+
     def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
         for owner in emptied:
             self._fate.effect()

@@ -45,6 +45,10 @@ def _is_stopped(task: Path) -> bool:
 class Child:
     process: asyncio.subprocess.Process
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     async def line(self, within: float = START_SECONDS) -> dict[str, Any]:
         """The next line it says."""
         assert self.process.stdout is not None
