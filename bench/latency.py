@@ -3,9 +3,9 @@
     python bench/latency.py --json [--messages 60] [--idle 60]
 
 A real space with the pipeline as the child process `tidings up` would start. One agent sends now and then, as people
-and agents do; another, who hears nothing live, takes its frames and acknowledges them. `live_p50_ms` is the live copy of
-the same messages. Then nobody says anything: `idle_cpu_pct` and `idle_gb` (proportional set size) are those of the whole
-process tree of the pipeline, Spark and its workers included.
+and agents do; another, who hears nothing live, takes its frames and acknowledges them. `live_p50_ms` is the live copy
+of the same messages. Then nobody says anything: `idle_cpu_pct` and `idle_gb` (proportional set size) are those of the
+whole process tree of the pipeline, Spark and its workers included.
 """
 
 from __future__ import annotations
