@@ -35,6 +35,7 @@ SPARKS_OWN_WARNINGS = (
 NEEDS_BROKER = ("contract", "integration", "faults", "e2e", "spark")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in NEEDS_BROKER for part in item.path.parts):

@@ -121,7 +121,7 @@ def access_at_the_head_is_not_asked(patch: Patch) -> None:
 
 
 def narrowing_empties_nothing(patch: Patch) -> None:
-    patch.setattr(Deliverer, "_empty_narrowed", lambda *_: frozenset())
+    patch.setattr(Deliverer, "_empty_mailboxes", lambda *_: frozenset())
     patch.setattr(Mailboxes, "note_and_empty", lambda self, _: Emptied(0, self.seq))
 
 
