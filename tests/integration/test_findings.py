@@ -143,13 +143,3 @@ async def test_n19_asking_for_the_next_message_settles_the_one_before_unless_tol
             assert again == (["one", "two"] if manual else [])
             await ada.dm("bob", "four")
             assert (await bob.next_message(10)).text == "four"
-
-
-async def test_n22_a_post_to_an_unlisted_channel_of_a_listed_space_is_in_nobodys_history(pair: RealSpace) -> None:
-    """What is void for delivery is void for history; it counts from the sequence on at which the channel is listed."""
-    async with connect(pair, "ada") as ada, connect(pair, "bob") as bob:
-        await ada.send("general", "while everything was open")
-        async with pair.administer() as admin:
-            await admin.ask("space_set", channels="listed")
-        await ada.send("general", "void")
-        assert [m.text for m in await bob.history("general")] == ["while everything was open"]

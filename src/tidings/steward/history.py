@@ -20,7 +20,6 @@ from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.names import check_channel
 from tidings.wire.patterns import covers_any
-from tidings.wire.subjects import Chat
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -114,21 +113,13 @@ async def _sample(
         async for records in steward.js.read(
             steward.subjects.log_stream, each, max(1, start), end, page=limit + 1, max_bytes=MAX_SCAN
         ):
-            found += [record for record in records if _counts(steward, record)]
+            found += records
             taken += len(records)
             size += sum(len(record.payload) for record in records)
             if taken > limit or size > MAX_SCAN:
                 complete = False
                 break
     return sorted(found, key=lambda record: record.seq), complete
-
-
-def _counts(steward: Steward, record: StoredRecord) -> bool:
-    """Might its sender post there when it did? What is void is nobody's to read, here as in delivery."""
-    parsed = steward.subjects.parse(record.subject)
-    if not isinstance(parsed, Chat) or record.seq < steward.table.floor:
-        return True
-    return steward.table.post_allowed(parsed.sender, parsed.channel, record.seq)
 
 
 async def _forwards(
