@@ -39,7 +39,7 @@ async def populate(space: RealSpace, channels: list[str], members: int) -> list[
     """Agents and memberships, written as the steward would: signed rulings under its lease."""
     steward = space.steward
     assert steward is not None
-    agents = [KeyPair.generate() for _ in range(max(members * 2, 100))]
+    agents = [KeyPair.generate() for _ in range(members * 6)]
     async with steward.writer.lock:
         for index, agent in enumerate(agents):
             access = Access(op=f"a{index}", name=f"agent{index}", read=(">",), post=(">",))
@@ -102,7 +102,7 @@ async def measure(spark: Any, root: Path, messages: int, channel_count: int, mem
             for _ in range(2):  # both workers of both kinds, warm
                 await fill(space, js, agents, channels, WARM)
                 await running.caught_up(180, debts=False)
-            await js.purge(space.subjects.delivery_stream, subject_filter=f"{space.subjects.root}.dlv.*.*")
+                await js.purge(space.subjects.delivery_stream, subject_filter=f"{space.subjects.root}.dlv.*.*")
             before_copies = await asyncio.to_thread(one_per_copy, space, creds)
             await asyncio.to_thread(running.job._lock.acquire)
             await fill(space, js, agents, channels, messages)
@@ -111,6 +111,8 @@ async def measure(spark: Any, root: Path, messages: int, channel_count: int, mem
             await running.caught_up(300, debts=False)
             seconds = time.perf_counter() - started
             delivered = running.job.tally.deliveries - before
+            if running.job.deliverer.debts.open:
+                raise RuntimeError("mailboxes were full: the figure would be that of debts")
             after_copies = await asyncio.to_thread(one_per_copy, space, creds)
             baseline = (before_copies + after_copies) / 2
     return {"deliveries": delivered, "seconds": seconds, "per_s": delivered / seconds, "copies_per_s": baseline}
