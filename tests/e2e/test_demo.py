@@ -1,9 +1,12 @@
 """The demonstration, as a user runs it."""
 
+import re
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
+from test_pipeline import descendants, lives, starting_with, until
 
 from terminal import Terminal
 
@@ -13,7 +16,8 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    done = terminal.run("demo")
+    lacking = starting_with(tmp_path / "first", "import sys\nsys.modules['pyspark'] = None\n")
+    done = terminal.run("demo", **lacking, TIDINGS_PIPELINE="on")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for sentence in (
         "bob hears ada in #general: shall we start?",
@@ -24,7 +28,74 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
         "nothing lost, nothing twice",
         "was dropped: {'sender_mismatch': 1}",
         "with his old credential: the broker at",
+        "left out: agents that are away. durable copies need pyspark: `pip install 'tidings[spark]'`",
     ):
         assert sentence in done.stdout
     assert list(tmp_path.glob("tidings-demo-*")) == []
     assert len(done.stdout.splitlines()) < 70, "a short story"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_whole_demonstration_shows_who_was_away_who_left_and_who_was_narrowed(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = terminal.run("demo", TIDINGS_PIPELINE="on")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    for sentence in (
+        "[durable delivery: starting Spark,",
+        "[durable delivery: taking over delivery,",
+        "[durable delivery: running,",
+        "dora, who was away, gets all 4 once and in order",
+        "eve, who left, gets the 2 she was owed and no other",
+        "finn, whose access was narrowed, gets nothing more of #plans",
+        "dora goes and comes again: nothing comes twice",
+    ):
+        assert sentence in done.stdout
+    (numbers,) = re.findall(r"the pipeline: (\d+) messages, (\d+) deliveries in (\d+) frames", done.stdout)
+    assert all(int(number) > 0 for number in numbers)
+    assert terminal.processes() == []
+    assert list(tmp_path.glob("tidings-demo-*")) == []
+
+
+def test_a_demonstration_that_is_told_to_stop_leaves_no_process_and_no_file(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.env |= {"TIDINGS_PIPELINE": "on", "TMPDIR": str(tmp_path)}
+    running = terminal.start("demo", "--no-pipeline")
+    assert running.stdout is not None
+    said = ""
+    while "Two agents are added" not in said:
+        line = running.stdout.readline()
+        assert line, said
+        said += line
+    assert "durable" not in said, "it was left out"
+    family = descendants(running.pid)
+    assert len(family) >= 3, "supervisor, broker, steward"
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=50)
+    assert running.returncode != 0
+    assert [pid for pid in family if lives(pid)] == []
+    assert list(tmp_path.glob("tidings-demo-*")) == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_an_interrupted_demonstration_leaves_no_process_and_no_jvm(
+    terminal: Terminal, tmp_path: Path, number: signal.Signals
+) -> None:
+    terminal.env |= {"TIDINGS_PIPELINE": "on", "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    running = terminal.start("demo")
+    assert running.stdout is not None
+    while "starting Spark" not in (line := running.stdout.readline()):
+        assert line, "it ended before Spark started"
+    until(lambda: any("java" in Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(running.pid)))
+    family = descendants(running.pid)
+    running.send_signal(number)
+    running.communicate(timeout=90)
+    assert running.returncode != 0
+    until(lambda: not any(map(lives, family)), within=60)
+    left = list(tmp_path.glob("tidings-demo-*"))
+    assert bool(left) is (number is signal.SIGKILL), "only a kill -9 leaves files"

@@ -16,10 +16,13 @@ from tidings.pipeline.judging import Poison
 from tidings.pipeline.watching import look
 from tidings.space.home import SpaceHome
 from tidings.space.state import StateBucket
+from tidings.steward import backstop
 from tidings.steward.pipeline_process import PipelineKeeper
 from tidings.steward.status import delivery
+from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.roster import Backstop
 
 DAY = 86_400
 
@@ -189,6 +192,35 @@ async def test_what_was_quarantined_is_listed_once_with_its_reason(pair: RealSpa
         (6, "json", "depth"),
     ]
     assert len(await operator.json("pipeline", "quarantine", "-n", "1")) == 1
+
+
+async def test_n20_who_info_join_and_inbox_say_how_late_durable_copies_are(
+    pair: RealSpace, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backstop, "SILENT_AFTER", 1.5)
+    assert pair.steward is not None
+    told = pair.steward.roster
+    surfaces = (("who",), ("who", "--json"), ("channels", "info", "general"), ("inbox", "--wait", "0"))
+
+    async def said() -> list[str]:
+        shown = [await operator.run(*words, "--as", "bob") for words in surfaces]
+        assert [code for code, *_ in shown] == [0] * len(surfaces)
+        return [out + err for _, out, err in shown]
+
+    async with stub_pipeline(pair) as pipeline:
+        head = await pipeline.level()
+        await eventually(lambda: told.backstop.fact(head) == Backstop(True, 0, head))
+        assert [text for text in await said() if "delayed" in text] == []
+        assert "durable copies are up to date" in (await said())[2]
+        for text in ("one", "two"):
+            assert (await operator.run("send", "general", text, "--as", "ada"))[0] == 0
+        late = "durable copies delayed, 2 behind"
+        assert [text for text in await said() if f"note: {late}" not in text and f"copies\t{late}" not in text] == []
+        assert "note: durable copies delayed, 3 behind" in (await operator.run("join", "general", "--as", "bob"))[2]
+    await eventually(lambda: not told.backstop.running, what="its silence is noticed")
+    down = "the backstop is not running: durable copies delayed, 3 behind"
+    assert [text for text in await said() if down not in text] == []
+    assert f"note: {down}" in (await operator.run("join", "general", "--as", "bob"))[2]
 
 
 async def test_a_pipeline_that_dies_is_started_again_with_growing_pauses_and_its_reason_is_kept(tmp_path: Path) -> None:

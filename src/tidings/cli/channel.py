@@ -96,6 +96,8 @@ def info(
 
 
 def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    from tidings.wire.roster import Backstop
+
     def with_source(key: str, value: str) -> tuple[str, str]:
         return key, value if key in facts["own"] else f"{value} (default of the space)"
 
@@ -106,6 +108,8 @@ def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         with_source("replay", "yes" if facts["replay"] else "no"),
         with_source("replay_window", f"{window} s" if window is not None else "no limit"),
     ]
+    if facts["class"] == "durable":
+        rows.append(("copies", Backstop(**facts["backstop"]).delay or "durable copies are up to date"))
     if "by" in facts:
         by = f"set by {facts['by_name'] or facts['by'] or 'nobody known'} at {facts['at'] or 'an unknown time'}"
         rows += [(key, f"{printable(facts[key])} ({by})") for key in ("description", "instructions") if facts[key]]

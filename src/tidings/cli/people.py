@@ -37,13 +37,15 @@ def who(
 
     where = place(space, home, acting_as)
 
-    async def act() -> list[Any]:
+    async def act() -> tuple[list[Any], str]:
         async with endpoint_at(where) as endpoint:
-            return await endpoint.who()
+            return await endpoint.who(), endpoint.roster.backstop.delay
 
-    agents = sorted(asyncio.run(act()), key=lambda agent: (agent.status == "offline", agent.name))
+    found, delay = asyncio.run(act())
+    agents = sorted(found, key=lambda agent: (agent.status == "offline", agent.name))
     if as_json:
         output.data([msgspec.to_builtins(agent) for agent in agents])
+        _note_delay(delay)
         return
     rows = [
         (
@@ -58,8 +60,15 @@ def who(
     ]
     columns = ("name", "status", "attention", "roles", "activity", "seen")
     output.table(columns, rows, empty="nobody is in this space yet")
+    _note_delay(delay)
     other = next((agent.name for agent in agents if agent.name != where.agent), None)
     output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
+
+
+def _note_delay(delay: str) -> None:
+    """Who looks at others, or into an empty mailbox, should know that what was said may still be on its way."""
+    if delay:
+        output.say(f"note: {delay}")
 
 
 def dm(
@@ -120,7 +129,7 @@ def inbox(
     """
     where = place(space, home, acting_as)
 
-    async def act() -> int:
+    async def act() -> tuple[int, str]:
         shown = 0
         async with endpoint_at(where, receive=True) as endpoint:
             patience = wait
@@ -132,10 +141,13 @@ def inbox(
                 show_message(message, as_json=as_json)
                 await message.ack()
                 shown, patience = shown + 1, 0.5
-        return shown
+            return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
 
-    if not asyncio.run(act()):
+    shown, delay = asyncio.run(act())
+    if not shown:
         output.say(f"the mailbox of {where.agent} is empty")
+    if shown < count:
+        _note_delay(delay)
     output.hint("tidings who")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +24,29 @@ if TYPE_CHECKING:
 PATIENCE = 15.0
 
 
-async def tell(root: Path) -> None:
-    from tidings.space.home import SpaceHome
+async def tell(home: SpaceHome, *, durable: bool) -> None:
+    """The whole story; with `durable` also what needs the pipeline, which starts while the rest is told."""
+    from tidings.cli.away import Away, Phases
 
-    home = SpaceHome(root / "home", "demo")
-    await _add_agents(home)
-    await _join_and_leave(home)
-    await _show_table(home)
-    await _talk(home)
-    await _impersonate(home)
-    await _attack(home)
-    await _revoke(home)
+    phases = Phases(home)
+    following = asyncio.create_task(phases.follow()) if durable else None
+    away = Away(home, phases) if durable else None
+    try:
+        await _add_agents(home)
+        await _join_and_leave(home)
+        await _show_table(home)
+        if away:
+            await away.go()
+        await _talk(home)
+        await _impersonate(home)
+        await _attack(home)
+        if away:
+            await away.come_back()
+        await _revoke(home)
+    finally:
+        if following:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
 async def _add_agents(home: SpaceHome) -> None:
@@ -42,7 +55,8 @@ async def _add_agents(home: SpaceHome) -> None:
 
     heading("Two agents are added: a key, an access record and a credential each")
     async with administer(home, "demo") as admin:
-        for name, read, post in (("ada", ("general", "team.>"), ("general",)), ("bob", ("general",), ("general",))):
+        for name, read in (("ada", ("general", "team.>")), ("bob", ("general",))):
+            post = ("general", "plans", "lobby")
             granted = await admin.add(AgentFile(name, read=read, post=post, roles=("reviewer",)))
             output.line(f"  {name} {granted.row.id[:10]}… may read {', '.join(read)}; record {granted.row.seq}")
 
@@ -235,4 +249,6 @@ async def _revoke(home: SpaceHome) -> None:
 
 
 def heading(text: str) -> None:
+    """Begin a scene; whoever reads through a pipe sees the story as it goes."""
     output.line(f"\n{text}")
+    sys.stdout.flush()

@@ -150,7 +150,7 @@ class PipelineKeeper:
             pause = backoff.next()
             log.error("the pipeline ended (%s); again in %.0f s", self._why, pause)
             gone = self._process.pid if self._process else None
-            self._say("restarting", pid=None, why=self._why, gone=gone)
+            self._say("restarting", pid=None, why=self._why, step=None, gone=gone)
             await self._pause(pause)
 
     async def _live(self) -> str | None:
@@ -170,9 +170,10 @@ class PipelineKeeper:
         if said.get("ready"):
             self._tell("durable delivery runs")
             log.info("the pipeline delivers, pid %s", said.get("pid"))
-            self._say("running", why=None)
+            self._say("running", why=None, step=None)
         elif said.get("phase"):
             log.info("pipeline: %s", said["phase"])
+            self._say(self._facts["phase"], step=said["phase"])
             if self._facts.get("phase") == "starting":
                 self._tell(f"durable delivery: {said['phase']}")
         elif said.get("error"):
@@ -181,4 +182,4 @@ class PipelineKeeper:
     async def stop(self) -> None:
         if self._process is not None:
             await self._process.end()
-            self._say("stopped", pid=None)
+            self._say("stopped", pid=None, step=None)

@@ -189,7 +189,8 @@ async def channel_info(steward: Steward, request: Request) -> Answer:
     access = access_of(steward, request.sender)
     if not covers_any((*access.read, *access.post), channel):
         raise DeniedError(f"{access.name} may neither read nor post to {channel}")
-    facts = {**channel_facts(steward, channel), "seq": steward.position}
+    backstop = (await steward.roster.facts())["backstop"]
+    facts = {**channel_facts(steward, channel), "seq": steward.position, "backstop": msgspec.to_builtins(backstop)}
     if covers_any(access.read, channel):
         facts |= {**_crowd(steward, channel), **await _activity(steward, channel)}
     return facts
