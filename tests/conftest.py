@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from bare import BareServer, bare_server
+from crowd import Crowd, gathered
 from terminal import Terminal
 from tidings.errors import PrerequisiteMissing
 from tidings.testing.real_space import RealSpace, real_space
@@ -92,6 +93,13 @@ async def pair(space: RealSpace) -> RealSpace:
     await space.add("ada")
     await space.add("bob")
     return space
+
+
+@pytest.fixture
+async def crowd(space: RealSpace) -> AsyncIterator[Crowd]:
+    """The same with four agents in it who may read, post and manage everywhere."""
+    async with gathered(space) as people:
+        yield people
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ class Lagging(StreamReader):
 def test_what_a_lagging_replica_leaves_out_is_asked_for_again(
     bare: BareServer, lagging: Callable[..., Lagging]
 ) -> None:
+    """F10."""
     bare.stream("lag", 60)
     for seq in (10, 11, 60):
         bare.api("STREAM.MSG.DELETE.lag", {"seq": seq})
@@ -129,6 +130,7 @@ def test_what_a_lagging_replica_leaves_out_is_asked_for_again(
 def test_replicas_that_never_catch_up_are_an_error_and_no_end(
     bare: BareServer, lagging: Callable[..., Lagging]
 ) -> None:
+    """F10."""
     bare.stream("late", 5)
     with pytest.raises(BrokerUnreachable, match="answers short pages at 1"):
         list(lagging("late", 1, for_ever=True).read(1, 5))

@@ -1,68 +1,22 @@
 """The deliver job on real Spark and a real broker: exactly what is owed, whatever happens."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from crowd import check, join, leave, read_all, say
 from tidings.errors import TidingsError
 from tidings.pipeline import delivering as rules
 from tidings.space.agents import AgentFile
-from tidings.testing.delivering import Mailbox, delivering, empty_mailbox, owed
+from tidings.testing.delivering import delivering
 from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.wire.message import Mention, Sender, compose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
-AGENTS = ("ada", "bob", "cal", "dan")
-
-
-@pytest.fixture
-async def crowd(space: RealSpace) -> AsyncIterator[dict[str, AgentClient]]:
-    """Four agents who may read and post everywhere."""
-    for name in AGENTS:
-        await space.add(name, read=[">"], post=[">"], manage=[">"])
-    clients: dict[str, AgentClient] = {}
-    stack = [space.agent(name) for name in AGENTS]
-    for name, each in zip(AGENTS, stack, strict=True):
-        clients[name] = await each.__aenter__()
-    yield clients
-    for each in stack:
-        await each.__aexit__(None, None, None)
-
-
-async def say(agent: AgentClient, channel: str, text: str = "hello", mentions: tuple[str, ...] = ()) -> int:
-    named = [Mention(each, "somebody") for each in mentions]
-    message = compose(Sender(agent.id, agent.name), text=text, mentions=named)
-    return int((await agent.post(channel, message.raw, Nats_Msg_Id=message.id))["seq"])
-
-
-async def join(agent: AgentClient, pattern: str) -> None:
-    await agent.control.call("member", "join", pattern=pattern)
-
-
-async def leave(agent: AgentClient, pattern: str) -> None:
-    await agent.control.call("member", "leave", pattern=pattern)
-
-
-async def read_all(crowd: dict[str, AgentClient], into: dict[str, Mailbox] | None = None) -> dict[str, Mailbox]:
-    boxes = into or {name: Mailbox() for name in crowd}
-    for name, agent in crowd.items():
-        await empty_mailbox(agent, boxes[name])
-        boxes[name].check_numbers()
-    return boxes
-
-
-async def check(space: RealSpace, crowd: dict[str, AgentClient], boxes: dict[str, Mailbox]) -> None:
-    """Everybody has exactly what the log says, leaving out what it said itself."""
-    truth = await owed(space)
-    for name, agent in crowd.items():
-        others = {seq for seq, kept in boxes[name].records.items() if f".{agent.id}." not in f".{kept.tail}."}
-        assert others == truth.get(agent.id, set()), name
 
 
 async def test_members_get_exactly_what_they_are_owed_through_joins_leaves_patterns_and_class_changes(

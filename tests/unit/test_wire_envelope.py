@@ -64,6 +64,7 @@ def test_a_signature_for_one_kind_is_none_for_another(place: str, kind: str) -> 
 
 
 def test_a_message_moved_to_another_channel_target_or_role_is_refused() -> None:
+    """F13."""
     assert reason(MAIN.chat(ADA.id, "deploy"), signed("chat", "random")) == "signature"
     assert reason(MAIN.direct(MAL.id, ADA.id), signed("dm", BOB.id)) == "signature"
     assert reason(MAIN.task("admin", ADA.id), signed("task", "reviewer")) == "signature"
@@ -71,6 +72,7 @@ def test_a_message_moved_to_another_channel_target_or_role_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_message_replayed_from_another_space_of_the_same_name_is_refused(kind: str) -> None:
+    """F13."""
     subject, destination = PLACES[kind]
     assert reason(subject, signed(kind, destination, space=OTHER)) == "signature"
 

@@ -128,6 +128,11 @@ class Debts:
         if debt is not None and through > debt.after:
             self.open[lane] = Debt(debt.owner, debt.channel, through, debt.cause, debt.since_ns)
 
+    def knows_lost(self, owner: str, channel: str, first: int, last: int) -> bool:
+        """Is this range a loss of the owner already, told or not?"""
+        losses = (*self.untold.get(owner, ()), *(loss for _, loss in self.told.get(owner, ())))
+        return any((loss.lost.channel, loss.lost.first, loss.lost.last) == (channel, first, last) for loss in losses)
+
     def uncounted(self) -> list[tuple[str, Loss]]:
         return [(owner, loss) for owner, losses in self.untold.items() for loss in losses if not loss.lost.count]
 

@@ -273,13 +273,23 @@ class Deliverer:
         """The log went back to `seq`: what a lane was paid beyond it may be another record now."""
         self._write("owe", {d.lane: seq for d in self.debts.open.values() if d.after > seq}, "the log went backwards")
 
+    def restart_series(self, owners: Iterable[str], series: str, at: int) -> None:
+        """Frames may have gone with the log: what follows is no gap after them. DLV is at `at` now."""
+        events = [DebtEvent(self._ledger.next_order(), "reset", owner, "", at, series, first=at) for owner in owners]
+        self._record(events)
+        self.counters.update((event.owner, Counter(series)) for event in events)
+
     def report_missing(self, table: Table, missing: Iterable[tuple[int, int]]) -> None:
-        """Sequences the log has lost: nobody knows whose they were, so every member hears of them."""
+        """Sequences the log has lost: nobody knows whose they were, so every member hears of them, once.
+
+        A batch that is repeated finds the same ones.
+        """
         members = [owner for owner in table.owners() if table.memberships_at(owner, table.head + 1)]
         events = [
             DebtEvent(self._ledger.next_order(), "lost", owner, "*", last, "the log lost them", first, last - first + 1)
             for first, last in missing
             for owner in members
+            if not self.debts.knows_lost(owner, "*", first, last)
         ]
         self._record(events)
 

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
 from tidings.errors import ConnectionLost, LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
@@ -86,6 +88,13 @@ def read_offsets(folder: Path) -> list[dict[str, Any]]:
         if len(lines) >= 3 and lines[2].startswith("{"):
             found.append(json.loads(lines[2]))
     return found
+
+
+def first_words(error: Exception) -> str:
+    """An error as one sentence: Spark's go on for pages, and those of a worker end with what matters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [line for line in lines if line.startswith(("tidings.errors.", "tidings.pipeline."))]
+    return (own or lines or [type(error).__name__])[0][:500]
 
 
 def agrees(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
@@ -215,8 +224,8 @@ class DeliverJob:
                 self._run_once()
             except (LeaseLost, LeaseHeld):
                 raise
-            except (TidingsError, OSError) as error:
-                self.tally.last_error = str(error)
+            except (TidingsError, OSError, PySparkException) as error:  # the last one: a worker could not read
+                self.tally.last_error = first_words(error)
                 log.warning("starting again: %s", error)
                 self._stopping.wait(1.0)
 
@@ -278,6 +287,8 @@ class DeliverJob:
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
+            at = keeper.delivered_through()
+            self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}@{at}", at)
 
     def _rewind(self, reader: StreamReader, floors: DeliverFloor, epoch: str) -> int | None:
         """If the log went backwards: a new checkpoint from where it still agrees. Answers where; None if it did not."""

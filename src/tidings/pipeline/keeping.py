@@ -146,10 +146,13 @@ class Keeper:
 
     def empty(self, owner: str) -> Emptied:
         above = self.note_unread(owner)
-        stream = self.subjects.delivery_stream
-        at = int(self.api(f"STREAM.INFO.{stream}")["state"]["last_seq"])
-        self.api(f"STREAM.PURGE.{stream}", {"filter": self.subjects.delivery(owner)})
+        at = self.delivered_through()
+        self.api(f"STREAM.PURGE.{self.subjects.delivery_stream}", {"filter": self.subjects.delivery(owner)})
         return Emptied(above, at)
+
+    def delivered_through(self) -> int:
+        """The newest sequence of DLV."""
+        return int(self.api(f"STREAM.INFO.{self.subjects.delivery_stream}")["state"]["last_seq"])
 
     def noted(self) -> frozenset[str]:
         """Owners whose mailbox somebody emptied."""

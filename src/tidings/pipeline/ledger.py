@@ -115,9 +115,13 @@ class DeltaLedger:
         return debts
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
-        """Owner -> the counter after its last frame, and the DLV sequence of that frame."""
+        """Owner -> the counter after its last frame of this epoch, and the DLV sequence of that frame.
+
+        Where the log went backwards, DLV may have too: older frames had higher sequences and say nothing of the newest.
+        """
         rows = self._deliveries.to_pyarrow_table(
-            columns=["owner", "series", "number", "first", "last", "count", "dlv_seq"]
+            columns=["owner", "series", "number", "first", "last", "count", "dlv_seq"],
+            filters=[("epoch", "=", self.epoch)],
         )
         if not rows.num_rows:
             return {}
@@ -132,6 +136,11 @@ class DeltaLedger:
             )
             for row in frames.to_pylist()
         }
+
+    def owners(self) -> list[str]:
+        """Everybody who was ever handed a frame."""
+        rows = self._deliveries.to_pyarrow_table(columns=["owner"])
+        return sorted(pc.unique(rows["owner"]).to_pylist())
 
     def reached(self) -> int:
         """`through` of the newest batch of this checkpoint that is done."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tidings.broker.jetstream import EXPECT_SEQUENCE, EXPECT_SUBJECT, WRONG_LAST_SEQUENCE
 from tidings.errors import LeaseLost
+from tidings.failpoints import reach
 from tidings.pipeline.plain import PlainConnection, Reply
 from tidings.wire.headers import encode_headers
 
@@ -91,6 +92,7 @@ class _Window:
                 continue
             try:
                 results[lane].sequences.append(_stored(reply, lane))
+                reach("deliver.frame")
                 ready.append(lane)
             except Refusal as refusal:
                 results[lane].refused = str(refusal)

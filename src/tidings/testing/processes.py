@@ -32,9 +32,13 @@ END_SECONDS = 20.0
 async def pause(pid: int) -> None:
     """Stop a process and return when it is: the signal alone leaves its other threads a moment to answer."""
     os.kill(pid, signal.SIGSTOP)
-    await eventually(
-        lambda: all(_is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()), what="it is paused"
-    )
+    await paused(pid)
+
+
+async def paused(pid: int, within: float = 10.0) -> None:
+    """Wait until every thread of a process is stopped, whoever stopped it."""
+    tasks = Path(f"/proc/{pid}/task")
+    await eventually(lambda: all(map(_is_stopped, tasks.iterdir())), within=within, what="it is paused")
 
 
 def _is_stopped(task: Path) -> bool:

@@ -1,0 +1,428 @@
+"""The deliver job when something around it is full, gone, set back, or hostile: everybody else gets everything."""
+
+import asyncio
+import base64
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, read_all, say, say_on
+from tidings.cli.main import main
+from tidings.errors import LeaseHeld, LeaseLost, TidingsError
+from tidings.pipeline import delivering as rules
+from tidings.pipeline import planning
+from tidings.pipeline.job import DeliverJob
+from tidings.pipeline.keeping import MAILBOX_FRAMES, DeliverFloor, DeliverLease, Keeper
+from tidings.pipeline.plain import PlainConnection, PlainLine
+from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
+from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.testing.waiting import eventually
+from tidings.wire.message import MAX_PAYLOAD, Message, Sender, compose
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+ROOMS = [f"room.{n}" for n in range(40)]
+MIB = 1 << 20
+
+
+def strike_once(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], None]) -> list[str]:
+    """Do something the first time the job passes a point. The answer has the point once that is done."""
+    armed, struck = [point], list[str]()
+
+    def reach(name: str) -> None:
+        if name in armed:
+            armed.remove(name)
+            try:
+                act()
+            finally:
+                struck.append(name)
+
+    monkeypatch.setattr(rules, "reach", reach)
+    return struck
+
+
+def large(agent: AgentClient, size: int, seed: int) -> Message:
+    """A message whose payload has exactly `size` bytes and cannot be made much smaller."""
+    noise = base64.b64encode(random.Random(seed).randbytes(size)).decode()
+    bare = len(compose(Sender(agent.id, agent.name), text="").raw)
+    return compose(Sender(agent.id, agent.name), text=noise[: size - bare])
+
+
+async def post_large(agent: AgentClient, channel: str, size: int, count: int) -> list[int]:
+    seqs = []
+    for n in range(count):
+        message = large(agent, size, n)
+        assert abs(len(message.raw) - size) < 64
+        seqs.append(int((await agent.post(channel, message.raw, Nats_Msg_Id=message.id))["seq"]))
+    return seqs
+
+
+async def operator(space: RealSpace, root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """What a command about the tables answers with --json."""
+    place = ("--home", str(space.home.home), "--space", space.home.name, "--checkpoint", str(root / "checkpoint"))
+    capsys.readouterr()
+    code = await asyncio.to_thread(main, ["pipeline", *words, *place, "--json"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return json.loads(said.out)
+
+
+async def in_debt(job: RunningJob, crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bob is away and owed more frames than his mailbox takes: what did not fit is a debt for each room."""
+    monkeypatch.setattr(planning, "MAX_FRAME_MESSAGES", 1)  # a frame for each room
+    ada, bob = crowd["ada"], crowd["bob"]
+    await join(bob, "room.*")
+    for text in ("first", "second"):
+        await say_on(ada, ROOMS, text)
+        await job.caught_up(debts=False)
+    assert len(job.job.deliverer.debts.open) == 2 * len(ROOMS) - MAILBOX_FRAMES
+
+
+async def test_f11_one_whose_mailbox_is_full_is_owed_numbers_others_get_everything_and_it_all_arrives_in_order(
+    spark: "SparkSession",
+    space: RealSpace,
+    crowd: Crowd,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """F11, F27."""
+    ada, bob, cal, _ = crowd.values()
+    await join(cal, "room.*")
+    boxes = {"bob": Mailbox(), "cal": Mailbox()}
+    async with delivering(spark, space, tmp_path) as job:
+        reading = asyncio.create_task(_keep_reading(cal, boxes["cal"]))
+        await in_debt(job, crowd, monkeypatch)
+        await say_on(ada, ROOMS, "third")
+        await job.caught_up(debts=False)
+        everything = len((await owed(space))[cal.id])
+        await eventually(lambda: len(boxes["cal"].records) == everything == 3 * len(ROOMS), what="cal has it all")
+        reading.cancel()
+        rows = await operator(space, tmp_path, capsys, "debts")
+        assert {(row["name"], row["cause"]) for row in rows} == {("bob", "the mailbox took no more")}
+        assert {row["channel"] for row in rows} == set(ROOMS), "who is behind on a channel gets nothing newer of it"
+        assert await _held(space, bob) == MAILBOX_FRAMES
+        while job.job.deliverer.debts.open:
+            await empty_mailbox(bob, boxes["bob"])
+        await job.caught_up()
+    await read_all({"bob": bob}, boxes)
+    await check(space, {"bob": bob, "cal": cal}, boxes)
+    assert [box.repeats for box in boxes.values()] == [0, 0]
+
+
+async def _keep_reading(agent: AgentClient, box: Mailbox) -> None:
+    while True:
+        await empty_mailbox(agent, box)
+
+
+async def _held(space: RealSpace, owner: AgentClient) -> int:
+    async with space.core() as js:
+        body = {"subjects_filter": space.subjects.delivery(owner.id)}
+        return sum((await js.api(f"STREAM.INFO.{space.subjects.delivery_stream}", body))["state"]["subjects"].values())
+
+
+async def test_a_debt_cancelled_while_the_job_runs_is_told_with_its_exact_range_and_count(
+    spark: "SparkSession",
+    space: RealSpace,
+    crowd: Crowd,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ada, bob = crowd["ada"], crowd["bob"]
+    async with delivering(spark, space, tmp_path) as job:
+        await in_debt(job, crowd, monkeypatch)
+        lane = next(iter(job.job.deliverer.debts.open))
+        owner, channel = lane
+        after = job.job.deliverer.debts.open[lane].after
+        for text in ("third", "fourth"):
+            await say(ada, channel, text)
+        await say(bob, channel, "his own is no loss")
+        await job.caught_up(debts=False)
+        said = await operator(space, tmp_path, capsys, "cancel-debt", "bob", channel, "--why", "rebuilt", "--yes")
+        assert (said["owner"], said["first"]) == (owner, after + 1) == (bob.id, said["first"])
+        await eventually(lambda: bob.id not in dict(job.job.deliverer.debts.uncounted()) and _told_or_known(job, bob))
+        box = Mailbox()
+        while job.job.deliverer.debts.open or not any(frame.lost for frame in box.frames):
+            await empty_mailbox(bob, box)
+        await job.caught_up()
+        await say(ada, channel, "after the cancelled ones")
+        await job.caught_up()
+    await read_all({"bob": bob}, {"bob": box})
+    (lost,) = [lost for frame in box.frames for lost in frame.lost]
+    assert (lost.channel, lost.first, lost.last, lost.cause) == (channel, said["first"], said["last"], "rebuilt")
+    truth = (await owed(space))[bob.id]
+    missing = truth - others(bob, box)
+    assert lost.count == len(missing) == 3, "second, third, fourth"
+    assert all(lost.first <= seq <= lost.last for seq in missing)
+    check_order(box)
+
+
+def _told_or_known(job: RunningJob, owner: AgentClient) -> bool:
+    debts = job.job.deliverer.debts
+    return owner.id in debts.untold or owner.id in debts.told
+
+
+async def test_f11_mailboxes_that_fill_the_disk_become_numbers_and_others_still_get_their_copies(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    async with real_space(tmp_path / "home", budget=16 * MIB) as space, gathered(space) as crowd:
+        ada, bob, cal, _ = crowd.values()
+        await join(bob, "big")
+        await join(cal, "other")
+        async with delivering(spark, space, tmp_path) as job:
+            await post_large(ada, "big", 250_000, 30)  # more than all mailboxes together hold
+            await job.caught_up(debts=False)
+            assert job.job.keeper._held()[1] > 0.8, "there is nearly no room left"
+            await post_large(ada, "other", 250_000, 2)
+            await job.caught_up(debts=False)
+            boxes = await read_all({"cal": cal})
+            assert len(boxes["cal"].records) == 2, "at once, although bob is away"
+            assert set(job.job.deliverer.debts.open) == {(bob.id, "big")}
+            boxes["bob"] = Mailbox()
+            reading = asyncio.create_task(_keep_reading(bob, boxes["bob"]))
+            await eventually(lambda: len(boxes["bob"].records) == 30, within=60, what="bob has it all")
+            reading.cancel()
+            await job.caught_up()
+        await check(space, {"bob": bob, "cal": cal}, boxes)
+
+
+async def test_a_second_pipeline_is_told_in_a_sentence_that_another_one_delivers(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+) -> None:
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+        second = DeliverJob(spark, job_settings(space, tmp_path / "elsewhere"))
+        with pytest.raises(
+            LeaseHeld, match=r"another pipeline delivers for this space \(pid \d+ on .+\): stop it first"
+        ):
+            await asyncio.to_thread(second.run)
+        await join(crowd["bob"], "general")
+        await say(crowd["ada"], "general")
+        await job.caught_up()
+    boxes = await read_all({"bob": crowd["bob"]})
+    await check(space, {"bob": crowd["bob"]}, boxes)
+
+
+def lease_of(space: RealSpace) -> DeliverLease:
+    creds = space.home.creds / "pipeline.creds"
+    line = PlainLine(lambda: PlainConnection.connect(space.info.url, creds))
+    return DeliverLease(Keeper(line, space.subjects), ttl=0.05)
+
+
+async def test_n8_seventy_takeovers_leave_the_deliver_lease_as_takeable_as_before_and_n9_an_old_holder_moves_no_floor(
+    space: RealSpace,
+) -> None:
+    def take_over() -> None:
+        first = lease_of(space)
+        first.take()
+        first.release()
+        for _ in range(MAILBOX_FRAMES + 6):
+            lease = lease_of(space)
+            lease.take()
+            DeliverFloor(lease._keeper, lease, "epoch").advance(lease.seq, None)
+            lease.release()
+            lease._keeper.line.close()
+        with pytest.raises(LeaseLost, match="the deliver floor was written under lease"):
+            DeliverFloor(first._keeper, first, "epoch").advance(10**6, None)
+        with pytest.raises(LeaseLost, match="another pipeline beats"):
+            first.beat()
+        first._keeper.line.close()
+
+    await asyncio.to_thread(take_over)
+
+
+@pytest.mark.parametrize("point", ["deliver.read", "deliver.published"])
+async def test_f28_a_broker_killed_with_9_in_the_middle_of_a_batch_costs_nobody_a_message(
+    spark: "SparkSession",
+    space: RealSpace,
+    crowd: Crowd,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    ada, bob, cal, _ = crowd.values()
+    for agent in (bob, cal):
+        await join(agent, "team.>")
+    for n in range(10):
+        await say(ada, f"team.{n % 2}", str(n))
+
+    def kill() -> None:
+        space.broker.kill()
+        space.broker.start()
+
+    struck = strike_once(monkeypatch, point, kill)
+    async with delivering(spark, space, tmp_path) as job:
+        await eventually(lambda: struck, within=30, what="the broker was killed")
+        async with clients(space, AGENTS) as again:
+            await job.caught_up()
+            await say(again["ada"], "team.0", "after")
+            await job.caught_up()
+            readers = {name: again[name] for name in ("bob", "cal")}
+            boxes = await read_all(readers)
+            await check(space, readers, boxes)
+    assert len(boxes["cal"].records) == 11
+    assert job.job.tally.last_error
+
+
+async def test_a_broker_killed_with_9_while_workers_read_the_log_starts_the_query_again(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = crowd["ada"], crowd["bob"]
+    await join(bob, "general")
+    await say(ada, "general", "before")
+    encode, struck = DeliverJob._encode, list[str]()
+
+    def away(job: DeliverJob, *arguments: Any) -> Any:
+        if not struck:
+            space.broker.kill()
+            try:
+                return encode(job, *arguments)
+            finally:
+                space.broker.start()
+                struck.append("killed")
+        return encode(job, *arguments)
+
+    monkeypatch.setattr(DeliverJob, "_encode", away)
+    async with delivering(spark, space, tmp_path) as job:
+        await eventually(lambda: struck, within=60, what="the broker was killed")
+        await job.caught_up()
+        async with clients(space, ["bob"]) as again:
+            boxes = await read_all(again)
+            await check(space, again, boxes)
+    assert len(boxes["bob"].records) == 1
+
+
+async def test_f5_a_log_set_back_under_a_running_job_is_rewound_and_said_and_what_is_new_arrives(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+) -> None:
+    said = "the log went backwards; delivery began again after"
+    for name in ("bob", "cal"):
+        await join(crowd[name], "general")
+    await say_on(crowd["ada"], ["general"] * 5, "kept")
+    await space.stop_steward()
+    space.broker.stop()
+    shutil.copytree(space.home.store, tmp_path / "copy")
+    space.broker.start()
+    await space.start_steward()
+    async with delivering(spark, space, tmp_path) as job:
+        async with clients(space, ["ada"]) as before:
+            await say_on(before["ada"], ["general"] * 20, "lost")
+            await job.caught_up()
+        before_it = job.job.deliverer
+        await space.stop_steward()
+        space.broker.stop()
+        shutil.rmtree(space.home.store)
+        shutil.copytree(tmp_path / "copy", space.home.store)
+        space.broker.start()
+        await space.start_steward()
+        async with clients(space, ("ada", "bob", "cal")) as after:
+            await say_on(after["ada"], ["general"] * 7, "new")
+            await eventually(lambda: said in str(job.job.tally.last_error) or job.failure, within=60, what=said)
+            await eventually(lambda: job.job.deliverer is not before_it or job.failure, what="it begins again")
+            await job.caught_up()
+            readers = {name: after[name] for name in ("bob", "cal")}
+            boxes = await read_all(readers)
+            await check(space, readers, boxes)
+    assert len(boxes["cal"].records) == 12
+
+
+async def test_f33_a_lost_checkpoint_goes_on_at_the_deliver_floor_and_nothing_is_missing_or_twice(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+) -> None:
+    ada, bob, cal, _ = crowd.values()
+    for agent in (bob, cal):
+        await join(agent, "team.>")
+    for round_ in range(2):
+        await say_on(ada, ["team.0", "team.1", "team.0"], str(round_))
+        async with delivering(spark, space, tmp_path) as job:
+            await job.caught_up()
+            assert job.job.tally.deliveries == 6, "the second job delivers only what the first did not"
+        shutil.rmtree(tmp_path / "checkpoint" / "spark")
+    boxes = await read_all({"bob": bob, "cal": cal})
+    await check(space, {"bob": bob, "cal": cal}, boxes)
+    assert [box.repeats for box in boxes.values()] == [0, 0]
+
+
+async def test_poison_is_kept_aside_with_its_reason_and_stops_nobody(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+) -> None:
+    ada, bob = crowd["ada"], crowd["bob"]
+    await join(bob, "general")
+    honest = compose(Sender(ada.id, "ada"), text="fine").raw
+    await say(ada, "general", "before")
+    unsigned = await ada.connection.request(space.subjects.chat(ada.id, "general"), honest, timeout=5)
+    poison = {
+        int((await ada.post("general", b"\xff\x00 no json"))["seq"]): "malformed",
+        int((await ada.post("general", b"{}"))["seq"]): "malformed",
+        int((await ada.post("general", compose(Sender(bob.id, "bob"), text="I am bob").raw))["seq"]): "sender_mismatch",
+        int((await ada.post("general", honest, Status="404"))["seq"]): "header",
+        int((await ada.post("general", honest, Nats_Subject="td.main.acl.x"))["seq"]): "header",
+        int(json.loads(unsigned.data)["seq"]): "signature",
+    }
+    await say(ada, "general", "after")
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+        assert job.job.tally.poison == len(poison)
+    rows = DeltaTable(str(tmp_path / "lake" / "quarantine")).to_pyarrow_table().to_pylist()
+    assert {row["seq"]: row["reason"] for row in rows} == poison
+    assert all(row["detail"] and row["subject"].endswith(".general") for row in rows)
+    boxes = await read_all({"bob": bob})
+    assert set(boxes["bob"].records) == (await owed(space))[bob.id] - set(poison)
+    assert len(boxes["bob"].records) == 2
+
+
+async def test_f17_a_message_of_256_kib_and_a_run_of_10_mb_arrive_whole(spark: "SparkSession", tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", budget=256 * MIB) as space, gathered(space) as crowd:
+        ada, bob, cal, _ = crowd.values()
+        for agent in (bob, cal):
+            await join(agent, "big")
+        async with delivering(spark, space, tmp_path) as job:
+            seqs = await post_large(ada, "big", MAX_PAYLOAD, 1) + await post_large(ada, "big", 250_000, 40)
+            await job.caught_up()
+            boxes = await read_all({"bob": bob, "cal": cal})
+        await check(space, {"bob": bob, "cal": cal}, boxes)
+        assert boxes["bob"].channel("big") == seqs
+        assert sum(len(kept.payload) for kept in boxes["bob"].records.values()) > 10_000_000
+        assert max(len(kept.payload) for kept in boxes["bob"].records.values()) == MAX_PAYLOAD
+
+
+async def test_records_the_log_has_lost_are_told_to_every_member_once_even_if_the_batch_is_repeated(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob, cal, dan = crowd.values()
+    for agent in (bob, cal):
+        await join(agent, "team.>")
+    await say(ada, "team.0", "before")
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+    seqs = [await say(ada, "team.0", str(n)) for n in range(5)]
+    async with space.core() as js:
+        for seq in seqs[1:3]:
+            await js.api(f"STREAM.MSG.DELETE.{space.subjects.log_stream}", {"seq": seq})
+
+    def fail() -> None:
+        raise TidingsError("struck")
+
+    strike_once(monkeypatch, "deliver.published", fail)
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+        await eventually(lambda: not job.job.deliverer.debts.untold, what="everybody was told")
+    boxes = await read_all({"bob": bob, "cal": cal, "dan": dan})
+    await check(space, crowd | {"bob": bob}, boxes | {"ada": Mailbox()})
+    for name in ("bob", "cal"):
+        told = {
+            (lost.channel, lost.first, lost.last, lost.count) for frame in boxes[name].frames for lost in frame.lost
+        }
+        assert told == {("*", seqs[1], seqs[2], 2)}
+        frames = [frame for frame in boxes[name].frames if frame.lost]
+        assert len({frame.number for frame in frames}) == 1, "told once, though maybe repeated"
+    assert boxes["dan"].frames == [], "who is no member of anything has lost nothing"

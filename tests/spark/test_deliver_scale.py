@@ -1,0 +1,131 @@
+"""Much at once: a long absence of the pipeline, a very large channel, rules that change under load."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from crowd import AGENTS, Crowd, check, clients, join, read_all, say, set_class
+from tidings.testing.delivering import Mailbox, delivering, empty_mailbox, owed
+from tidings.testing.pouring import Pour, pour
+from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.wire import signing
+from tidings.wire.frames import decode_frame, open_block
+from tidings.wire.keys import KeyPair
+from tidings.wire.message import Sender, compose
+from tidings.wire.rulings import Access, Member
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(800)]
+GIB = 1 << 30
+
+
+def signed(agent: AgentClient, channels: list[str], count: int) -> Iterator[Pour]:
+    for n in range(count):
+        message = compose(Sender(agent.id, agent.name), text=f"message {n}")
+        channel = channels[n % len(channels)]
+        signature = signing.sign(agent.key, agent.space_id, "chat", channel, message.raw)
+        yield agent.subjects.chat(agent.id, channel), message.raw, {"Td-Sig": signature, "Nats-Msg-Id": message.id}
+
+
+async def read_until(agent: AgentClient, box: Mailbox, count: int) -> None:
+    async with asyncio.timeout(400):
+        while len(box.records) < count:
+            await empty_mailbox(agent, box)
+
+
+async def test_fifty_thousand_records_that_passed_while_nobody_delivered_arrive_in_order(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """And one of the two owners stays away meanwhile: what it is owed is numbers until it reads."""
+    async with real_space(tmp_path / "home", budget=GIB) as space:
+        for name in AGENTS[:3]:
+            await space.add(name, read=[">"], post=[">"])
+        async with clients(space, AGENTS[:3]) as crowd, space.core() as js:
+            ada, bob, cal = crowd.values()
+            for agent in (bob, cal):
+                await join(agent, "team.>")
+            async with delivering(spark, space, tmp_path) as job:
+                await job.caught_up()
+            await pour(js, signed(ada, [f"team.{n}" for n in range(5)], 50_000), timeout=300)
+            boxes = {"bob": Mailbox(), "cal": Mailbox()}
+            async with delivering(spark, space, tmp_path, max_records=20_000) as job:
+                await read_until(cal, boxes["cal"], 50_000)
+                await job.caught_up(300, debts=False)
+                assert {owner for owner, _ in job.job.deliverer.debts.open} <= {bob.id}
+                await read_until(bob, boxes["bob"], 50_000)
+                await job.caught_up(300)
+            await check(space, {"bob": bob, "cal": cal}, boxes)
+
+
+async def settle_in(space: RealSpace, channel: str, members: Iterable[KeyPair]) -> None:
+    """Agents and memberships, written as the steward would: signed rulings under its lease."""
+    steward = space.steward
+    assert steward is not None
+    tag = steward.tag(channel)
+    async with steward.writer.lock:
+        for index, agent in enumerate(members):
+            access = Access(op=f"a{index}", name=f"agent{index}", read=(">",), post=(">",))
+            await steward.writer.write(space.subjects.access(agent.id), access)
+            joined = Member(op=f"m{index}", state="in", pattern=channel)
+            await steward.writer.write(space.subjects.member(agent.id, tag), joined)
+
+
+async def test_f35_a_channel_of_five_thousand_members_is_delivered_to_all_and_the_small_ones_do_not_wait(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    async with real_space(tmp_path / "home", budget=4 * GIB) as space:
+        for name in AGENTS[:2]:
+            await space.add(name, read=[">"], post=[">"])
+        members = [KeyPair.generate() for _ in range(5_000)]
+        await settle_in(space, "crowded", members)
+        async with clients(space, AGENTS[:2]) as crowd, space.core() as js:
+            ada, bob = crowd.values()
+            await join(bob, "small")
+            async with delivering(spark, space, tmp_path) as job:
+                await job.caught_up(120)
+                job.job.deliverer._cap = 8 << 20  # two thousand of them at a time
+                seqs = await pour(js, signed(ada, ["crowded"], 20), timeout=60)
+                small = await say(ada, "small", "not late")
+                await job.caught_up(120, debts=False)
+                boxes = await read_all({"bob": bob})
+                assert set(boxes["bob"].records) == {small}
+                await job.caught_up(300)
+            truth = await owed(space)
+            held: dict[str, set[int]] = {}
+            stream = space.subjects.delivery_stream
+            last = int((await js.info(stream))["state"]["last_seq"])
+            async for page in js.read(stream, f"{space.subjects.root}.dlv.*.*", 1, last):
+                for record in page:
+                    found = held.setdefault(record.subject.rpartition(".")[2], set())
+                    found |= {kept.seq for block in decode_frame(record.payload).blocks for kept in open_block(block)}
+    assert all(truth[member.id] == held[member.id] == set(seqs) for member in members)
+
+
+async def test_a_class_flipped_again_and_again_under_load_counts_for_each_message_at_its_own_sequence(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+) -> None:
+    """F12."""
+    ada, bob, cal, dan = crowd.values()
+    for agent in (bob, cal):
+        await join(agent, "team.>")
+
+    async def talk(agent: AgentClient) -> None:
+        for n in range(300):
+            await say(agent, f"team.{n % 2}", str(n), mentions=(dan.id,) if n % 10 == 0 else ())
+
+    async def flip() -> None:
+        for n in range(60):
+            await set_class(ada, f"team.{n % 2}", ("live", "durable")[n // 2 % 2])
+
+    async with delivering(spark, space, tmp_path, max_records=100) as job:
+        await asyncio.gather(talk(ada), talk(bob), flip())
+        await job.caught_up(120)
+    boxes = await read_all({"bob": bob, "cal": cal, "dan": dan})
+    await check(space, {"bob": bob, "cal": cal, "dan": dan}, boxes)
+    assert 0 < len(boxes["cal"].records) < 600
+    assert not any(box.repeats for box in boxes.values())
