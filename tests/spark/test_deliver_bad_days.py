@@ -240,7 +240,7 @@ async def test_n8_seventy_takeovers_leave_the_deliver_lease_as_takeable_as_befor
     await asyncio.to_thread(take_over)
 
 
-@pytest.mark.parametrize("point", ["deliver.read", "deliver.published"])
+@pytest.mark.parametrize("point", [pytest.param("deliver.read", marks=pytest.mark.slow), "deliver.published"])
 async def test_f28_a_broker_killed_with_9_in_the_middle_of_a_batch_costs_nobody_a_message(
     spark: "SparkSession",
     space: RealSpace,
@@ -273,6 +273,7 @@ async def test_f28_a_broker_killed_with_9_in_the_middle_of_a_batch_costs_nobody_
     assert job.job.tally.last_error
 
 
+@pytest.mark.slow
 async def test_a_broker_killed_with_9_while_workers_read_the_log_starts_the_query_again(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +302,7 @@ async def test_a_broker_killed_with_9_while_workers_read_the_log_starts_the_quer
     assert len(boxes["bob"].records) == 1
 
 
+@pytest.mark.slow
 async def test_a_batch_that_failed_in_a_worker_is_repeated_and_the_reason_said_in_a_sentence(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
