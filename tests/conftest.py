@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -53,8 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(reason))
 
 
+@pytest.fixture
+def spark(spark_session: "SparkSession") -> "SparkSession":
+    """The session, and the active one: a query's own session may have been active on this thread before."""
+    jvm: Any = spark_session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark_session._jsparkSession)
+    return spark_session
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """The one session of this process, with the nats source; skipped without Spark or Java, except in CI."""
     try:
         from tidings.pipeline.session import SessionSettings, start_session

@@ -86,6 +86,7 @@ async def in_debt(job: RunningJob, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
     assert len(job.job.deliverer.debts.open) == 2 * len(ROOMS) - MAILBOX_FRAMES
 
 
+@pytest.mark.slow
 async def test_f11_one_whose_mailbox_is_full_is_owed_numbers_others_get_everything_and_it_all_arrives_in_order(
     spark: "SparkSession",
     space: RealSpace,
@@ -171,6 +172,7 @@ def _told_or_known(job: RunningJob, owner: AgentClient) -> bool:
     return owner.id in debts.untold or owner.id in debts.told
 
 
+@pytest.mark.slow
 async def test_f11_mailboxes_that_fill_the_disk_become_numbers_and_others_still_get_their_copies(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -240,7 +242,8 @@ async def test_n8_seventy_takeovers_leave_the_deliver_lease_as_takeable_as_befor
     await asyncio.to_thread(take_over)
 
 
-@pytest.mark.parametrize("point", [pytest.param("deliver.read", marks=pytest.mark.slow), "deliver.published"])
+@pytest.mark.parametrize("point", ["deliver.read", "deliver.published"])
+@pytest.mark.slow
 async def test_f28_a_broker_killed_with_9_in_the_middle_of_a_batch_costs_nobody_a_message(
     spark: "SparkSession",
     space: RealSpace,
@@ -329,6 +332,7 @@ async def test_a_batch_that_failed_in_a_worker_is_repeated_and_the_reason_said_i
     assert "\n" not in str(job.job.tally.last_error)
 
 
+@pytest.mark.slow
 async def test_f5_a_log_set_back_under_a_running_job_is_rewound_and_said_and_what_is_new_arrives(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
 ) -> None:
@@ -423,6 +427,7 @@ async def test_f17_a_message_of_256_kib_and_a_run_of_10_mb_arrive_whole(spark: "
         assert max(len(kept.payload) for kept in boxes["bob"].records.values()) == MAX_PAYLOAD
 
 
+@pytest.mark.slow
 async def test_records_the_log_has_lost_are_told_to_every_member_once_even_if_the_batch_is_repeated(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

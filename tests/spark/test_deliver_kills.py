@@ -80,7 +80,8 @@ async def frames_of(space: RealSpace, owner: str) -> int:
     return sum((answer["state"].get("subjects") or {}).values())
 
 
-@pytest.mark.parametrize("points", [POINTS[1:3], pytest.param(POINTS, marks=pytest.mark.slow)], ids=["two", "four"])
+@pytest.mark.slow
+@pytest.mark.parametrize("points", [POINTS[1:3], POINTS], ids=["two", "four"])
 async def test_killed_with_9_at_one_point_after_the_other_exactly_what_is_owed_and_allowed_surfaces_once(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
