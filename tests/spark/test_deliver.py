@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from crowd import check, join, leave, read_all, say
+from tidings.broker import jwt
+from tidings.broker.keyring import Keyring
 from tidings.errors import TidingsError
 from tidings.pipeline import delivering as rules
+from tidings.pipeline.job import SpaceTable
+from tidings.pipeline.plain import PlainConnection
+from tidings.pipeline.reading import Place, StreamReader
 from tidings.space.agents import AgentFile
-from tidings.testing.delivering import delivering
+from tidings.space.fold import Verdict
+from tidings.testing.delivering import delivering, job_settings
 from tidings.testing.real_space import AgentClient, RealSpace
 
 if TYPE_CHECKING:
@@ -86,3 +92,27 @@ async def test_a_crash_and_a_narrowing_between_two_attempts_hand_out_exactly_wha
         await check(space, {"bob": again, "cal": cal}, boxes)
     assert len(boxes["cal"].records) == 12
     assert boxes["bob"].channel("team.0") == []
+
+
+async def test_a_ruling_whose_headers_are_garbage_is_void_to_the_job_and_does_not_stop_it(
+    space: RealSpace, tmp_path: Path
+) -> None:
+    """Nobody but the steward may write there; should it happen all the same, the fold goes on as everywhere else."""
+    ada = (await space.add("ada")).row.id
+    keyring = Keyring.load(space.home.keys)
+    token, key = keyring.short_lived(keyring.core, "test")
+    creds = tmp_path / "core.creds"
+    creds.write_text(jwt.credentials(token, key))
+    raw = PlainConnection.connect(space.info.url, creds)
+    garbage = b"NATS/1.0\r\nno colon here\r\n\r\n"
+    (sent,) = raw.publish_all([(space.subjects.member(ada, "A" * 26), garbage, b"{}")])
+    assert b'"seq"' in raw.answer(sent).payload
+    raw.close()
+    await space.add("bob")
+    settings = job_settings(space, tmp_path)
+    reader = StreamReader(Place(settings.url, settings.creds, space.subjects.log_stream))
+    folded = SpaceTable(reader, settings, 0)
+    folded.advance(reader.state().last)
+    reader.close()
+    assert folded.table.void == {Verdict.BAD_SIGNATURE: 1}
+    assert folded.table.owner_named("bob") is not None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK
+from tidings.broker.acks import ACK_WAIT, IN_PROGRESS, NAK
 from tidings.broker.acks import Delivery as Delivered
 from tidings.broker.client import Connection
 from tidings.broker.private_files import write_private
@@ -30,6 +30,7 @@ from tidings.endpoint.gaps import FrameGap
 from tidings.endpoint.pull import pull
 from tidings.endpoint.records import LiveRecord
 from tidings.endpoint.recovery import Recovery
+from tidings.endpoint.unsettled import ACK_PATIENCE, Acknowledging, Unsettled
 from tidings.errors import DeliveryLost, MalformedFrame, TidingsError, UnhealthyError
 from tidings.failpoints import reach
 from tidings.wire.frames import MAX_FRAME_MESSAGES, Block, Frame, Lost, decode_frame, open_block
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 EXPIRES_SOON, EXPIRES = 0.5, 10.0
 REFUSED_PAUSE = 0.5
 IN_PROGRESS_EVERY = ACK_WAIT / 3
-#: how long `ack()` of the last message of a frame waits for the broker's word before it goes on in the background
-ACK_PATIENCE = 2.0
-ACK_TRIES = 5
 #: a frame that is missing may be with a session that died: the broker delivers it again after ACK_WAIT
 GAP_PATIENCE = ACK_WAIT + 10.0
 #: frames that did not open, kept for whoever wants to look
@@ -72,15 +70,11 @@ class Batch:
 
 
 @dataclass(eq=False)
-class HeldFrame:
+class HeldFrame(Unsettled):
     """A frame the broker waits to hear about."""
 
-    delivery: Delivered
-    settled: bool = False
-    acking: asyncio.Task[None] | None = field(default=None, repr=False)
 
-
-class Delivery:
+class Delivery(Acknowledging[HeldFrame]):
     """The durable copies of one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -359,29 +353,6 @@ class Delivery:
         self.numbers.settle(series, first, last)
         self.endpoint.seen.note_frames(self.numbers.settled_through())
 
-    def _acknowledge(self, held: HeldFrame) -> None:
-        held.settled = True
-        if held.acking is None or held.acking.done():
-            held.acking = self._start(self._until_acknowledged(held))
-
-    async def _until_acknowledged(self, held: HeldFrame) -> None:
-        """Acknowledge and hear that it was heard, on this connection or the next.
-
-        The broker does not answer for a delivery it does not remember; then it delivers again, and `seen` knows it.
-        """
-        tries = 0
-        while tries < ACK_TRIES and not self._closed:
-            try:
-                connection = await self.link.ready(30)
-                await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
-            except TimeoutError:
-                tries += 1
-            except (TidingsError, NatsError, OSError):
-                await asyncio.sleep(0.1)
-            else:
-                break
-        self.held.pop(held.delivery.seq, None)
-
     async def _keep_in_progress(self) -> None:
         """An application may think for minutes: say so well before the broker would deliver again."""
         while True:
@@ -389,10 +360,6 @@ class Delivery:
             for held in list(self.held.values()):
                 if not held.settled:
                     await self._say(held, IN_PROGRESS)
-
-    async def _say(self, held: HeldFrame, word: bytes) -> None:
-        with suppress(TidingsError, NatsError, OSError):  # no connection: the broker delivers again, and we know it
-            await self.link.connection.publish(held.delivery.reply, word)
 
     # --- life ---
 

@@ -14,18 +14,18 @@ import asyncio
 import inspect
 import logging
 from collections import OrderedDict
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery
+from tidings.broker.acks import ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery
 from tidings.broker.client import Connection, raw_headers
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.pull import pull
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
-from tidings.errors import IdBurned, LogFull, MailboxFull, TidingsError, UnknownPeer, WireError
+from tidings.endpoint.unsettled import ACK_PATIENCE, Acknowledging, Unsettled
+from tidings.errors import IdBurned, LogFull, MailboxFull, UnknownPeer, WireError
 from tidings.wire import message as wire
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 BATCH = 64
 EXPIRES = 10.0
 REFUSED_PAUSE = 0.5
-#: how long `ack()` waits for the broker's word before it goes on in the background
-ACK_PATIENCE = 2.0
-ACK_TRIES = 5
 SENT_KEPT = 1_024
 log = logging.getLogger(__name__)
 
@@ -61,16 +58,13 @@ async def peer_id(endpoint: Endpoint, to: str) -> str:
 
 
 @dataclass(eq=False)
-class Held:
+class Held(Unsettled):
     """A message the broker waits to hear about."""
 
-    delivery: Delivery
     identity: tuple[str, str]
-    settled: bool = False
-    acking: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
-class Direct:
+class Direct(Acknowledging[Held]):
     """The direct messages of one endpoint, both ways."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -260,34 +254,6 @@ class Direct:
         assert held.acking is not None
         await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)
 
-    def _acknowledge(self, held: Held) -> None:
-        held.settled = True
-        if held.acking is None or held.acking.done():
-            held.acking = self._start(self._until_acknowledged(held))
-
-    async def _until_acknowledged(self, held: Held) -> None:
-        """Acknowledge and hear that it was heard, on this connection or the next.
-
-        The broker does not answer for a delivery it does not remember; then it delivers again, and `seen` knows it.
-        """
-        tries = 0
-        while tries < ACK_TRIES and not self._closed and self._is_current(held):
-            try:
-                connection = await self.link.ready(30)
-                await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
-            except TimeoutError:
-                tries += 1
-            except (TidingsError, NatsError, OSError):
-                await asyncio.sleep(0.1)
-            else:
-                break
-        if self._is_current(held):
-            del self.held[held.delivery.seq]
-
-    def _is_current(self, held: Held) -> bool:
-        """False once the mailbox went backwards and another message has its sequence: that one is not settled by it."""
-        return self.held.get(held.delivery.seq) is held
-
     async def _keep_in_progress(self) -> None:
         """An application may think for minutes: say so well before the broker would deliver again."""
         while True:
@@ -295,10 +261,6 @@ class Direct:
             for held in list(self.held.values()):
                 if not held.settled:
                     await self._say(held, IN_PROGRESS)
-
-    async def _say(self, held: Held, word: bytes) -> None:
-        with suppress(TidingsError, NatsError, OSError):  # no connection: the broker delivers again, and we know it
-            await self.link.connection.publish(held.delivery.reply, word)
 
     # --- life ---
 

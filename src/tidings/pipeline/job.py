@@ -22,22 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
+from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConnectionLost, LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
+from tidings.pipeline.judging import Stored
 from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
-from tidings.pipeline.reading import Missing, Place, StreamReader
+from tidings.pipeline.reading import Place, StreamReader
 from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
-from tidings.space.fold import LogRecord, Table
+from tidings.space.fold import Table
+from tidings.space.log import log_record
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
-from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
-from tidings.wire.subjects import RULING_KINDS, Subjects
+from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,20 +117,20 @@ class SpaceTable:
         self._reader = reader
         self._subjects = Subjects(settings.space)
         self.table = Table(self._subjects, settings.space_id, settings.anchor_key, floor=floor)
-        self.version = 0
 
     def advance(self, head: int) -> None:
         """Apply every ruling record up to `head`."""
         after = self.table.head
         if head <= after:
             return
-        root = self._subjects.root
-        filters = [f"{root}.{kind}.>" for kind in RULING_KINDS if kind != "space"] + [self._subjects.space_record]
+        filters = self._subjects.ruling_filters()
         news = [record for each in filters for record in self._reader.read(after + 1, head, each)]
-        for record in sorted((r for r in news if not isinstance(r, Missing)), key=lambda record: record.seq):
-            fields = Headers.parse(record.headers).fields if record.headers else ()
-            self.table.apply(LogRecord(record.seq, record.time_ns, record.subject, dict(fields), record.payload))
-            self.version += 1
+        for record in sorted((r for r in news if isinstance(r, Stored)), key=lambda record: record.seq):
+            self.table.apply(log_record(_as_stored(record)))
+
+
+def _as_stored(record: Stored) -> StoredRecord:
+    return StoredRecord(record.seq, record.time_ns, record.subject, record.headers, record.payload)
 
 
 class Beat:
