@@ -107,18 +107,20 @@ class StubPipeline:
 async def stub_pipeline(space: RealSpace, *, running: bool = True) -> AsyncIterator[StubPipeline]:
     async with space.core() as js:
         pipeline = StubPipeline(space, js)
-        beating = asyncio.create_task(_beat(pipeline)) if running else None
+        # a flag, not a cancellation: `wait_for` of Python 3.11 swallows one that comes with the answer
+        over = asyncio.Event()
+        beating = asyncio.create_task(_beat(pipeline, over)) if running else None
         try:
             yield pipeline
         finally:
+            over.set()
             if beating is not None:
-                beating.cancel()
                 await asyncio.gather(beating, return_exceptions=True)
 
 
-async def _beat(pipeline: StubPipeline) -> None:
+async def _beat(pipeline: StubPipeline, over: asyncio.Event) -> None:
     number = 0
-    while True:
+    while not over.is_set():
         number += 1
         await pipeline.beat(number)
         await asyncio.sleep(BEAT_EVERY)
