@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from bare import BareServer, bare_server
 from crowd import Crowd, gathered
@@ -36,7 +37,6 @@ SPARKS_OWN_WARNINGS = (
 NEEDS_BROKER = ("contract", "integration", "faults", "e2e", "spark")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in NEEDS_BROKER for part in item.path.parts):
@@ -45,12 +45,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.faults)
         if "spark" in item.path.parts:
             item.add_marker(pytest.mark.spark)
-        if item.get_closest_marker("spark"):  # one JVM: one worker has them all
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.get_closest_marker("spark"):
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(180))
             for reason in SPARKS_OWN_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(reason))
+
+
+class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
+    """Every test is handed out alone, but those of Spark together: one worker has them all, and one JVM.
+
+    xdist's own groups do nothing under this pytest: xdist writes the group into the item's id where pytest no longer
+    looks for it.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark:
+    return OneSpark(config, log)
 
 
 @pytest.fixture

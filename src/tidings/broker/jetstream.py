@@ -18,6 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from tidings.broker.client import Connection, raw_headers, status_of
+from tidings.broker.ending import next_message
 from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, TidingsError, WireError
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
 
@@ -200,7 +201,7 @@ class JetStream:
         try:
             await self.connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
-                first = await subscription.next_msg(timeout=self.timeout)
+                first = await next_message(subscription, self.timeout)
                 for message in (first, *_already_here(subscription)):
                     if (status := status_of(message)) is not None:
                         _check_status(stream, status)

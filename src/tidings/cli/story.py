@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidings.broker.ending import end_tasks
 from tidings.cli import output
 from tidings.errors import UnhealthyError
 
@@ -44,9 +45,7 @@ async def tell(home: SpaceHome, *, durable: bool) -> None:
             await away.come_back()
         await _revoke(home)
     finally:
-        if following:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        await end_tasks([following])
 
 
 async def _add_agents(home: SpaceHome) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
@@ -116,6 +117,4 @@ class AccessWatch:
         return error
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])

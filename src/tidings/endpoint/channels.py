@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tidings.broker.client import Connection
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.gaps import Arrivals, Cause, Gap, Hole
 from tidings.endpoint.history import History
 from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
@@ -720,6 +721,4 @@ class Channels:
             await self._unsubscribe(membership)
 
     async def close(self) -> None:
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await end_tasks(self._background)

@@ -24,6 +24,7 @@ from nats.errors import Error as NatsError
 from tidings.broker.acks import ACK_WAIT, IN_PROGRESS, NAK
 from tidings.broker.acks import Delivery as Delivered
 from tidings.broker.client import Connection
+from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
 from tidings.endpoint.frame_numbers import FrameNumbers
 from tidings.endpoint.gaps import FrameGap
@@ -384,8 +385,7 @@ class Delivery(Acknowledging[HeldFrame]):
         if self._closed:
             return
         if self._pulling is not None:
-            self._pulling.cancel()
-            await asyncio.gather(self._pulling, return_exceptions=True)
+            await end_tasks([self._pulling])
             await self._until_nobody_waits()
         acking = {held.acking for held in self.held.values() if held.acking is not None}
         if acking and self.link.state == "ready":
@@ -395,6 +395,4 @@ class Delivery(Acknowledging[HeldFrame]):
         for held in list(self.held.values()):
             if not held.settled:
                 await self._say(held, NAK)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

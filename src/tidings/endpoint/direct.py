@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 
 from tidings.broker.acks import ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery
 from tidings.broker.client import Connection, raw_headers
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.pull import pull
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
@@ -275,8 +276,7 @@ class Direct(Acknowledging[Held]):
         if self._closed:
             return
         if self._pulling is not None:
-            self._pulling.cancel()
-            await asyncio.gather(self._pulling, return_exceptions=True)
+            await end_tasks([self._pulling])
         acking = {held.acking for held in self.held.values() if held.acking is not None}
         if acking and self.link.state == "ready":
             await asyncio.wait(acking, timeout=ACK_PATIENCE)
@@ -286,6 +286,4 @@ class Direct(Acknowledging[Held]):
                 await self._say(held, NAK)
         if self.link.state == "ready":
             await self.receipts.flush(timeout=1)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

@@ -25,6 +25,7 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels, Joined
@@ -170,15 +171,11 @@ class Endpoint:
         try:
             return await asyncio.gather(*joining)
         finally:
-            for task in joining:
-                task.cancel()
-            await asyncio.gather(*joining, return_exceptions=True)
+            await end_tasks(joining)
 
     async def close(self) -> None:
         """Stop receiving. This is not leaving: memberships stay, and what is owed keeps being owed."""
-        if self._saver is not None:
-            self._saver.cancel()
-            await asyncio.gather(self._saver, return_exceptions=True)
+        await end_tasks([self._saver])
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
         await self._access.close()

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from nats.errors import Error as NatsError
 
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError, UsageError
@@ -109,8 +110,7 @@ class Presence:
         """Say that we are gone, if anybody hears it."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
         await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
             await self.link.connection.flush(timeout=1)

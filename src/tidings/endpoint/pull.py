@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 
 from tidings.broker.acks import Delivery, parse_delivery
 from tidings.broker.client import Connection, status_of
+from tidings.broker.ending import next_message
 
 #: seconds beyond its own end after which a pull is taken to have been lost
 GRACE = 2.0
@@ -46,7 +47,7 @@ async def _receive(subscription: Any, batch: int, patience: float, take: Take) -
     deadline, taken = clock() + patience, 0
     while taken < batch:
         try:
-            message = await subscription.next_msg(timeout=max(0.001, deadline - clock()))
+            message = await next_message(subscription, max(0.001, deadline - clock()))
         except TimeoutError:
             return "over"
         delivery = parse_delivery(message.reply)

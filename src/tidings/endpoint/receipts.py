@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
 
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
 
@@ -151,6 +152,4 @@ class ReceiptWatch:
         self._tell(mid, to, seq, stage)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from tidings.broker.client import Connection, raw_headers
+from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import (
@@ -280,6 +281,4 @@ class Roster:
         return chain.steward_key
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tidings.broker.ending import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
@@ -83,6 +84,4 @@ class SessionLease:
         self._report("superseded", self.number)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])

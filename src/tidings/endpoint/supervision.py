@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from tidings.broker.client import Connection, connect
+from tidings.broker.ending import end_tasks
 from tidings.broker.jwt import split_credentials
 from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError
@@ -73,10 +74,7 @@ class Supervision:
         self._set("stopped")
         self._lost.set()
         self._hurry.set()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_tasks([self._task])
         await self._drop()
 
     def reconnect(self) -> None:

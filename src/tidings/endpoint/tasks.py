@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tidings.broker.ending import end_tasks
 from tidings.errors import (
     BadSignature,
     ConflictError,
@@ -328,10 +329,7 @@ class Tasks:
             await asyncio.wait({asked, closed}, return_when=asyncio.FIRST_COMPLETED)
             return asked.result() if asked.done() else None
         finally:
-            closed.cancel()
-            if not asked.done():
-                asked.cancel()
-                await asyncio.gather(asked, return_exceptions=True)
+            await end_tasks([closed, asked])
 
     async def _start(self, answer: dict[str, Any]) -> Job | None:
         line = answer["task"]
@@ -438,6 +436,4 @@ class Tasks:
                 async with asyncio.timeout(2):
                     await self.give_up(job, "left unfinished", retry=True)
             self._end(job)
-        for leaving in list(self._leaving):
-            leaving.cancel()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await end_tasks(self._leaving)

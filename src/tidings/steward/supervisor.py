@@ -22,6 +22,7 @@ from typing import Any
 
 from tidings import failpoints
 from tidings.broker.client import connect
+from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, die_with_parent, find_binary
@@ -310,8 +311,7 @@ class Supervisor:
             try:
                 code = await self.steward.wait()
             finally:
-                heeding.cancel()
-                await asyncio.gather(heeding, return_exceptions=True)
+                await end_tasks([heeding])
             log.error("the steward ended with code %s", code)
             self._troubled("steward")
             await asyncio.sleep(backoff.next())

@@ -17,6 +17,7 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from tidings.broker.client import raw_headers
+from tidings.broker.ending import next_message
 from tidings.broker.jetstream import NO_CONSUMER, ApiError, StoredRecord
 from tidings.steward.task_rules import TaskState, asked_deadline
 from tidings.wire.envelope import Refused, open_record
@@ -104,7 +105,7 @@ class TaskIntake:
             try:
                 await connection.publish(subject, body, reply=inbox)
                 for _ in range(batch):
-                    message = await subscription.next_msg(timeout=PULL_SECONDS + 1)
+                    message = await next_message(subscription, PULL_SECONDS + 1)
                     if not message.reply.startswith("$JS.ACK."):  # whatever its headers say, that is a message
                         return (message.headers or {}).get("Status") == "408"
                     await self._take_message(message)
