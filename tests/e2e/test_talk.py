@@ -25,15 +25,17 @@ def test_channels_are_joined_spoken_in_watched_read_and_left(terminal: Terminal)
     with subprocess.Popen(
         [*TIDINGS, "tail", "general", "--count", "1", "--json"], env=terminal.env, stdout=subprocess.PIPE, text=True
     ) as watching:
-        deadline = time.monotonic() + 30
+        deadline, said = time.monotonic() + 30, 1
         while watching.poll() is None and time.monotonic() < deadline:
             assert terminal.run("send", "general", "again", "--as", "ada").returncode == 0
+            said += 1
         assert watching.stdout is not None
         assert [each["text"] for each in lines(watching.stdout.read())] == ["again"]
 
-    first, *_ = lines(terminal.run("history", "general", "--json", "-n", "200").stdout)
+    first, *rest = lines(terminal.run("history", "general", "--json", "-n", str(said)).stdout)
+    assert [each["text"] for each in rest] == ["again"] * (said - 1)
     assert (first["text"], first["seq"], first["from"]["name"]) == ("hello", sent["seq"], "ada")  # type: ignore[index]
-    assert "#general ada: hello" in terminal.run("history", "general", "-n", "200").stdout
+    assert "#general ada: hello" in terminal.run("history", "general", "-n", str(said)).stdout
 
     assert terminal.run("channels", "set", "general", "--class", "live", "--description", "talk").returncode == 0
     info = json.loads(terminal.run("channels", "info", "general", "--json").stdout)
