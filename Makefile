@@ -50,7 +50,7 @@ docs: $(STAMP) ## regenerate docs/errors.md from the tree of errors
 
 lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \
-		--python-version 3.11 pyproject.toml --extra spark --group dev -o requirements.lock $(LOCK_FLAGS)
+		--python-version 3.11 pyproject.toml --extra spark --extra host --extra mcp --group dev -o requirements.lock $(LOCK_FLAGS)
 
 clean:          ## remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

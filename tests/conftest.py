@@ -63,6 +63,7 @@ class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
         return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)  # one worker needs none
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark:
     return OneSpark(config, log)
 
