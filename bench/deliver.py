@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.session import SessionSettings, start_session
-from tidings.testing.delivering import delivering
+from tidings.testing.delivering import RunningJob, delivering
 from tidings.testing.pouring import pour
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing
@@ -42,11 +43,11 @@ async def populate(space: RealSpace, channels: list[str], members: int) -> list[
     agents = [KeyPair.generate() for _ in range(members * 6)]
     async with steward.writer.lock:
         for index, agent in enumerate(agents):
-            access = Access(op=f"a{index}", name=f"agent{index}", read=(">",), post=(">",))
+            access = Access(op=f"a{index}", name=f"agent{index}-{agent.id[-8:]}", read=(">",), post=(">",))
             await steward.writer.write(space.subjects.access(agent.id), access)
         for number, channel in enumerate(channels):
             for index in range(members):
-                owner = agents[(number * 7 + index) % len(agents)]
+                owner = agents[(number * members + index) % len(agents)]
                 subject = space.subjects.member(owner.id, steward.tag(channel))
                 await steward.writer.write(subject, Member(op=f"m{number}.{index}", state="in", pattern=channel))
     return agents
@@ -86,9 +87,38 @@ def one_per_copy(space: RealSpace, creds: Path) -> float:
     return rate
 
 
-async def measure(spark: Any, root: Path, messages: int, channel_count: int, members: int) -> dict[str, float]:
-    channels = [f"team.c{n}" for n in range(channel_count)]
-    async with real_space(root / "home", budget=4 * 1024**3) as space, space.core() as js:
+class Bench:
+    """A space with its job, delivering what is put into the log while the job is held back."""
+
+    def __init__(self, space: RealSpace, js: JetStream, running: RunningJob) -> None:
+        self.space, self.js, self.running = space, js, running
+        self.populations = 0
+
+    async def people(self, channel_count: int, members: int) -> tuple[list[KeyPair], list[str]]:
+        self.populations += 1
+        channels = [f"team{self.populations}.c{n}" for n in range(channel_count)]
+        return await populate(self.space, channels, members), channels
+
+    async def deliver(self, agents: list[KeyPair], channels: list[str], messages: int) -> tuple[int, float]:
+        """Deliveries, and the seconds until the floor has passed them all; mailboxes are emptied before."""
+        job, subjects = self.running.job, self.space.subjects
+        await self.running.caught_up(120)
+        await asyncio.to_thread(job._lock.acquire)
+        try:
+            await self.js.purge(subjects.delivery_stream, subject_filter=f"{subjects.root}.dlv.*.*")
+            await fill(self.space, self.js, agents, channels, messages)
+        finally:
+            before, started = job.tally.deliveries, time.perf_counter()
+            job._lock.release()
+        await self.running.caught_up(300, debts=False)
+        seconds = time.perf_counter() - started
+        if job.deliverer.debts.open:
+            raise RuntimeError(f"mailboxes were full: the figure would be that of debts ({job.tally})")
+        return job.tally.deliveries - before, seconds
+
+
+async def measure(spark: Any, root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    async with real_space(root / "home", budget=16 * 1024**3) as space, space.core() as js:
         await js.api(
             "STREAM.CREATE.BENCH",
             {"name": "BENCH", "subjects": ["bench.>"], "storage": "file", "duplicate_window": 120_000_000_000},
@@ -97,25 +127,24 @@ async def measure(spark: Any, root: Path, messages: int, channel_count: int, mem
         keyring = Keyring.load(space.home.keys)
         token, key = keyring.short_lived(keyring.core, "bench")
         creds.write_text(jwt.credentials(token, key))
-        agents = await populate(space, channels, members)
         async with delivering(spark, space, root, wait_ms=200) as running:
+            bench = Bench(space, js, running)
+            agents, channels = await bench.people(options.channels, options.members)
             for _ in range(2):  # both workers of both kinds, warm
-                await fill(space, js, agents, channels, WARM)
-                await running.caught_up(180, debts=False)
-                await js.purge(space.subjects.delivery_stream, subject_filter=f"{space.subjects.root}.dlv.*.*")
-            before_copies = await asyncio.to_thread(one_per_copy, space, creds)
-            await asyncio.to_thread(running.job._lock.acquire)
-            await fill(space, js, agents, channels, messages)
-            before, started = running.job.tally.deliveries, time.perf_counter()
-            running.job._lock.release()
-            await running.caught_up(300, debts=False)
-            seconds = time.perf_counter() - started
-            delivered = running.job.tally.deliveries - before
-            if running.job.deliverer.debts.open:
-                raise RuntimeError("mailboxes were full: the figure would be that of debts")
-            after_copies = await asyncio.to_thread(one_per_copy, space, creds)
-            baseline = (before_copies + after_copies) / 2
-    return {"deliveries": delivered, "seconds": seconds, "per_s": delivered / seconds, "copies_per_s": baseline}
+                await bench.deliver(agents, channels, WARM)
+            before = await asyncio.to_thread(one_per_copy, space, creds)
+            delivered, seconds = await bench.deliver(agents, channels, options.messages)
+            after = await asyncio.to_thread(one_per_copy, space, creds)
+            print(f"{delivered:,} in {seconds:.1f} s beside {before:,.0f} and {after:,.0f} a second", file=sys.stderr)
+            growth = {}
+            for members in options.growth:
+                agents, channels = await bench.people(options.channels, members)
+                for messages in (options.messages // 16, options.messages // 8):
+                    copies, took = await bench.deliver(agents, channels, messages)
+                    growth[f"{messages:,} x {members}"] = round(copies / took)
+                    print(f"{messages:,} x {members}: {copies:,} in {took:.1f} s", file=sys.stderr)
+    figures = {"deliveries": delivered, "per_s": delivered / seconds, "copies_per_s": (before + after) / 2}
+    return figures | {"growth": growth}
 
 
 def main() -> None:
@@ -124,11 +153,12 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--channels", type=int, default=20)
     parser.add_argument("--members", type=int, default=50)
+    parser.add_argument("--growth", type=int, nargs="*", default=[10, 50, 200], help="members a channel")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         spark = start_session(SessionSettings(root / "spark", master="local[2]"))
-        figures = asyncio.run(measure(spark, root, options.messages, options.channels, options.members))
+        figures = asyncio.run(measure(spark, root, options))
         spark.stop()
     ratio = figures["per_s"] / figures["copies_per_s"]
     rows = [
@@ -136,8 +166,13 @@ def main() -> None:
         ("deliveries per second", f"{figures['per_s']:,.0f}"),
         ("one message per copy", f"{figures['copies_per_s']:,.0f} per second"),
         ("ratio", f"{ratio:.2f}"),
+        *((f"deliveries per second, {what}", f"{rate:,}") for what, rate in figures["growth"].items()),
     ]
-    said = {"ratio_to_one_per_copy": round(ratio, 2), "deliveries_per_s": round(figures["per_s"])}
+    said = {
+        "ratio_to_one_per_copy": round(ratio, 2),
+        "deliveries_per_s": round(figures["per_s"]),
+        "growth": figures["growth"],
+    }
     report("Durable fan-out", rows, said, as_json=options.json)
 
 

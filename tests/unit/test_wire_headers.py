@@ -14,6 +14,7 @@ from tidings.wire.headers import (
     check_own_headers,
     encode_headers,
     own_fields,
+    read_plain_block,
     read_plain_copy,
     refused_headers,
     split_block,
@@ -191,3 +192,21 @@ def test_a_first_line_with_a_status_is_no_plain_copy() -> None:
     block = b"NATS/1.0 503\r\nTd-Sig: abc\r\nNats-Msg-Id: 1\r\n" + _TAIL
     assert read_plain_copy(block) is None
     assert read_plain_copy(block.replace(b" 503", b"") + b"\r\n") is None
+
+
+_LINES = st.sampled_from(
+    [b"Td-Sig: abc", b"Nats-Msg-Id: 1", b"td-sig: abc", b"Td-Sig: a b", b"Td-Sig:  abc", b"Status: 503", b"X", b""]
+)
+
+
+@given(st.lists(_LINES, max_size=4), st.sampled_from([b"", b" 503", b"\r\n"]), st.sampled_from([b"", b"\r\n", b"x"]))
+def test_a_plain_block_reads_as_the_careful_reader_reads_it(lines: list[bytes], first: bytes, last: bytes) -> None:
+    raw = b"\r\n".join([b"NATS/1.0" + first, *lines]) + b"\r\n\r\n" + last
+    found = read_plain_block(raw)
+    assert found is None or found == Headers.parse(raw).fields
+    if lines == [b"Td-Sig: abc", b"Nats-Msg-Id: 1"] and not first and not last:
+        assert found == (("Td-Sig", "abc"), ("Nats-Msg-Id", "1"))
+
+
+def test_a_plain_block_is_read_in_one_look() -> None:
+    assert read_plain_block(b"NATS/1.0\r\nTd-Sig: abc\r\nNats-Msg-Id: 1\r\n\r\n") is not None

@@ -60,7 +60,7 @@ class JobSettings:
     creds: str
     checkpoint: Path
     lake: Path
-    max_records: int = 50_000
+    max_records: int = 20_000
     wait_ms: int = 1_000
     pay_every: float = 1.0
     lease_ttl: float = 3.0

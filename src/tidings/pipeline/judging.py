@@ -14,7 +14,7 @@ from tidings.errors import WireError
 from tidings.space.rulebook import Rulebook
 from tidings.wire import message as wire_message
 from tidings.wire.frames import Kept
-from tidings.wire.headers import Fields, Headers, refused_headers, values_of
+from tidings.wire.headers import Fields, Headers, read_plain_block, refused_headers, values_of
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Ruling, Subjects, Via
@@ -93,6 +93,9 @@ class Judge:
         return self._message(record, parsed, fields)
 
     def _fields(self, record: Stored) -> Fields | Poison:
+        plain = read_plain_block(record.headers)
+        if plain is not None and len(record.payload) <= MAX_PAYLOAD:
+            return plain
         try:
             fields = Headers.parse(record.headers or _EMPTY_BLOCK).fields
         except WireError as error:

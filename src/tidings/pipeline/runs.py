@@ -67,13 +67,11 @@ def cut_blocks(messages: Iterable[Deliverable], cuts: Cuts) -> Iterator[MadeBloc
             continue
         segment = segments.number(message.channel, message.kept.seq)
         number, block = growing.get(message.channel, (segment, None))
-        if block is not None and (number != segment or not block.has_room(message)):
+        if block is not None and number == segment and block.take(message):
+            continue
+        if block is not None:
             yield block.made()
-            block = None
-        if block is None:
-            growing[message.channel] = (segment, _Growing([message]))
-        else:
-            block.add(message)
+        growing[message.channel] = (segment, _Growing([message]))
     for _, block in sorted(growing.values(), key=lambda entry: entry[1].first):
         yield block.made()
 
@@ -87,13 +85,14 @@ class _Growing:
     def first(self) -> int:
         return self._messages[0].kept.seq
 
-    def has_room(self, message: Deliverable) -> bool:
-        fits = self._raw + raw_size(message.kept) <= MAX_BLOCK_BYTES
-        return fits and len(self._messages) < MAX_FRAME_MESSAGES
-
-    def add(self, message: Deliverable) -> None:
+    def take(self, message: Deliverable) -> bool:
+        """Add it, unless the block is full."""
+        raw = self._raw + raw_size(message.kept)
+        if raw > MAX_BLOCK_BYTES or len(self._messages) >= MAX_FRAME_MESSAGES:
+            return False
         self._messages.append(message)
-        self._raw += raw_size(message.kept)
+        self._raw = raw
+        return True
 
     def made(self) -> MadeBlock:
         data = encode_block([message.kept for message in self._messages])

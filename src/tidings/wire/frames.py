@@ -96,7 +96,10 @@ _frames = msgspec.msgpack.Decoder(Frame)
 
 def raw_size(record: Kept) -> int:
     """About what a record adds to a block; never less than its payload."""
-    return len(record.payload) + len(record.tail) + sum(len(n) + len(v) + 4 for n, v in record.headers) + 32
+    size = len(record.payload) + len(record.tail) + 32
+    for name, value in record.headers:
+        size += len(name) + len(value) + 4
+    return size
 
 
 def encode_block(records: Sequence[Kept]) -> bytes:

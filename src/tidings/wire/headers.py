@@ -102,6 +102,16 @@ def read_plain_copy(raw: bytes) -> tuple[Fields, str, str, str, str] | None:
     return own, subject.decode(), seq.decode(), when.decode(), previous.decode()
 
 
+#: what nearly every stored record looks like: a signature and an id, each once
+_PLAIN_BLOCK = re.compile(rb"NATS/1\.0\r\nTd-Sig: ([!-~]+)\r\nNats-Msg-Id: ([!-~]+)\r\n\r\n\Z")
+
+
+def read_plain_block(raw: bytes) -> Fields | None:
+    """The fields of a sender's own block that looks as most do; None means only that `Headers.parse` must be asked."""
+    found = _PLAIN_BLOCK.match(raw)
+    return (("Td-Sig", found[1].decode()), ("Nats-Msg-Id", found[2].decode())) if found else None
+
+
 def own_fields(headers: Headers, broker: Collection[str]) -> Fields:
     """The sender's fields: what is left once the broker's tail is cut off. A shadowing field stays, to be refused."""
     return headers.fields[: _broker_tail([name for name, _ in headers.fields], broker)]
