@@ -47,6 +47,10 @@ IDENTITY = ("space", "sender", "id", "fingerprint", "kind", "destination", "subj
 pick = st.integers(0, 10_000)
 
 
+def lane_of(row: OutboxRow) -> Lane:
+    return Lane(row.space, row.sender, row.kind, row.destination)
+
+
 @dataclass(eq=False)
 class Attempt:
     """A publish under way: what the drain holds of it, over which run of the broker, and what became of it there."""
@@ -60,8 +64,8 @@ class Attempt:
 
 
 class OutboxModel(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(lanes=st.lists(st.sampled_from(LANES), min_size=2, max_size=4))
+    def begin(self, lanes: list[Lane]) -> None:
         memory = Path("/dev/shm")
         self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="tidings-model-")
         self.true_time, self.booted, self.skew, self.runs = HOUR, 0, 0, 0
@@ -75,12 +79,16 @@ class OutboxModel(RuleBasedStateMachine):
         self.just_blocked: set[Lane] = set()
         self.ids = 0
         self.open()
+        for lane in lanes:
+            self.accept(lane, "x", HOUR * 24)
 
     def open(self) -> None:
         self.runs += 1
         self.terms = Terms(f"run {self.runs}", luck=lambda: 0.5)
         self.database = Database(Path(self.folder.name) / "host.db", MIGRATIONS)
+        self.reader = sqlite3.connect(f"file:{self.database.path}?mode=ro", uri=True, isolation_level=None)
         self.do(lambda c: moves.recover(c, self.now, self.tick, self.terms))
+        assert not [row for row in self.rows() if row.state == "inflight"], "a lease of an earlier run is void at once"
 
     def teardown(self) -> None:
         if not hasattr(self, "database"):
@@ -90,8 +98,12 @@ class OutboxModel(RuleBasedStateMachine):
             self.check_everything()
             self.check_nothing_is_owed_once_all_is_well()
         finally:
-            self.database.close()
+            self.close()
             self.folder.cleanup()
+
+    def close(self) -> None:
+        self.reader.close()
+        self.database.close()
 
     # ------------------------------------------------------------------------------------------------ conveniences
 
@@ -108,7 +120,7 @@ class OutboxModel(RuleBasedStateMachine):
         return self.database.write_blocking(job, 10)
 
     def rows(self) -> list[OutboxRow]:
-        return self.do(lambda c: views.listed(c, limit=10_000))
+        return views.listed(self.reader, limit=10_000)
 
     def row_at(self, choice: int, *states: str) -> OutboxRow | None:
         rows = [row for row in self.rows() if not states or row.state in states]
@@ -160,27 +172,22 @@ class OutboxModel(RuleBasedStateMachine):
         assert answer.row.row > max(self.drafts, default=0)
         self.drafts[answer.row.row] = draft
 
-    @rule(choice=pick)
-    def ask_again_with_the_same(self, choice: int) -> None:
-        if row := self.row_at(choice):
-            before = self.rows()
+    @rule(choice=pick, same=st.booleans())
+    def ask_again(self, choice: int, same: bool) -> None:
+        """A1.15 4: the same request has the same answer in every state, another under its id changes nothing."""
+        row, before = self.row_at(choice), self.rows()
+        assert row is not None
+        if same:
             answer = self.do(lambda c: moves.accept(c, self.drafts[row.row], self.now))
-            assert not answer.new
-            assert answer.row == row
-            assert self.rows() == before
-
-    @rule(choice=pick)
-    def ask_again_with_something_else(self, choice: int) -> None:
-        if row := self.row_at(choice):
-            before = self.rows()
-            other = self.draft(Lane(row.space, row.sender, row.kind, row.destination), "other", row.id)
+            assert answer == (row, False)
+        else:
+            other = self.draft(lane_of(row), "other", row.id)
             with pytest.raises(IdReused, match=row.id):
                 self.do(lambda c: moves.accept(c, other, self.now))
-            assert self.rows() == before
+        assert self.rows() == before
 
     # ------------------------------------------------------------------------------------------------------ draining
 
-    @rule(space=st.sampled_from(["main", "side"]))
     def meet(self, space: str) -> None:
         self.met[space] = self.brokers[space].incarnation
         said = self.do(lambda c: moves.meet(c, space, self.met[space]))
@@ -189,8 +196,12 @@ class OutboxModel(RuleBasedStateMachine):
             for row in self.rows()
         )
 
-    @rule(limit=st.integers(1, 4), lane=st.none() | st.sampled_from(LANES))
-    def take(self, limit: int, lane: Lane | None) -> None:
+    @rule(
+        limit=st.integers(1, 4), lane=st.none() | st.sampled_from(LANES), connected=st.sampled_from([True, True, False])
+    )
+    def take(self, limit: int, lane: Lane | None, connected: bool) -> None:
+        for space in self.brokers if connected else ():
+            self.meet(space)
         before = {row.row: row for row in self.rows()}
         taken = self.do(lambda c: moves.take(c, self.now, self.terms, limit, lane))
         assert len(taken) <= limit
@@ -201,10 +212,14 @@ class OutboxModel(RuleBasedStateMachine):
     def check_what_was_taken(self, leased: Leased, before: OutboxRow, lane: Lane | None) -> None:
         row = leased.row
         assert row.state == "inflight"
+        mine = [one for one in self.rows() if one.row < row.row and lane_of(one) == lane_of(row)]
+        assert all(one.state in ("confirmed", *TERMINAL) for one in mine), "the oldest of a lane goes first"
+        unsure = [one for one in mine if one.state == "confirmed" and one.incarnation != self.met.get(row.space)]
+        assert not unsure or row.space not in self.met, "a lane waits until what another run confirmed is verified"
         assert row.attempts == before.attempts + 1
-        assert lane is None or lane == (row.space, row.sender, row.kind, row.destination)
+        assert lane is None or lane == lane_of(row)
         assert row.space not in self.paused, "a paused space sends nothing"
-        scopes = {Lane(row.space), Lane(row.space, row.sender), Lane(row.space, row.sender, row.kind, row.destination)}
+        scopes = {Lane(row.space), Lane(row.space, row.sender), lane_of(row)}
         assert not scopes & (self.blocked | self.just_blocked), "what waits is not tried"
         if before.state == "inflight":
             old = before.lease_owner != self.terms.owner
@@ -238,7 +253,7 @@ class OutboxModel(RuleBasedStateMachine):
             self.accept(lane, text, HOUR * 24)
         self.meet(lane.space)
         for _ in texts:
-            self.take(4, None)
+            self.take(4, None, True)
             while ready := [attempt for attempt in self.attempts if self.reachable(attempt)]:
                 self.it_is_sent_and_acknowledged(self.attempts.index(ready[0]))
 
@@ -249,9 +264,9 @@ class OutboxModel(RuleBasedStateMachine):
         if attempt.place is None:
             return
         self.attempts.remove(attempt)
-        before = self.do(lambda c: views.show(c, attempt.leased.row.row))
+        before = views.show(self.reader, attempt.leased.row.row)
         said = self.confirm(attempt, attempt.place)
-        after = self.do(lambda c: views.show(c, before.row))
+        after = views.show(self.reader, before.row)
         ours = (before.lease_owner, before.attempts) == (attempt.terms.owner, attempt.leased.row.attempts)
         if before.state == "inflight" and ours:
             assert (said, after.state, after.seq) == ("confirmed", "confirmed", attempt.place.seq)
@@ -280,7 +295,7 @@ class OutboxModel(RuleBasedStateMachine):
         if attempt.given_up or (attempt.place and outcome is not NO_ANSWER):
             return
         row, terms = attempt.leased.row, attempt.terms
-        before = self.do(lambda c: views.show(c, row.row))
+        before = views.show(self.reader, row.row)
         said = self.do(lambda c: moves.settle(c, row.row, row.attempts, outcome, self.now, terms))
         ours = (before.state, before.lease_owner, before.attempts) == ("inflight", terms.owner, row.attempts)
         expected = "cancelled" if before.cancel_asked else "pending" if outcome.retryable else "dead"
@@ -291,6 +306,20 @@ class OutboxModel(RuleBasedStateMachine):
         if ours and outcome.blocks in ("sender", "space"):
             self.just_blocked.add(Lane(row.space, row.sender if outcome.blocks == "sender" else ""))
 
+    @precondition(lambda self: self.attempts)
+    @rule(choice=pick, stored=st.booleans(), then=st.sampled_from(["tried again", "cancelled", "forgotten"]))
+    def its_answer_is_lost(self, choice: int, stored: bool, then: str) -> None:
+        """It was stored or not, the drain does not know, and goes on in one of three ways."""
+        row = self.attempts[choice % len(self.attempts)].leased.row
+        if stored:
+            self.the_broker_stores_it(choice)
+        self.it_fails(choice, NO_ANSWER)
+        if then == "tried again":
+            self.time_passes(61_000)
+            self.take(4, lane_of(row), True)
+        elif then == "cancelled":
+            self.do(lambda c: moves.cancel(c, row.row, self.now))
+
     # ---------------------------------------------------------------------------------------------------- bad days
 
     @rule(arrives=st.booleans(), reboots=st.booleans())
@@ -300,14 +329,21 @@ class OutboxModel(RuleBasedStateMachine):
             if arrives and attempt.place is None and self.reachable(attempt):
                 self.publish(attempt)
         self.attempts.clear()
-        self.database.close()
+        self.close()
         self.met.clear()
         self.booted = self.true_time if reboots else self.booted
         self.open()
 
-    @rule(space=st.sampled_from(["main", "side"]), forget=st.integers(0, 4))
-    def the_broker_restarts_and_forgets(self, space: str, forget: int) -> None:
+    @rule(
+        space=st.sampled_from(["main", "main", "side"]),
+        forget=st.integers(0, 4),
+        later=st.sampled_from([0, 3_000, 5_000]),
+    )
+    def the_broker_restarts_and_forgets(self, space: str, forget: int, later: int) -> None:
         self.brokers[space].restart(forget, self.true_time)
+        if later:
+            self.time_passes(later)
+            self.meet(space)
 
     @rule(by=st.sampled_from([100, 1_000, 3_000, 61_000, 121_000, HOUR]))
     def time_passes(self, by: int) -> None:
@@ -324,7 +360,7 @@ class OutboxModel(RuleBasedStateMachine):
     @rule(space=st.sampled_from(["main", "side"]), most=st.integers(1, 3))
     def verify(self, space: str, most: int) -> None:
         broker = self.brokers[space]
-        if self.met.get(space) == broker.incarnation:
+        if space in self.met and self.met[space] == broker.incarnation:
             for row in self.do(lambda c: moves.to_verify(c, space, broker.incarnation, limit=most)):
                 self.verify_one(row, broker)
 
@@ -334,10 +370,10 @@ class OutboxModel(RuleBasedStateMachine):
             assert self.do(lambda c: moves.still_there(c, row, broker.incarnation, self.tick))
         else:
             assert self.do(lambda c: moves.lost(c, row, self.now))
-            assert self.do(lambda c: views.show(c, row.row)).state == "pending"
+            assert views.show(self.reader, row.row).state == "pending"
         assert not self.do(lambda c: moves.lost(c, row, self.now)), "what was verified is verified once"
 
-    @rule(space=st.sampled_from(["main", "side"]))
+    @rule(space=st.sampled_from(["main", "main", "side"]))
     def release(self, space: str) -> None:
         """Only a run of the broker that answers now is asked for."""
         if self.met.get(space) == self.brokers[space].incarnation:
@@ -357,10 +393,13 @@ class OutboxModel(RuleBasedStateMachine):
             assert after.state == expected
             assert after.cancel_asked or before.state != "inflight"
 
-    @rule(choice=pick)
-    def requeue(self, choice: int) -> None:
-        if old := self.row_at(choice, "dead", "cancelled"):
-            fresh = self.draft(Lane(old.space, old.sender, old.kind, old.destination), "again", max_age=old.max_age)
+    @rule(choice=pick, over=st.sampled_from([True, True, False]))
+    def requeue(self, choice: int, over: bool) -> None:
+        if not over:
+            if row := self.row_at(choice, "pending", "inflight", "confirmed", "done"):
+                self.requeue_what_is_not_over(row)
+        elif old := self.row_at(choice, "dead", "cancelled"):
+            fresh = self.draft(lane_of(old), "again", max_age=old.max_age)
             made = (fresh.id, fresh.payload, fresh.signature, self.now)
             if old.superseded_by is not None:
                 with pytest.raises(WrongState):
@@ -370,18 +409,19 @@ class OutboxModel(RuleBasedStateMachine):
             self.drafts[new.row] = Draft(**(vars(fresh) | {"fingerprint": old.fingerprint}))
             assert self.do(lambda c: moves.requeue(c, old.row, *made)) == new
 
-    @rule(choice=pick)
-    def requeue_what_is_not_over(self, choice: int) -> None:
-        if row := self.row_at(choice, "pending", "inflight", "confirmed", "done"):
-            before = self.rows()
-            with pytest.raises(WrongState, match=row.state):
-                self.do(lambda c: moves.requeue(c, row.row, "new", b"new", "new", self.now))
-            assert self.rows() == before
+    def requeue_what_is_not_over(self, row: OutboxRow) -> None:
+        before = self.rows()
+        with pytest.raises(WrongState, match=row.state):
+            self.do(lambda c: moves.requeue(c, row.row, "new", b"new", "new", self.now))
+        assert self.rows() == before
 
-    @rule(space=st.sampled_from(["main", "side"]))
-    def pause(self, space: str) -> None:
+    @rule(space=st.sampled_from(["main", "side"]), stays=st.sampled_from([False, False, True]))
+    def pause(self, space: str, stays: bool) -> None:
         self.do(lambda c: moves.pause(c, space, "told to", self.now))
         self.paused.add(space)
+        self.take(4, None, True)
+        if not stays:
+            self.resume()
 
     @precondition(lambda self: self.paused)
     @rule()
@@ -389,11 +429,14 @@ class OutboxModel(RuleBasedStateMachine):
         self.do(lambda c: [moves.resume(c, space) for space in self.paused])
         self.paused.clear()
 
-    @rule(lane=st.sampled_from(LANES), width=st.integers(1, 3))
-    def block(self, lane: Lane, width: int) -> None:
-        scope = (Lane(lane.space), Lane(*lane[:2]), lane)[width - 1]
+    @rule(lane=st.sampled_from(LANES), width=st.integers(0, 2), stays=st.sampled_from([False, False, True]))
+    def block(self, lane: Lane, width: int, stays: bool) -> None:
+        scope = (Lane(lane.space), Lane(*lane[:2]), lane)[width]
         self.do(lambda c: moves.block(c, scope, "told_to", "wait", self.now))
         self.blocked.add(scope)
+        self.take(4, None, True)
+        if not stays:
+            self.unblock()
 
     @precondition(lambda self: self.blocked)
     @rule()
@@ -477,15 +520,13 @@ class OutboxModel(RuleBasedStateMachine):
             first = [
                 self.held(row)[0].seq
                 for row in rows
-                if (row.space, row.sender, row.kind, row.destination) == lane
-                and row.state not in ("dead", "cancelled")
-                and self.held(row)
+                if lane_of(row) == lane and row.state not in ("dead", "cancelled") and self.held(row)
             ]
             assert first == sorted(first)
 
     def check_leases(self, rows: list[OutboxRow]) -> None:
         inflight = [row for row in rows if row.state == "inflight"]
-        assert len({(row.space, row.sender, row.kind, row.destination) for row in inflight}) == len(inflight)
+        assert len({lane_of(row) for row in inflight}) == len(inflight)
         assert all((row.state == "inflight") == (row.lease_owner is not None) for row in rows)
 
     def check_chains_are_walkable_both_ways(self, rows: list[OutboxRow]) -> None:
@@ -497,8 +538,8 @@ class OutboxModel(RuleBasedStateMachine):
                 after = by_row[row.superseded_by]
                 assert after.supersedes == row.row
                 assert [getattr(after, name) for name in same] == [getattr(row, name) for name in same]
-                walked = self.do(lambda c, row=row: views.chain(c, row.row))
-                assert walked == self.do(lambda c, after=after: views.chain(c, after.row))
+                walked = views.chain(self.reader, row.row)
+                assert walked == views.chain(self.reader, after.row)
                 assert {row, after} <= set(walked)
             assert row.supersedes is None or by_row[row.supersedes].superseded_by == row.row
 
@@ -515,7 +556,7 @@ class OutboxModel(RuleBasedStateMachine):
             self.time_passes(121_000)
             for space in self.brokers:
                 self.verify(space, 1_000)
-            self.take(100, None)
+            self.take(100, None, True)
             while self.attempts:
                 self.it_is_sent_and_acknowledged(0)
             for space in self.brokers:
@@ -530,6 +571,7 @@ class OutboxModel(RuleBasedStateMachine):
 TestOutboxModel = OutboxModel.TestCase
 TestOutboxModel.settings = settings(
     settings.default,
-    stateful_step_count=40,
+    max_examples=settings.default.max_examples * 2,
+    stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

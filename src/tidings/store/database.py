@@ -46,10 +46,14 @@ Job = Callable[[sqlite3.Connection], T]
 GROUP = 256
 BUSY_MS = 5_000
 CACHED_STATEMENTS = 256
+#: never `rwc`: a file that is gone must not be made anew by opening it
+WRITER_MODE = "rw"
 #: a file up to this size is checked whole when it is opened
 CHECKED_BYTES = 64 * 1024 * 1024
 CLOSE_PATIENCE = 10.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: steps of SQLite's machine after which a long statement looks whether the database is being closed
+LOOK_UP_EVERY = 100_000
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Database:
         self._migrations = migrations
         self._queue: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._gate = threading.Lock()
-        self._closed = self._abandoned = False
+        self._closed = self._abandoned = self._suspect = False
         self._running: list[_Job[Any]] = []
         self._held = ExitStack()
         with ExitStack() as opening:
@@ -114,7 +118,11 @@ class Database:
         return int(self.clock() * 1000)
 
     async def write(self, job: Job[T]) -> T:
-        """What the job returned, once it is on disk. It runs in the writer thread and must not end the transaction."""
+        """What the job returned, once it is on disk.
+
+        It runs in the writer thread, perhaps twice, and must do nothing but use its connection and not end the
+        transaction.
+        """
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[T] = loop.create_future()
         self._put(_Job(job, waiting, loop))
@@ -169,10 +177,6 @@ class Database:
 
     def _abandon(self) -> None:
         self._abandoned = True
-        connection = self._connection
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.interrupt()
         self._fail_all(self._queued(GROUP * GROUP), self._closing_words("nothing was done"))
 
     def _write_until_closed(self) -> None:
@@ -205,25 +209,35 @@ class Database:
             except Exception as error:  # noqa: BLE001  it belongs to every caller; the next group tries anew
                 self._fail_all(group, self._failure(error))
                 return
-            alone = len(group) == 1
-            taken = 0
-            for job in group:
-                taken += 1
-                self._do_one(connection, job, alone)
-                if not connection.in_transaction:
-                    break
-            self._end(connection, group[:taken])
-            group = group[taken:]
+            taken = self._do_each(connection, group)
+            again = self._innocent(connection, group[:taken])
+            self._end(connection, [job for job in group[:taken] if job not in again])
+            group = again + group[taken:]
+
+    def _do_each(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
+        """How many were done until the transaction was gone, or all."""
+        for number, job in enumerate(group, 1):
+            self._do_one(connection, job, alone=len(group) == 1)
+            if not connection.in_transaction:
+                return number
+        return len(group)
+
+    def _innocent(self, connection: sqlite3.Connection, done: list[_Job[Any]]) -> list[_Job[Any]]:
+        """Jobs that were undone because SQLite gave the transaction up in a later one (a disk that was full for it)."""
+        if connection.in_transaction or not isinstance(done[-1].error, StoreError):
+            return []
+        return [job for job in done[:-1] if job.error is None]
 
     def _begun(self) -> sqlite3.Connection:
-        if self._connection is not None:
-            try:
+        """A transaction, on a new connection if the one we have is of no use."""
+        if self._connection is not None and not self._suspect:
+            with suppress(sqlite3.Error):
                 self._connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.Error:
-                self._connection.close()
-                self._connection = None
-            else:
                 return self._connection
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._suspect = False
         self._connection = self._opened(again=True)
         self._connection.execute("BEGIN IMMEDIATE")
         return self._connection
@@ -237,7 +251,10 @@ class Database:
             if not alone and connection.in_transaction:
                 connection.execute("RELEASE job")
         except Exception as error:  # noqa: BLE001  it belongs to the caller, who gets it
-            job.error = self._failure(error) if isinstance(error, sqlite3.Error) else error
+            job.error = self._failure(error)
+            # A connection that was opened read-only stays so. After other failures it is kept: opening anew would
+            # read a commit that was written, not synced, and reported as failed.
+            self._suspect = isinstance(job.error, StoreReadOnly | StoreBroken)
             if connection.in_transaction:
                 with suppress(sqlite3.Error):
                     self._undo_one(connection, alone)
@@ -270,17 +287,10 @@ class Database:
         self._answer(group)
 
     def _nothing_kept(self, group: list[_Job[Any]]) -> None:
-        """SQLite gave the transaction up in the last job of this group, or that job ended it."""
-        cause = group[-1].error
         for job in group:
-            if job.error is None:
-                job.error = (
-                    cause
-                    if isinstance(cause, StoreError)
-                    else StoreError(
-                        f"{self.path}: another job ended the transaction, so nothing of it is certain; ask again"
-                    )
-                )
+            job.error = job.error or StoreError(
+                f"{self.path}: a job ended the transaction it shares, so nothing of it is certain; look and ask again"
+            )
 
     def _fail_all(self, jobs: list[_Job[Any]], error: BaseException) -> None:
         for job in jobs:
@@ -318,7 +328,7 @@ class Database:
         try:
             check_private(self.path)
             connection = sqlite3.connect(
-                f"file:{quote(str(self.path))}?mode=rw",
+                f"file:{quote(str(self.path))}?mode={WRITER_MODE}",
                 uri=True,
                 isolation_level=None,
                 check_same_thread=False,
@@ -349,6 +359,7 @@ class Database:
 
     def _check_and_migrate(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        connection.set_progress_handler(lambda: self._abandoned, LOOK_UP_EVERY)
         ours, steps = self._migrations.application_id, self._migrations.steps
         version = self._found_version(connection, ours)
         if version > len(steps):
@@ -424,6 +435,7 @@ class Database:
         return StoreReadOnly(f"{self.path} cannot be written: make it and its disk writable and ask again")
 
     def _broken(self, said: str) -> StoreBroken:
+        said = said.replace("*** in database main ***", "").strip()
         return StoreBroken(
             f"{self.path} is damaged ({said}): it was left as it is; restore a copy, or save what can be read with "
             f"`sqlite3 {self.path} .recover`"
@@ -474,9 +486,6 @@ class _Readers:
 
     def close(self, patience: float = 1.0) -> None:
         self._closed = True
-        for connection in list(self._connections):
-            with suppress(sqlite3.Error):
-                connection.interrupt()
         _, stuck = wait(set(self._asked), timeout=patience)
         self._threads.shutdown(wait=not stuck)
         if not stuck:
@@ -504,6 +513,7 @@ class _Readers:
             connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
+            connection.set_progress_handler(lambda: self._closed, LOOK_UP_EVERY)
             self._mine.connection = connection
             self._connections.append(connection)
         return connection
