@@ -6,6 +6,8 @@ After every step each `check_` below must hold; at the end everything heals, and
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -44,7 +46,11 @@ REVOKED = Outcome("revoked", "revoked", retryable=True, blocks="sender")
 AWAY = Outcome("broker_unreachable", "away", retryable=True, blocks="space")
 NO_ANSWER = Outcome("outcome_unknown", "no answer", retryable=True, blocks="lane", maybe_stored=True)
 IDENTITY = ("space", "sender", "id", "fingerprint", "kind", "destination", "subject", "priority", "max_age")
+LOST_ANSWER = ("tried again", "cancelled before", "cancelled", "the clock goes back", "forgotten")
 pick = st.integers(0, 10_000)
+spaces = st.sampled_from(["main", "main", "side"])
+mostly = st.sampled_from([True, True, False])
+rarely = st.sampled_from([False, False, True])
 
 
 def lane_of(row: OutboxRow) -> Lane:
@@ -74,6 +80,7 @@ class OutboxModel(RuleBasedStateMachine):
         self.drafts: dict[int, Draft] = {}
         self.ended: dict[int, tuple[Any, ...]] = {}
         self.attempts: list[Attempt] = []
+        self.known_since: dict[int, int] = {}
         self.paused: set[str] = set()
         self.blocked: set[Lane] = set()
         self.just_blocked: set[Lane] = set()
@@ -158,6 +165,7 @@ class OutboxModel(RuleBasedStateMachine):
         job = (row.row, row.attempts, place, self.now, self.tick, attempt.terms)
         said = self.do(lambda c: moves.confirmed(c, *job))
         if said == "confirmed":
+            self.known_since[row.row] = self.true_time
             self.just_blocked -= {Lane(row.space), Lane(row.space, row.sender)}
         return said
 
@@ -224,6 +232,7 @@ class OutboxModel(RuleBasedStateMachine):
         if before.state == "inflight":
             old = before.lease_owner != self.terms.owner
             late = not self.now < (before.lease_until or 0) <= self.now + self.terms.lease
+            assert row.doubt, "nobody knows whether it arrived"
             assert old or late, "a lease is taken over only when it is void"
         else:
             soon = before.next_attempt_at <= self.now
@@ -280,7 +289,7 @@ class OutboxModel(RuleBasedStateMachine):
     def somebody_else_answers_for_it(self, choice: int) -> None:
         """Another run of the host knows the row and the attempt, and did not lease it."""
         row, before = self.attempts[choice % len(self.attempts)].leased.row, self.rows()
-        if before[row.row - 1].state == "inflight":
+        if views.show(self.reader, row.row).state == "inflight":
             stranger = Terms("somebody else", luck=lambda: 0.5)
             place, held = Place(99_999, "LOG", "elsewhere"), (row.row, row.attempts)
             assert self.do(lambda c: moves.confirmed(c, *held, place, self.now, 0, stranger)) == "ignored"
@@ -307,15 +316,20 @@ class OutboxModel(RuleBasedStateMachine):
             self.just_blocked.add(Lane(row.space, row.sender if outcome.blocks == "sender" else ""))
 
     @precondition(lambda self: self.attempts)
-    @rule(choice=pick, stored=st.booleans(), then=st.sampled_from(["tried again", "cancelled", "forgotten"]))
+    @rule(choice=pick, stored=st.booleans(), then=st.sampled_from(LOST_ANSWER))
     def its_answer_is_lost(self, choice: int, stored: bool, then: str) -> None:
-        """It was stored or not, the drain does not know, and goes on in one of three ways."""
+        """It was stored or not, the drain does not know, and goes on in one of these ways."""
         row = self.attempts[choice % len(self.attempts)].leased.row
+        if then == "cancelled before":
+            self.do(lambda c: moves.cancel(c, row.row, self.now))
         if stored:
             self.the_broker_stores_it(choice)
         self.it_fails(choice, NO_ANSWER)
         if then == "tried again":
             self.time_passes(61_000)
+            self.take(4, lane_of(row), True)
+        elif then == "the clock goes back":
+            self.the_clock_jumps(-HOUR)
             self.take(4, lane_of(row), True)
         elif then == "cancelled":
             self.do(lambda c: moves.cancel(c, row.row, self.now))
@@ -329,13 +343,15 @@ class OutboxModel(RuleBasedStateMachine):
             if arrives and attempt.place is None and self.reachable(attempt):
                 self.publish(attempt)
         self.attempts.clear()
+        inflight = [row.row for row in self.rows() if row.state == "inflight"]
         self.close()
         self.met.clear()
         self.booted = self.true_time if reboots else self.booted
         self.open()
+        assert all(views.show(self.reader, row).doubt for row in inflight), "nobody knows whether they arrived"
 
     @rule(
-        space=st.sampled_from(["main", "main", "side"]),
+        space=spaces,
         forget=st.integers(0, 4),
         later=st.sampled_from([0, 3_000, 5_000]),
     )
@@ -357,7 +373,7 @@ class OutboxModel(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------------------------------------- after the broker
 
-    @rule(space=st.sampled_from(["main", "side"]), most=st.integers(1, 3))
+    @rule(space=spaces, most=st.integers(1, 3))
     def verify(self, space: str, most: int) -> None:
         broker = self.brokers[space]
         if space in self.met and self.met[space] == broker.incarnation:
@@ -368,16 +384,21 @@ class OutboxModel(RuleBasedStateMachine):
         record = broker.at(row.seq or 0)
         if record is not None and (record.sender, record.id) == (row.sender, row.id):
             assert self.do(lambda c: moves.still_there(c, row, broker.incarnation, self.tick))
+            self.known_since[row.row] = self.true_time
         else:
             assert self.do(lambda c: moves.lost(c, row, self.now))
             assert views.show(self.reader, row.row).state == "pending"
         assert not self.do(lambda c: moves.lost(c, row, self.now)), "what was verified is verified once"
 
-    @rule(space=st.sampled_from(["main", "main", "side"]))
+    @rule(space=spaces)
     def release(self, space: str) -> None:
         """Only a run of the broker that answers now is asked for."""
         if self.met.get(space) == self.brokers[space].incarnation:
+            before = {row.row for row in self.rows() if row.state == "confirmed"}
             self.do(lambda c: moves.release(c, space, self.met[space], self.tick, HORIZON, self.now))
+            done = [row for row in self.rows() if row.row in before and row.state == "done"]
+            assert all(self.true_time - self.known_since[row.row] >= HORIZON for row in done), "not on disk yet"
+            assert all(row.incarnation == self.met[space] for row in done)
 
     @rule()
     def old_payloads_are_dropped(self) -> None:
@@ -393,7 +414,7 @@ class OutboxModel(RuleBasedStateMachine):
             assert after.state == expected
             assert after.cancel_asked or before.state != "inflight"
 
-    @rule(choice=pick, over=st.sampled_from([True, True, False]))
+    @rule(choice=pick, over=mostly)
     def requeue(self, choice: int, over: bool) -> None:
         if not over:
             if row := self.row_at(choice, "pending", "inflight", "confirmed", "done"):
@@ -415,7 +436,7 @@ class OutboxModel(RuleBasedStateMachine):
             self.do(lambda c: moves.requeue(c, row.row, "new", b"new", "new", self.now))
         assert self.rows() == before
 
-    @rule(space=st.sampled_from(["main", "side"]), stays=st.sampled_from([False, False, True]))
+    @rule(space=spaces, stays=rarely)
     def pause(self, space: str, stays: bool) -> None:
         self.do(lambda c: moves.pause(c, space, "told to", self.now))
         self.paused.add(space)
@@ -429,7 +450,7 @@ class OutboxModel(RuleBasedStateMachine):
         self.do(lambda c: [moves.resume(c, space) for space in self.paused])
         self.paused.clear()
 
-    @rule(lane=st.sampled_from(LANES), width=st.integers(0, 2), stays=st.sampled_from([False, False, True]))
+    @rule(lane=st.sampled_from(LANES), width=st.integers(0, 2), stays=rarely)
     def block(self, lane: Lane, width: int, stays: bool) -> None:
         scope = (Lane(lane.space), Lane(*lane[:2]), lane)[width]
         self.do(lambda c: moves.block(c, scope, "told_to", "wait", self.now))
@@ -552,8 +573,8 @@ class OutboxModel(RuleBasedStateMachine):
         self.attempts.clear()
         for space in self.brokers:
             self.meet(space)
-        for _ in range(4 * len(self.drafts) + 4):
-            self.time_passes(121_000)
+        for _ in range(len(self.drafts) + 6):
+            self.time_passes(self.terms.backoff.bound)
             for space in self.brokers:
                 self.verify(space, 1_000)
             self.take(100, None, True)
@@ -571,7 +592,65 @@ class OutboxModel(RuleBasedStateMachine):
 TestOutboxModel = OutboxModel.TestCase
 TestOutboxModel.settings = settings(
     settings.default,
-    max_examples=settings.default.max_examples * 2,
     stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+WALKS, STEPS = (400, 200) if os.environ.get("TIDINGS_DEEP") else (40, 100)
+
+
+def one_step(model: OutboxModel, luck: random.Random) -> None:
+    """A step as a host on a bad day would meet it: mostly sending, often failing, sometimes worse."""
+    choice, space, lane = luck.randrange(10_000), luck.choice(["main", "main", "side"]), luck.choice(LANES)
+    steps: list[tuple[int, Callable[[], object]]] = [
+        (8, lambda: model.accept(lane, luck.choice("xyz"), luck.choice([60_000, HOUR, HOUR * 24]))),
+        (2, lambda: model.ask_again(choice, luck.random() < 0.5)),
+        (10, lambda: model.take(luck.randint(1, 4), luck.choice([None, None, lane]), luck.random() < 0.8)),
+        (6, lambda: model.time_passes(luck.choice([100, 1_000, 1_000, 3_000, 61_000, 121_000]))),
+        (2, lambda: model.the_clock_jumps(luck.choice([-HOUR, HOUR]))),
+        (2, lambda: model.the_host_crashes(luck.random() < 0.5, luck.random() < 0.3)),
+        (
+            3,
+            lambda: model.the_broker_restarts_and_forgets(space, luck.randint(0, 4), luck.choice([0, 0, 3_000, 5_000])),
+        ),
+        (4, lambda: model.verify(space, luck.randint(1, 3))),
+        (6, lambda: model.release(space)),
+        (1, lambda: model.old_payloads_are_dropped()),
+        (3, lambda: model.cancel(choice)),
+        (3, lambda: model.requeue(choice, luck.random() < 0.8)),
+        (1, lambda: model.pause(space, luck.random() < 0.2)),
+        (1, lambda: model.block(lane, luck.randint(0, 2), luck.random() < 0.2)),
+        (1, lambda: model.resume()),
+        (1, lambda: model.unblock()),
+        (1, lambda: model.old_rows_end()),
+    ]
+    if model.attempts:
+        failures = [REFUSED, LATER, LATER, REVOKED, AWAY, NO_ANSWER, NO_ANSWER]
+        steps += [
+            (6, lambda: model.the_broker_stores_it(choice)),
+            (8, lambda: model.the_acknowledgement_arrives(choice)),
+            (8, lambda: model.it_is_sent_and_acknowledged(choice)),
+            (1, lambda: model.somebody_else_answers_for_it(choice)),
+            (4, lambda: model.it_fails(choice, luck.choice(failures))),
+            (4, lambda: model.its_answer_is_lost(choice, luck.random() < 0.6, luck.choice(LOST_ANSWER))),
+        ]
+    luck.choices([step for _, step in steps], [weight for weight, _ in steps])[0]()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", range(4))
+def test_long_walks_keep_every_promise(seeds: int) -> None:
+    """The machine above looks for short stories; these are long ones. A failure names its seed."""
+    for seed in range(seeds, WALKS, 4):
+        luck, model = random.Random(seed), OutboxModel()
+        model.begin(luck.choices(LANES, k=3))
+        try:
+            for _ in range(STEPS):
+                one_step(model, luck)
+                model.check_everything()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            model.close()
+            raise
+        model.teardown()

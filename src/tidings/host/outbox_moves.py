@@ -141,17 +141,20 @@ def _reused(known: OutboxRow) -> IdReused:
 
 # --------------------------------------------------------------------------------------------------------- leasing
 
-# The heads of all lanes, one index lookup a lane however long each is.
-_HEADS = """
+_NEXT = """
+SELECT n.row FROM outbox n WHERE n.state IN ('pending', 'inflight') AND {0}
+ORDER BY n.space, n.sender, n.kind, n.destination, n.row LIMIT 1"""
+# The heads of all lanes, a few index lookups a lane however long each is. SQLite seeks by the first column only when
+# all four are compared as one value, so each column has its own step.
+_HEADS = f"""
 WITH RECURSIVE head (row) AS (
-  SELECT * FROM (
-    SELECT row FROM outbox WHERE state IN ('pending', 'inflight')
-    ORDER BY space, sender, kind, destination, row LIMIT 1)
+  SELECT * FROM ({_NEXT.format("n.space > ''")})
   UNION ALL
-  SELECT (
-    SELECT n.row FROM outbox n WHERE n.state IN ('pending', 'inflight')
-      AND (n.space, n.sender, n.kind, n.destination) > (c.space, c.sender, c.kind, c.destination)
-    ORDER BY n.space, n.sender, n.kind, n.destination, n.row LIMIT 1)
+  SELECT coalesce(
+    ({_NEXT.format("n.space = c.space AND n.sender = c.sender AND n.kind = c.kind AND n.destination > c.destination")}),
+    ({_NEXT.format("n.space = c.space AND n.sender = c.sender AND n.kind > c.kind")}),
+    ({_NEXT.format("n.space = c.space AND n.sender > c.sender")}),
+    ({_NEXT.format("n.space > c.space")}))
   FROM head JOIN outbox c ON c.row = head.row)
 """
 _HEAD_OF = """

@@ -254,7 +254,7 @@ class Database:
             job.error = self._failure(error)
             # A connection that was opened read-only stays so. After other failures it is kept: opening anew would
             # read a commit that was written, not synced, and reported as failed.
-            self._suspect = isinstance(job.error, StoreReadOnly | StoreBroken)
+            self._suspect = self._suspect or isinstance(job.error, StoreReadOnly | StoreBroken)
             if connection.in_transaction:
                 with suppress(sqlite3.Error):
                     self._undo_one(connection, alone)

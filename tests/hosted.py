@@ -1,0 +1,71 @@
+"""Messages for the tests of the host's database: drafts for the outbox, arrivals for the inbox, rows in every state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidings.host import inbox
+from tidings.host import outbox_moves as moves
+from tidings.host.inbox import Arrival
+from tidings.host.outbox_moves import Draft, Lane, Place, Terms
+from tidings.store.database import Database
+from tidings.store.outcomes import Outcome
+
+NOW = 1_700_000_000_000
+TERMS = Terms("run 1", luck=lambda: 0.5)
+REFUSED = Outcome("denied", "may not post", retryable=False, blocks="row")
+GENERAL = Lane("main", "ada", "chat", "general")
+
+
+def draft(message_id: str, lane: Lane = GENERAL, **changed: Any) -> Draft:
+    plain: dict[str, Any] = lane._asdict() | {
+        "id": message_id,
+        "fingerprint": message_id.encode().ljust(32, b"."),
+        "subject": "td." + ".".join(lane),
+        "payload": f"says {message_id}".encode(),
+        "signature": f"signed {message_id}",
+    }
+    return Draft(**(plain | changed))
+
+
+def arrival(message_id: str, text: str = "hello", recipient: str = "bob", **changed: Any) -> Arrival:
+    plain: dict[str, Any] = {
+        "space": "main",
+        "recipient": recipient,
+        "sender": "ada",
+        "id": message_id,
+        "sender_name": "ada",
+        "kind": "direct",
+        "channel": None,
+        "seq": 1,
+        "sent_at": NOW,
+        "logged_at": NOW,
+        "text": text,
+        "raw": text.encode(),
+    }
+    if "channel" in changed:
+        plain["kind"] = "channel"
+    return Arrival(**(plain | changed))
+
+
+def fill(database: Database) -> None:
+    """One row of the outbox in each state, in lanes of their own, and a small inbox."""
+    states = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
+    for state in states:
+        lane = Lane("main", "ada", "dm", state)
+        row = database.write_blocking(lambda c, lane=lane: moves.accept(c, draft(lane.destination, lane), NOW)).row.row
+        if state in ("pending", "cancelled"):
+            continue
+        database.write_blocking(lambda c, row=row: moves.lease(c, row, NOW, TERMS))
+    rows = {state: number for number, state in enumerate(states, 1)}
+    place = Place(7, "LOG", "server 1")
+    database.write_blocking(lambda c: moves.confirmed(c, rows["done"], 1, place, NOW, 0, TERMS))
+    database.write_blocking(lambda c: moves.release(c, "main", "server 1", 10_000, 5_000, NOW))
+    database.write_blocking(lambda c: moves.confirmed(c, rows["confirmed"], 1, place, NOW, 20_000, TERMS))
+    database.write_blocking(lambda c: moves.settle(c, rows["dead"], 1, REFUSED, NOW, TERMS))
+    database.write_blocking(lambda c: moves.cancel(c, rows["cancelled"], NOW))
+    for message_id, kind in (("direct", {}), ("posted", {"channel": "general"})):
+        database.write_blocking(
+            lambda c, m=message_id, k=kind: inbox.keep(c, arrival(m, f"{m} text", **k), NOW, words=False)
+        )
+    database.write_blocking(lambda c: inbox.quarantine(c, "main", "bob", b"garbage", "does not open", NOW))
