@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 from tidings.host import inbox
@@ -50,22 +51,22 @@ def arrival(message_id: str, text: str = "hello", recipient: str = "bob", **chan
 
 def fill(database: Database) -> None:
     """One row of the outbox in each state, in lanes of their own, and a small inbox."""
+    database.write_blocking(_fill)
+
+
+def _fill(connection: sqlite3.Connection) -> None:
     states = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
+    rows: dict[str, int] = {}
     for state in states:
-        lane = Lane("main", "ada", "dm", state)
-        row = database.write_blocking(lambda c, lane=lane: moves.accept(c, draft(lane.destination, lane), NOW)).row.row
-        if state in ("pending", "cancelled"):
-            continue
-        database.write_blocking(lambda c, row=row: moves.lease(c, row, NOW, TERMS))
-    rows = {state: number for number, state in enumerate(states, 1)}
+        rows[state] = moves.accept(connection, draft(state, Lane("main", "ada", "dm", state)), NOW).row.row
+        if state not in ("pending", "cancelled"):
+            moves.lease(connection, rows[state], NOW, TERMS)
     place = Place(7, "LOG", "server 1")
-    database.write_blocking(lambda c: moves.confirmed(c, rows["done"], 1, place, NOW, 0, TERMS))
-    database.write_blocking(lambda c: moves.release(c, "main", "server 1", 10_000, 5_000, NOW))
-    database.write_blocking(lambda c: moves.confirmed(c, rows["confirmed"], 1, place, NOW, 20_000, TERMS))
-    database.write_blocking(lambda c: moves.settle(c, rows["dead"], 1, REFUSED, NOW, TERMS))
-    database.write_blocking(lambda c: moves.cancel(c, rows["cancelled"], NOW))
-    for message_id, kind in (("direct", {}), ("posted", {"channel": "general"})):
-        database.write_blocking(
-            lambda c, m=message_id, k=kind: inbox.keep(c, arrival(m, f"{m} text", **k), NOW, words=False)
-        )
-    database.write_blocking(lambda c: inbox.quarantine(c, "main", "bob", b"garbage", "does not open", NOW))
+    moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
+    moves.release(connection, "main", "server 1", 10_000, 5_000, NOW)
+    moves.confirmed(connection, rows["confirmed"], 1, place, NOW, 20_000, TERMS)
+    moves.settle(connection, rows["dead"], 1, REFUSED, NOW, TERMS)
+    moves.cancel(connection, rows["cancelled"], NOW)
+    inbox.keep(connection, arrival("direct", "direct text"), NOW, words=False)
+    inbox.keep(connection, arrival("posted", "posted text", channel="general"), NOW, words=False)
+    inbox.quarantine(connection, "main", "bob", b"garbage", "does not open", NOW)

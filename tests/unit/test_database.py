@@ -354,7 +354,7 @@ async def test_closing_ends_in_bounded_time_and_fails_what_is_left(path: Path) -
         begun.set()
         connection.execute(FOREVER).fetchone()
 
-    asked = [asyncio.ensure_future(notes.write(endless)), asyncio.ensure_future(notes.read(endless))]
+    asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ask(endless)) for ask in (notes.write, notes.read)]
     await asyncio.sleep(0)
     assert await asyncio.to_thread(begun.wait, 10)
     asked += [asyncio.ensure_future(notes.write(write(f"note {n}"))) for n in range(3)]

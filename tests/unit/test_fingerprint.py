@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidings.errors import MalformedMessage
 from tidings.host.fingerprint import Request, fingerprint
-from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, TextPart
+from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Part, TextPart
 
 PLAIN = Request(space="SPACE", sender="UADA", kind="dm", destination="UBOB", max_age=1000, text="hello")
 OTHER: dict[str, Any] = {
@@ -56,7 +56,7 @@ def test_other_data_is_another_request(one: Any, two: Any) -> None:
 
 
 def test_kinds_of_parts_are_not_taken_for_each_other() -> None:
-    made = [
+    made: list[tuple[Part, ...]] = [
         (TextPart("x"),),
         (DataPart("x"),),
         (DataPart({"kind": "text", "text": "x"}),),

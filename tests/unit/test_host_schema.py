@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,9 +157,9 @@ def test_a_file_of_an_older_version_opens_and_works(tmp_path: Path, version: int
     assert {row.state: row.row for row in rows} == ROW
     for state in ROW:
         again, other = draft(state, Lane("main", "ada", "dm", state)), draft(state, fingerprint=b"x" * 32)
-        assert not host.write_blocking(lambda c, again=again: moves.accept(c, again, NOW)).new
+        assert not host.write_blocking(partial(moves.accept, draft=again, now=NOW)).new
         with pytest.raises(IdReused):
-            host.write_blocking(lambda c, other=other: moves.accept(c, other, NOW))
+            host.write_blocking(partial(moves.accept, draft=other, now=NOW))
     later = moves.Terms("run 2")
     host.write_blocking(lambda c: moves.recover(c, NOW, 0, later))
     assert {leased.row.id for leased in host.write_blocking(lambda c: moves.take(c, NOW, later))} == {

@@ -447,7 +447,8 @@ class OutboxModel(RuleBasedStateMachine):
     @precondition(lambda self: self.paused)
     @rule()
     def resume(self) -> None:
-        self.do(lambda c: [moves.resume(c, space) for space in self.paused])
+        for space in list(self.paused):
+            self.do(lambda c, space=space: moves.resume(c, space))  # type: ignore[misc]
         self.paused.clear()
 
     @rule(lane=st.sampled_from(LANES), width=st.integers(0, 2), stays=rarely)
