@@ -309,6 +309,8 @@ class OutboxModel(RuleBasedStateMachine):
         ours = (before.state, before.lease_owner, before.attempts) == ("inflight", terms.owner, row.attempts)
         expected = "cancelled" if before.cancel_asked else "pending" if outcome.retryable else "dead"
         assert said == (expected if ours else None)
+        after = views.show(self.reader, row.row)
+        assert said != "pending" or outcome.blocks != "lane" or after.next_attempt_at > self.now, "not again at once"
         attempt.given_up = True
         if outcome is not NO_ANSWER:
             self.attempts.remove(attempt)
