@@ -5,6 +5,7 @@
     │   ├── InvalidName             a space, channel, pattern, agent or role name does not fit the grammar
     │   ├── UnknownPeer             no agent of that name or id in this space
     │   ├── AmbiguousPeer           several agents could be meant
+    │   ├── UnknownMessage          no message of that id or number is kept here
     │   └── ConfigError             a setting or a file of ours says something impossible
     ├── WireError                   bytes that are not what they claim to be
     │   ├── MalformedMessage        not strict JSON, or not a message
@@ -25,6 +26,8 @@
     │   ├── LeaseLost               we held it; the broker refused a stale write
     │   ├── NameTaken               an agent of that name exists
     │   ├── IdBurned                somebody else used this message id first
+    │   ├── IdReused                this id was accepted before, for another message
+    │   ├── WrongState              what is kept here is not in a state that allows it
     │   ├── Superseded              a newer session of this identity receives now
     │   └── SpaceBusy               another process runs or administers this space
     ├── OutcomeUnknown              it may have happened or not; read before you repeat
@@ -36,6 +39,13 @@
     │   ├── DeliveryLost            something owed to this agent will not be delivered; it says how many and where
     │   ├── LogGap                  a sequence is missing above the floor
     │   └── StreamMismatch          a stream exists with settings we cannot reconcile
+    ├── StoreError                  the database of this host cannot do it; nothing was changed
+    │   ├── StoreFull               no room: the disk or a quota is full
+    │   ├── StoreReadOnly           it can be read and not written
+    │   ├── StoreBroken             it is damaged or not ours, and is never replaced without being told to
+    │   ├── StoreTooNew             a newer Tidings wrote it
+    │   ├── StoreBusy               another process holds it
+    │   └── StoreClosed             it was closed before this was done
     ├── TaskDead                    nobody finished a task: it is a dead letter, or was dropped
     ├── BrokerFailed                nats-server could not be started or died
     └── PrerequisiteMissing         something this machine needs is not there
@@ -72,6 +82,10 @@ class UnknownPeer(UsageError):
 
 class AmbiguousPeer(UsageError):
     code = "ambiguous_peer"
+
+
+class UnknownMessage(UsageError):
+    code = "unknown_message"
 
 
 class ConfigError(UsageError):
@@ -157,6 +171,14 @@ class IdBurned(ConflictError):
     code = "id_burned"
 
 
+class IdReused(ConflictError):
+    code = "id_reused"
+
+
+class WrongState(ConflictError):
+    code = "wrong_state"
+
+
 class Superseded(ConflictError):
     code = "superseded"
 
@@ -214,6 +236,36 @@ class LogGap(UnhealthyError):
 
 class StreamMismatch(UnhealthyError):
     code = "stream_mismatch"
+
+
+class StoreError(TidingsError):
+    exit_code = 3
+    code = "store"
+
+
+class StoreFull(StoreError):
+    code = "store_full"
+
+
+class StoreReadOnly(StoreError):
+    code = "store_read_only"
+
+
+class StoreBroken(StoreError):
+    code = "store_broken"
+
+
+class StoreTooNew(StoreError):
+    code = "store_too_new"
+
+
+class StoreBusy(StoreError):
+    exit_code = 6
+    code = "store_busy"
+
+
+class StoreClosed(StoreError):
+    code = "store_closed"
 
 
 class TaskDead(TidingsError):

@@ -1,0 +1,74 @@
+"""What a request to send is, as 32 bytes: the same request asked twice has the same, any other has another.
+
+It covers everything that decides what arrives where, in the name of whom: the space, the sender, the destination as it
+was resolved, and the whole content before sealing (sealing the same text twice gives different bytes). The message id
+is not in it: the id is what the request is filed under.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidings.errors import MalformedMessage
+from tidings.wire.message import ExtensionPart, Part
+
+Kind = Literal["chat", "dm", "task"]
+_DOMAIN = b"tidings request 1\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What somebody asked to be sent, its names resolved. `destination`: a channel, an agent's id, or a role."""
+
+    space: str
+    sender: str
+    kind: Kind
+    destination: str
+    max_age: int
+    text: str | None = None
+    data: Any | UnsetType = UNSET
+    parts: tuple[Part, ...] = ()
+    #: ids of agents
+    mentions: tuple[str, ...] = ()
+    reply_to: str | None = None
+    context: str | None = None
+    priority: str = "next"
+
+
+def fingerprint(request: Request) -> bytes:
+    """32 bytes. The order of the keys of JSON objects does not matter, the order of everything else does."""
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _PLAIN}
+    fields["parts"] = [_part(part) for part in request.parts]
+    if request.data is not UNSET:
+        fields["data"] = request.data
+    try:
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedMessage(f"cannot be written as JSON: {error}") from error
+    return hashlib.sha256(_DOMAIN + canonical.encode("ascii")).digest()
+
+
+_PLAIN = (
+    "space",
+    "sender",
+    "kind",
+    "destination",
+    "max_age",
+    "text",
+    "mentions",
+    "reply_to",
+    "context",
+    "priority",
+)
+
+
+def _part(part: Part) -> Any:
+    if isinstance(part, ExtensionPart):
+        return ["extension", part.kind, part.body]
+    return msgspec.to_builtins(part)

@@ -1,0 +1,379 @@
+"""The inbox: what the agents of this host received, each message once for each recipient, for ever.
+
+Its key is (space, recipient, sender, id). Every function takes the recipient and answers about nobody else; only the
+counts are about all. A message that came again is not new, whatever became of the first copy: expiry drops what it
+said and never that it came, and unread mail stays unless told otherwise. What cannot be opened is kept aside with the
+reason. Words are found with FTS5 where SQLite has it, else by comparing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from tidings.store.database import Database
+
+Stage = Literal["delivered", "read"]
+STEP = 500
+THREAD_SHOWN = 200
+QUARANTINE_REASON = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A verified message on its way into the inbox; the fields are those of `endpoint.incoming.Incoming`."""
+
+    space: str
+    recipient: str
+    sender: str
+    id: str
+    sender_name: str
+    kind: Literal["channel", "direct"]
+    channel: str | None
+    seq: int
+    sent_at: int
+    logged_at: int
+    priority: str = "next"
+    reply_to: str | None = None
+    context: str | None = None
+    historical: bool = False
+    sealed: bool = False
+    mentions_me: bool = False
+    wakes: bool = True
+    text: str
+    raw: bytes
+
+
+class InboxRow(NamedTuple):
+    row: int
+    space: str
+    recipient: str
+    sender: str
+    id: str
+    sender_name: str
+    kind: str
+    channel: str | None
+    seq: int
+    sent_at: int
+    logged_at: int
+    received_at: int
+    priority: str
+    reply_to: str | None
+    context: str | None
+    historical: int
+    sealed: int
+    mentions_me: int
+    wakes: int
+    text: str
+    raw: bytes
+    read_at: int | None
+
+
+class Kept(NamedTuple):
+    row: int
+    #: False if it had come before
+    new: bool
+
+
+class Aside(NamedTuple):
+    """Something that could not be opened."""
+
+    row: int
+    raw: bytes
+    reason: str
+    received_at: int
+
+
+class Receipt(NamedTuple):
+    row: int
+    sender: str
+    id: str
+    seq: int
+    stage: Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which messages of a recipient. `after`: rows behind this one; `sender`: an agent's id."""
+
+    unread: bool = False
+    sender: str | None = None
+    channel: str | None = None
+    kind: Literal["channel", "direct"] | None = None
+    after: int = 0
+    limit: int = 50
+    direct_first: bool = False
+
+
+EVERYTHING = Wanted()
+COLUMNS = ", ".join(InboxRow._fields)
+_TOP = ", ".join(f"i.{name}" for name in InboxRow._fields)
+_WRITTEN = tuple(Arrival.__dataclass_fields__)
+_values = attrgetter(*_WRITTEN)
+_KEEP = f"""
+INSERT INTO inbox ({", ".join(_WRITTEN)}, received_at) VALUES ({", ".join("?" * len(_WRITTEN))}, ?)
+ON CONFLICT (space, recipient, sender, id) DO NOTHING RETURNING row"""
+_MINE = "i.space = ? AND i.recipient = ? AND i.expired_at IS NULL"
+
+
+# --------------------------------------------------------------------------------------------------------- keeping
+
+
+def prepare_search(connection: sqlite3.Connection) -> bool:
+    """Make the index of words, or complete it if an SQLite without FTS5 wrote meanwhile. False: there is no FTS5."""
+    if not connection.execute("SELECT 1 FROM pragma_compile_options WHERE compile_options = 'ENABLE_FTS5'").fetchone():
+        return False
+    connection.execute(
+        """CREATE VIRTUAL TABLE IF NOT EXISTS inbox_words
+        USING fts5 (text, content = 'inbox_text', content_rowid = 'row')"""
+    )
+    (indexed,) = connection.execute("SELECT count(*) FROM inbox_words_docsize").fetchone()
+    (kept,) = connection.execute("SELECT count(*) FROM inbox_text").fetchone()
+    if indexed != kept:
+        connection.execute("INSERT INTO inbox_words (inbox_words) VALUES ('rebuild')")
+    return True
+
+
+def keep(connection: sqlite3.Connection, arrival: Arrival, now: int, *, words: bool) -> Kept:
+    """Keep it unless it came before; either way it may be acknowledged upstream once this is on disk."""
+    made = connection.execute(_KEEP, (*_values(arrival), now)).fetchone()
+    if made is None:
+        key = (arrival.space, arrival.recipient, arrival.sender, arrival.id)
+        (known,) = connection.execute(
+            "SELECT row FROM inbox WHERE space = ? AND recipient = ? AND sender = ? AND id = ?", key
+        ).fetchone()
+        return Kept(known, new=False)
+    if words:
+        connection.execute("INSERT INTO inbox_words (rowid, text) VALUES (?, ?)", (made[0], arrival.text))
+    return Kept(made[0], new=True)
+
+
+def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: bytes, reason: str, now: int) -> Kept:
+    """Keep aside what cannot be opened; the same bytes once."""
+    key = (space, recipient, hashlib.sha256(raw).digest())
+    made = connection.execute(
+        """INSERT INTO quarantine (space, recipient, digest, raw, reason, received_at) VALUES (?, ?, ?, ?, ?, ?)
+        ON CONFLICT (space, recipient, digest) DO NOTHING RETURNING row""",
+        (*key, raw, reason[:QUARANTINE_REASON], now),
+    ).fetchone()
+    if made is not None:
+        return Kept(made[0], new=True)
+    query = "SELECT row FROM quarantine WHERE space = ? AND recipient = ? AND digest = ?"
+    return Kept(connection.execute(query, key).fetchone()[0], new=False)
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def listed(connection: sqlite3.Connection, space: str, recipient: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
+    """A page in the order of arrival; direct messages before the others if asked for."""
+    where, asked = _filters(space, recipient, wanted)
+    order = "i.kind = 'direct' DESC, i.row" if wanted.direct_first else "i.row"
+    query = f"SELECT {_TOP} FROM inbox i WHERE {where} ORDER BY {order} LIMIT ?"
+    return _rows(connection.execute(query, (*asked, wanted.limit)))
+
+
+def _filters(space: str, recipient: str, wanted: Wanted) -> tuple[str, list[Any]]:
+    where, asked = [_MINE, "i.row > ?"], [space, recipient, wanted.after]
+    if wanted.unread:
+        where.append("i.read_at IS NULL")
+    for column in ("sender", "channel", "kind"):
+        value = getattr(wanted, column)
+        if value is not None:
+            where.append(f"i.{column} = ?")
+            asked.append(value)
+    return " AND ".join(where), asked
+
+
+def search(
+    connection: sqlite3.Connection,
+    space: str,
+    recipient: str,
+    text: str,
+    wanted: Wanted = EVERYTHING,
+    *,
+    words: bool,
+) -> list[InboxRow]:
+    """Messages that hold every word of `text` (or a word that begins with it), newest first."""
+    terms = text.replace("\x00", " ").split()
+    if not terms:
+        return []
+    where, asked = _filters(space, recipient, wanted)
+    if words:
+        quoted = " ".join('"' + term.replace('"', '""') + '"*' for term in terms)
+        source = "inbox_words JOIN inbox i ON i.row = inbox_words.rowid"
+        where, asked = f"inbox_words MATCH ? AND {where}", [quoted, *asked]
+    else:
+        source = "inbox i"
+        for term in terms:
+            where += " AND i.text LIKE ? ESCAPE '\\'"
+            asked.append("%" + _literally(term) + "%")
+    query = f"SELECT {_TOP} FROM {source} WHERE {where} ORDER BY i.row DESC LIMIT ?"
+    return _rows(connection.execute(query, (*asked, wanted.limit)))
+
+
+def _literally(term: str) -> str:
+    for special in ("\\", "%", "_"):
+        term = term.replace(special, "\\" + special)
+    return term
+
+
+_THREAD = f"""
+WITH RECURSIVE
+up (id, reply_to, depth) AS (
+  SELECT i.id, i.reply_to, 0 FROM inbox i WHERE {_MINE} AND i.id = ?
+  UNION SELECT i.id, i.reply_to, up.depth + 1 FROM up JOIN inbox i ON i.id = up.reply_to AND {_MINE}
+  WHERE up.depth < {THREAD_SHOWN}),
+down (id, depth) AS (
+  SELECT id, 0 FROM up UNION SELECT ?, 0
+  UNION SELECT i.id, down.depth + 1 FROM down JOIN inbox i ON i.reply_to = down.id AND {_MINE}
+  WHERE down.depth < {THREAD_SHOWN})
+SELECT {_TOP} FROM inbox i WHERE {_MINE} AND (i.id IN (SELECT id FROM down)
+  OR i.context IN (SELECT c.context FROM inbox c WHERE c.space = ? AND c.recipient = ? AND c.id = ?
+    AND c.context IS NOT NULL))
+ORDER BY i.row LIMIT ?"""
+
+
+def thread(
+    connection: sqlite3.Connection, space: str, recipient: str, message_id: str, limit: int = THREAD_SHOWN
+) -> list[InboxRow]:
+    """What this recipient has of a conversation: what the message answers, what answers it, and its context."""
+    mine = (space, recipient)
+    asked = (*mine, message_id, *mine, message_id, *mine, *mine, *mine, message_id, limit)
+    return _rows(connection.execute(_THREAD, asked))
+
+
+def in_context(
+    connection: sqlite3.Connection, space: str, recipient: str, context: str, limit: int = THREAD_SHOWN
+) -> list[InboxRow]:
+    query = f"SELECT {_TOP} FROM inbox i WHERE {_MINE} AND i.context = ? ORDER BY i.row LIMIT ?"
+    return _rows(connection.execute(query, (space, recipient, context, limit)))
+
+
+def aside(connection: sqlite3.Connection, space: str, recipient: str, after: int = 0, limit: int = 50) -> list[Aside]:
+    """What could not be opened."""
+    found = connection.execute(
+        """SELECT row, raw, reason, received_at FROM quarantine WHERE space = ? AND recipient = ? AND row > ?
+        ORDER BY row LIMIT ?""",
+        (space, recipient, after, limit),
+    )
+    return [Aside._make(one) for one in found]
+
+
+def unread_counts(connection: sqlite3.Connection) -> dict[tuple[str, str, str], int]:
+    """How many unread messages by (space, recipient, kind): numbers, for those who may see no more."""
+    found = connection.execute(
+        """SELECT space, recipient, kind, count(*) FROM inbox WHERE read_at IS NULL AND expired_at IS NULL
+        GROUP BY space, recipient, kind"""
+    )
+    return {(space, recipient, kind): number for space, recipient, kind, number in found}
+
+
+def _rows(found: sqlite3.Cursor) -> list[InboxRow]:
+    return [InboxRow._make(one) for one in found]
+
+
+# -------------------------------------------------------------------------------------------------- what became of it
+
+
+def mark_read(connection: sqlite3.Connection, space: str, recipient: str, rows: Sequence[int], now: int) -> int:
+    """How many of these became read now. Rows of others, and what is read, are passed over."""
+    return connection.executemany(
+        "UPDATE inbox SET read_at = ? WHERE row = ? AND space = ? AND recipient = ? AND read_at IS NULL",
+        [(now, row, space, recipient) for row in rows],
+    ).rowcount
+
+
+def expire(
+    connection: sqlite3.Connection, before: int, now: int, *, words: bool, unread_too: bool = False, limit: int = STEP
+) -> int:
+    """Forget what messages received before a moment said. Unread ones stay unless `unread_too`."""
+    old = connection.execute(
+        f"""SELECT row, text FROM inbox WHERE expired_at IS NULL AND received_at < ?
+        {"" if unread_too else "AND read_at IS NOT NULL"} ORDER BY row LIMIT ?""",
+        (before, limit),
+    ).fetchall()
+    if words:
+        connection.executemany("INSERT INTO inbox_words (inbox_words, rowid, text) VALUES ('delete', ?, ?)", old)
+    connection.executemany(
+        "UPDATE inbox SET expired_at = ?, text = '', raw = NULL WHERE row = ?", [(now, row) for row, _ in old]
+    )
+    return len(old)
+
+
+_UNTOLD = "kind = 'direct' AND (told = 'nothing' OR (told = 'delivered' AND read_at IS NOT NULL))"
+
+
+def receipts_to_tell(connection: sqlite3.Connection, space: str, recipient: str, limit: int = 256) -> list[Receipt]:
+    """What the senders of this recipient's direct messages do not know yet, the furthest stage of each."""
+    found = connection.execute(
+        f"""SELECT row, sender, id, seq, CASE WHEN read_at IS NULL THEN 'delivered' ELSE 'read' END FROM inbox
+        WHERE space = ? AND recipient = ? AND {_UNTOLD} ORDER BY row LIMIT ?""",
+        (space, recipient, limit),
+    )
+    return [Receipt._make(one) for one in found]
+
+
+def told(connection: sqlite3.Connection, space: str, recipient: str, receipts: Sequence[Receipt]) -> None:
+    """These were taken by the steward. A stage never goes back."""
+    connection.executemany(
+        """UPDATE inbox SET told = ? WHERE row = ? AND space = ? AND recipient = ? AND kind = 'direct'
+        AND told <> 'read' AND (? = 'delivered' OR read_at IS NOT NULL)""",
+        [(one.stage, one.row, space, recipient, one.stage) for one in receipts],
+    )
+
+
+class InboxStore:
+    """The inbox over a database: what a method changed is on disk when it returns. Made by `open`."""
+
+    def __init__(self, database: Database, *, words: bool) -> None:
+        self.database, self.words = database, words
+        self._write, self._read, self._now = database.write, database.read, database.now
+
+    @classmethod
+    async def open(cls, database: Database) -> InboxStore:
+        return cls(database, words=await database.write(prepare_search))
+
+    async def keep(self, arrival: Arrival) -> Kept:
+        now = self._now()
+        return await self._write(lambda c: keep(c, arrival, now, words=self.words))
+
+    async def quarantine(self, space: str, recipient: str, raw: bytes, reason: str) -> Kept:
+        now = self._now()
+        return await self._write(lambda c: quarantine(c, space, recipient, raw, reason, now))
+
+    async def listed(self, space: str, recipient: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
+        return await self._read(lambda c: listed(c, space, recipient, wanted))
+
+    async def search(self, space: str, recipient: str, text: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
+        return await self._read(lambda c: search(c, space, recipient, text, wanted, words=self.words))
+
+    async def thread(self, space: str, recipient: str, message_id: str) -> list[InboxRow]:
+        return await self._read(lambda c: thread(c, space, recipient, message_id))
+
+    async def in_context(self, space: str, recipient: str, context: str) -> list[InboxRow]:
+        return await self._read(lambda c: in_context(c, space, recipient, context))
+
+    async def aside(self, space: str, recipient: str, after: int = 0) -> list[Aside]:
+        return await self._read(lambda c: aside(c, space, recipient, after))
+
+    async def mark_read(self, space: str, recipient: str, rows: Sequence[int]) -> int:
+        now = self._now()
+        return await self._write(lambda c: mark_read(c, space, recipient, rows, now))
+
+    async def unread_counts(self) -> dict[tuple[str, str, str], int]:
+        return await self._read(unread_counts)
+
+    async def expire(self, older_than: int, *, unread_too: bool = False) -> int:
+        now = self._now()
+        return await self._write(lambda c: expire(c, now - older_than, now, words=self.words, unread_too=unread_too))
+
+    async def receipts_to_tell(self, space: str, recipient: str) -> list[Receipt]:
+        return await self._read(lambda c: receipts_to_tell(c, space, recipient))
+
+    async def told(self, space: str, recipient: str, receipts: Sequence[Receipt]) -> None:
+        await self._write(lambda c: told(c, space, recipient, receipts))

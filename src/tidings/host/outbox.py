@@ -1,0 +1,130 @@
+"""The outbox of one run of the host: each transition of `outbox_moves` as one job of the database's writer.
+
+What a method returns is on disk. Rows are given as they were leased or read, so that every change states what it
+expects: a row that moved on meanwhile is left alone, and the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from tidings.host import outbox_moves as moves
+from tidings.host import outbox_views as views
+from tidings.host.outbox_moves import AT_ONCE, Accepted, Draft, Lane, Leased, Place, Terms
+from tidings.host.outbox_views import BlockRow, OutboxRow, SpaceRow
+from tidings.store.database import Database
+from tidings.store.outcomes import Outcome
+
+__all__ = ["Accepted", "BlockRow", "Draft", "Lane", "Leased", "OutboxRow", "OutboxStore", "Place", "SpaceRow", "Terms"]
+
+
+class OutboxStore:
+    """`tick` reads milliseconds of a clock that never jumps (`time.monotonic`)."""
+
+    def __init__(self, database: Database, terms: Terms, tick: Callable[[], int]) -> None:
+        self.database, self.terms, self.tick = database, terms, tick
+        self._write, self._now = database.write, database.now
+
+    async def recover(self) -> int:
+        """To be called first: how many leases of earlier runs were void."""
+        now, tick = self._now(), self.tick()
+        return await self._write(lambda c: moves.recover(c, now, tick, self.terms))
+
+    async def accept(self, draft: Draft) -> Accepted:
+        now = self._now()
+        return await self._write(lambda c: moves.accept(c, draft, now))
+
+    async def take(self, limit: int = AT_ONCE, lane: Lane | None = None) -> list[Leased]:
+        """Lease what is due: at most one row of each free lane."""
+        now = self._now()
+        return await self._write(lambda c: moves.take(c, now, self.terms, limit, lane))
+
+    async def settle(self, row: OutboxRow, outcome: Outcome) -> str | None:
+        now = self._now()
+        return await self._write(lambda c: moves.settle(c, row.row, row.attempts, outcome, now, self.terms))
+
+    async def confirmed(self, row: OutboxRow, place: Place) -> Literal["confirmed", "late", "ignored"]:
+        now, tick = self._now(), self.tick()
+        return await self._write(lambda c: moves.confirmed(c, row.row, row.attempts, place, now, tick, self.terms))
+
+    async def meet(self, space: str, incarnation: str) -> bool:
+        """To be called with each connection, before anything is taken. True: verify what earlier runs confirmed."""
+        return await self._write(lambda c: moves.meet(c, space, incarnation))
+
+    async def release(self, space: str, incarnation: str, tick: int, horizon: int) -> int:
+        """`tick` was read before the broker was asked whether it is still this run."""
+        now = self._now()
+        return await self._write(lambda c: moves.release(c, space, incarnation, tick, horizon, now))
+
+    async def to_verify(self, space: str, incarnation: str, after: int = 0) -> list[OutboxRow]:
+        return await self.database.read(lambda c: moves.to_verify(c, space, incarnation, after))
+
+    async def still_there(self, row: OutboxRow, incarnation: str) -> bool:
+        tick = self.tick()
+        return await self._write(lambda c: moves.still_there(c, row, incarnation, tick))
+
+    async def lost(self, row: OutboxRow) -> bool:
+        now = self._now()
+        return await self._write(lambda c: moves.lost(c, row, now))
+
+    async def cancel(self, row: int) -> OutboxRow:
+        now = self._now()
+        return await self._write(lambda c: moves.cancel(c, row, now))
+
+    async def requeue(self, row: int, new_id: str, payload: bytes, signature: str) -> OutboxRow:
+        now = self._now()
+        return await self._write(lambda c: moves.requeue(c, row, new_id, payload, signature, now))
+
+    async def pause(self, space: str, reason: str) -> None:
+        now = self._now()
+        await self._write(lambda c: moves.pause(c, space, reason, now))
+
+    async def resume(self, space: str) -> None:
+        await self._write(lambda c: moves.resume(c, space))
+
+    async def block(self, scope: Lane, code: str, words: str, until: int | None = None) -> None:
+        now = self._now()
+        await self._write(lambda c: moves.block(c, scope, code, words, now, until))
+
+    async def unblock(self, scope: Lane) -> bool:
+        return await self._write(lambda c: moves.unblock(c, scope))
+
+    async def expire(self) -> list[OutboxRow]:
+        now = self._now()
+        return await self._write(lambda c: moves.expire(c, now))
+
+    async def drop_payloads(self, older_than: int) -> int:
+        before = self._now() - older_than
+        return await self._write(lambda c: moves.drop_payloads(c, before))
+
+    async def find(self, space: str, sender: str, message_id: str) -> OutboxRow | None:
+        return await self.database.read(lambda c: views.find(c, space, sender, message_id))
+
+    async def show(self, row: int) -> OutboxRow:
+        return await self.database.read(lambda c: views.show(c, row))
+
+    async def payload(self, row: int) -> tuple[bytes, str] | None:
+        return await self.database.read(lambda c: views.payload(c, row))
+
+    async def listed(
+        self,
+        space: str | None = None,
+        sender: str | None = None,
+        states: Sequence[str] = (),
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[OutboxRow]:
+        return await self.database.read(lambda c: views.listed(c, space, sender, states, after, limit))
+
+    async def counts(self) -> dict[tuple[str, str], int]:
+        return await self.database.read(views.counts)
+
+    async def chain(self, row: int) -> list[OutboxRow]:
+        return await self.database.read(lambda c: views.chain(c, row))
+
+    async def blocks(self) -> list[BlockRow]:
+        return await self.database.read(views.blocks)
+
+    async def spaces(self) -> list[SpaceRow]:
+        return await self.database.read(views.spaces)

@@ -1,0 +1,474 @@
+"""Every transition of a message that this host owes a broker, as functions of a SQLite connection.
+
+    accept -> pending -> inflight -> confirmed -> done        (the broker has it, and has it on disk)
+                 |  ^        |  |        |
+                 |  +--------+  |        +-> pending          (the broker lost it: the same bytes again)
+                 +--------------+-> dead | cancelled          (a reason by name; requeue makes a new row)
+
+A row in flight is leased: owner, attempt and expiry. Whoever settles states all of it, so a late or foreign answer
+changes nothing; that a message arrived after all is noted beside the state. A lane is (space, sender, kind,
+destination): its oldest owed row goes first and alone. `OutboxStore` (`outbox.py`) runs these in the writer;
+reading is in `outbox_views`. What is sent, and how, is not known here.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from tidings.errors import IdReused, WrongState
+from tidings.host import outbox_views as views
+from tidings.host.fingerprint import Kind
+from tidings.host.outbox_views import COLUMNS, OutboxRow, as_row
+from tidings.store.outcomes import Outcome
+from tidings.store.retry import Backoff
+
+#: how long a publish may take before somebody else may try it
+LEASE = 60_000
+MAX_AGE = 7 * 24 * 3_600_000
+AT_ONCE = 64
+#: rows that one job changes at most, so that no caller waits long for the writer
+STEP = 500
+
+LOST = Outcome("lost_by_broker", "the broker lost it with its tail; it is sent again", True, "lane")
+CANCELLED = ("cancelled", "cancelled before it was sent")
+TOO_OLD = ("too_old", "not sent within its longest age")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A message ready to go: resolved, sealed and signed. The times are of the clock that `accept` is given."""
+
+    space: str
+    sender: str
+    id: str
+    fingerprint: bytes
+    kind: Kind
+    destination: str
+    subject: str
+    payload: bytes
+    signature: str
+    priority: str = "next"
+    max_age: int = MAX_AGE
+
+
+class Accepted(NamedTuple):
+    row: OutboxRow
+    #: False if it was accepted before; `row` says what became of it
+    new: bool
+
+
+class Leased(NamedTuple):
+    row: OutboxRow
+    payload: bytes
+    signature: str
+
+
+class Lane(NamedTuple):
+    """What waits together. Empty strings mean every one: `Lane("main")` is a whole space."""
+
+    space: str
+    sender: str = ""
+    kind: str = ""
+    destination: str = ""
+
+
+class Place(NamedTuple):
+    """Where the broker put it, and which run of the broker said so."""
+
+    seq: int
+    stream: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Who leases, for how long, and how long to wait after a failure."""
+
+    owner: str
+    lease: int = LEASE
+    backoff: Backoff = field(default_factory=Backoff)
+    luck: Callable[[], float] = random.random
+
+
+# ------------------------------------------------------------------------------------------------------- accepting
+
+_ACCEPT = f"""
+INSERT INTO outbox (space, sender, id, fingerprint, kind, destination, subject, priority, payload, signature,
+  accepted_at, max_age, state, next_attempt_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
+ON CONFLICT (space, sender, id) DO NOTHING RETURNING {COLUMNS}"""
+
+
+def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
+    """Keep it, or answer as before if it is kept. IdReused if the id was accepted for something else."""
+    made = connection.execute(
+        _ACCEPT,
+        (
+            draft.space,
+            draft.sender,
+            draft.id,
+            draft.fingerprint,
+            draft.kind,
+            draft.destination,
+            draft.subject,
+            draft.priority,
+            draft.payload,
+            draft.signature,
+            now,
+            draft.max_age,
+            now,
+        ),
+    ).fetchone()
+    if made is not None:
+        return Accepted(as_row(made), new=True)
+    known = views.find(connection, draft.space, draft.sender, draft.id)
+    assert known is not None, "an id is never freed"
+    if known.fingerprint != draft.fingerprint:
+        raise _reused(known)
+    return Accepted(known, new=False)
+
+
+def _reused(known: OutboxRow) -> IdReused:
+    return IdReused(
+        f"id {known.id} was accepted before for another message ({known.kind} to {known.destination}, {known.state}): "
+        "send this one under an id of its own; nothing was changed"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- leasing
+
+_NEXT = """
+SELECT n.row FROM outbox n WHERE n.state IN ('pending', 'inflight') AND {0}
+ORDER BY n.space, n.sender, n.kind, n.destination, n.row LIMIT 1"""
+# The heads of all lanes, a few index lookups a lane however long each is. SQLite seeks by the first column only when
+# all four are compared as one value, so each column has its own step.
+_HEADS = f"""
+WITH RECURSIVE head (row) AS (
+  SELECT * FROM ({_NEXT.format("n.space > ''")})
+  UNION ALL
+  SELECT coalesce(
+    ({_NEXT.format("n.space = c.space AND n.sender = c.sender AND n.kind = c.kind AND n.destination > c.destination")}),
+    ({_NEXT.format("n.space = c.space AND n.sender = c.sender AND n.kind > c.kind")}),
+    ({_NEXT.format("n.space = c.space AND n.sender > c.sender")}),
+    ({_NEXT.format("n.space > c.space")}))
+  FROM head JOIN outbox c ON c.row = head.row)
+"""
+_HEAD_OF = """
+WITH head (row) AS (
+  SELECT min(row) FROM outbox WHERE state IN ('pending', 'inflight')
+    AND space = :space AND sender = :sender AND kind = :kind AND destination = :destination)
+"""
+_DUE = """
+SELECT o.row FROM head JOIN outbox o ON o.row = head.row
+WHERE o.state = 'pending'
+  AND (o.next_attempt_at <= :now OR o.next_attempt_at > :far)
+  AND NOT EXISTS (SELECT 1 FROM outbox_space s WHERE s.space = o.space AND s.paused_at IS NOT NULL)
+  AND NOT EXISTS (
+    SELECT 1 FROM outbox_block b WHERE b.space = o.space
+      AND (b.sender = '' OR (b.sender = o.sender
+        AND (b.kind = '' OR (b.kind = o.kind AND b.destination = o.destination))))
+      AND (b.until IS NULL OR (b.until > :now AND b.until <= :far)))
+  AND NOT EXISTS (
+    SELECT 1 FROM outbox c JOIN outbox_space s ON s.space = c.space
+    WHERE c.state = 'confirmed' AND c.space = o.space AND c.sender = o.sender AND c.kind = o.kind
+      AND c.destination = o.destination AND c.incarnation <> s.incarnation)
+ORDER BY o.row LIMIT :limit"""
+_LEASE = f"""
+UPDATE outbox SET state = 'inflight', attempts = attempts + 1, lease_owner = ?, lease_until = ?
+WHERE row = ? AND state = 'pending' RETURNING {COLUMNS}, payload, signature"""
+
+
+def due(
+    connection: sqlite3.Connection, now: int, terms: Terms, limit: int = AT_ONCE, lane: Lane | None = None
+) -> list[int]:
+    """At most one row of each free lane, oldest first; none of a lane whose confirmed rows must be verified first."""
+    asked = {"now": now, "far": now + terms.backoff.bound, "limit": limit}
+    query = _HEADS + _DUE if lane is None else _HEAD_OF + _DUE
+    return [row for (row,) in connection.execute(query, asked if lane is None else asked | lane._asdict())]
+
+
+def lease(connection: sqlite3.Connection, row: int, now: int, terms: Terms) -> Leased | None:
+    """Take one row; None if it is not pending any more."""
+    taken = connection.execute(_LEASE, (terms.owner, now + terms.lease, row)).fetchone()
+    return None if taken is None else Leased(as_row(taken[:-2]), taken[-2], taken[-1])
+
+
+def take(
+    connection: sqlite3.Connection, now: int, terms: Terms, limit: int = AT_ONCE, lane: Lane | None = None
+) -> list[Leased]:
+    """Lease what is due."""
+    expire_leases(connection, now, terms)
+    leased = (lease(connection, row, now, terms) for row in due(connection, now, terms, limit, lane))
+    return [one for one in leased if one is not None]
+
+
+_VOID = "(lease_owner <> :owner OR lease_until <= :now OR lease_until > :far)"
+
+
+def expire_leases(connection: sqlite3.Connection, now: int, terms: Terms) -> int:
+    """Give back what another run, an expired lease, or one from before the clock went back holds. How many.
+
+    Nobody knows whether those attempts arrived. What was to be cancelled is cancelled now.
+    """
+    asked = {"owner": terms.owner, "now": now, "far": now + terms.lease}
+    code, words = CANCELLED
+    ended = connection.execute(
+        f"""UPDATE outbox SET state = 'cancelled', lease_owner = NULL, lease_until = NULL, doubt = 1, code = :code,
+          words = :words, ended_at = :now WHERE state = 'inflight' AND cancel_asked = 1 AND {_VOID}""",
+        asked | {"code": code, "words": words},
+    ).rowcount
+    given_back = connection.execute(
+        f"""UPDATE outbox SET state = 'pending', lease_owner = NULL, lease_until = NULL, doubt = 1,
+          next_attempt_at = :now WHERE state = 'inflight' AND cancel_asked = 0 AND {_VOID}""",
+        asked,
+    ).rowcount
+    return ended + given_back
+
+
+def recover(connection: sqlite3.Connection, now: int, tick: int, terms: Terms) -> int:
+    """What a run does first: leases of earlier runs are void, and ticks of an earlier boot mean nothing."""
+    connection.execute(
+        "UPDATE outbox SET confirmed_tick = ? WHERE state = 'confirmed' AND confirmed_tick > ?", (tick,) * 2
+    )
+    return expire_leases(connection, now, terms)
+
+
+# -------------------------------------------------------------------------------------------------------- settling
+
+_HELD = "row = ? AND state = 'inflight' AND lease_owner = ? AND attempts = ?"
+
+
+def settle(
+    connection: sqlite3.Connection, row: int, attempt: int, outcome: Outcome, now: int, terms: Terms
+) -> str | None:
+    """The state after an attempt that was not acknowledged; None if this attempt is not the one in flight."""
+    held = (row, terms.owner, attempt)
+    found = connection.execute(f"SELECT cancel_asked, space, sender FROM outbox WHERE {_HELD}", held).fetchone()
+    if found is None:
+        return None
+    cancel_asked, space, sender = found
+    waits = now
+    if outcome.blocks == "lane":
+        waits += terms.backoff.pause(attempt, terms.luck())
+    elif outcome.blocks != "row":
+        _block_again(connection, Lane(space, sender if outcome.blocks == "sender" else ""), outcome, now, terms)
+    state = "cancelled" if cancel_asked else "pending" if outcome.retryable else "dead"
+    code, words = CANCELLED if cancel_asked else (outcome.code, outcome.words)
+    changed = connection.execute(
+        f"""UPDATE outbox SET state = ?, lease_owner = NULL, lease_until = NULL, next_attempt_at = ?,
+          doubt = max(doubt, ?), code = ?, words = ?, ended_at = ? WHERE {_HELD}""",
+        (state, waits, int(outcome.maybe_stored), code, words, None if state == "pending" else now, *held),
+    ).rowcount
+    assert changed == 1
+    return state
+
+
+def _block_again(connection: sqlite3.Connection, scope: Lane, outcome: Outcome, now: int, terms: Terms) -> None:
+    """Wait longer with each failure in a row; the many lanes that fail together count once."""
+    known = connection.execute(
+        "SELECT failures, until FROM outbox_block WHERE space = ? AND sender = ? AND kind = '' AND destination = ''",
+        scope[:2],
+    ).fetchone()
+    failures, until = known or (0, now)
+    if until is None or now < until <= now + terms.backoff.bound:
+        return
+    pause = terms.backoff.pause(failures + 1, terms.luck())
+    block(connection, scope, outcome.code, outcome.words, now, now + pause, failures + 1)
+
+
+def confirmed(
+    connection: sqlite3.Connection, row: int, attempt: int, place: Place, now: int, tick: int, terms: Terms
+) -> Literal["confirmed", "late", "ignored"]:
+    """The broker acknowledged it. Of a row that ended meanwhile only that is noted."""
+    held = (row, terms.owner, attempt)
+    changed = connection.execute(
+        f"""UPDATE outbox SET state = 'confirmed', lease_owner = NULL, lease_until = NULL, seq = ?, stream = ?,
+          incarnation = ?, confirmed_at = ?, confirmed_tick = ?, code = NULL, words = NULL WHERE {_HELD}""",
+        (*place, now, tick, *held),
+    ).rowcount
+    if changed:
+        _lift_passing_blocks(connection, row)
+        return "confirmed"
+    noted = connection.execute(
+        """UPDATE outbox SET late_seq = ?, late_incarnation = ?
+        WHERE row = ? AND state IN ('dead', 'cancelled') AND late_seq IS NULL""",
+        (place.seq, place.incarnation, row),
+    ).rowcount
+    return "late" if noted else "ignored"
+
+
+def _lift_passing_blocks(connection: sqlite3.Connection, row: int) -> None:
+    """It works again: what waited because of failures goes on. A block without an end is somebody's decision."""
+    connection.execute(
+        """DELETE FROM outbox_block AS b WHERE b.until IS NOT NULL AND b.kind = '' AND EXISTS (
+          SELECT 1 FROM outbox o WHERE o.row = ? AND b.space = o.space AND b.sender IN ('', o.sender))""",
+        (row,),
+    )
+
+
+# ------------------------------------------------------------------------------------- keeping until it is on disk
+
+
+def meet(connection: sqlite3.Connection, space: str, incarnation: str) -> bool:
+    """This run of the space's broker answers now. True if there are rows another run confirmed: verify them."""
+    connection.execute(
+        """INSERT INTO outbox_space (space, incarnation) VALUES (?, ?)
+        ON CONFLICT (space) DO UPDATE SET incarnation = excluded.incarnation""",
+        (space, incarnation),
+    )
+    return bool(to_verify(connection, space, incarnation, limit=1))
+
+
+def release(
+    connection: sqlite3.Connection, space: str, incarnation: str, tick: int, horizon: int, now: int, limit: int = STEP
+) -> int:
+    """Done with what this run of the broker confirmed a horizon before `tick`, when it was last known to run."""
+    return connection.execute(
+        """UPDATE outbox SET state = 'done', ended_at = ? WHERE row IN (
+          SELECT row FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation = ? AND confirmed_tick <= ?
+          ORDER BY row LIMIT ?)""",
+        (now, space, incarnation, tick - horizon, limit),
+    ).rowcount
+
+
+def to_verify(
+    connection: sqlite3.Connection, space: str, incarnation: str, after: int = 0, limit: int = STEP
+) -> list[OutboxRow]:
+    """Rows that another run of this broker confirmed, oldest first: it may have lost them."""
+    found = connection.execute(
+        f"""SELECT {COLUMNS} FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation <> ? AND row > ?
+        ORDER BY row LIMIT ?""",
+        (space, incarnation, after, limit),
+    )
+    return [as_row(one) for one in found]
+
+
+def still_there(connection: sqlite3.Connection, row: OutboxRow, incarnation: str, tick: int) -> bool:
+    """Verified under a new run: kept again for a whole horizon, because what it read may not be on disk."""
+    changed = connection.execute(
+        """UPDATE outbox SET incarnation = ?, confirmed_tick = ?
+        WHERE row = ? AND state = 'confirmed' AND seq = ? AND incarnation = ?""",
+        (incarnation, tick, row.row, row.seq, row.incarnation),
+    )
+    return changed.rowcount == 1
+
+
+def lost(connection: sqlite3.Connection, row: OutboxRow, now: int) -> bool:
+    """It is not where the earlier run put it: owed again, under the same id."""
+    changed = connection.execute(
+        """UPDATE outbox SET state = 'pending', seq = NULL, stream = NULL, incarnation = NULL, confirmed_at = NULL,
+          confirmed_tick = NULL, cancel_asked = 0, next_attempt_at = ?, code = ?, words = ?
+        WHERE row = ? AND state = 'confirmed' AND seq = ? AND incarnation = ?""",
+        (now, LOST.code, LOST.words, row.row, row.seq, row.incarnation),
+    )
+    return changed.rowcount == 1
+
+
+# ------------------------------------------------------------------------------------------------ what people decide
+
+
+def cancel(connection: sqlite3.Connection, row: int, now: int) -> OutboxRow:
+    """Do not send it. What is in flight is cancelled once its attempt ended without an acknowledgement."""
+    code, words = CANCELLED
+    connection.execute(
+        "UPDATE outbox SET state = 'cancelled', code = ?, words = ?, ended_at = ? WHERE row = ? AND state = 'pending'",
+        (code, words, now, row),
+    )
+    connection.execute("UPDATE outbox SET cancel_asked = 1 WHERE row = ? AND state = 'inflight'", (row,))
+    return views.show(connection, row)
+
+
+_REQUEUE = f"""
+INSERT INTO outbox (space, sender, id, fingerprint, kind, destination, subject, priority, payload, signature,
+  accepted_at, max_age, state, next_attempt_at, supersedes)
+SELECT space, sender, :id, fingerprint, kind, destination, subject, priority, :payload, :signature,
+  :now, max_age, 'pending', :now, row
+FROM outbox WHERE row = :row AND state IN ('dead', 'cancelled') AND superseded_by IS NULL
+RETURNING {COLUMNS}"""
+
+
+def requeue(
+    connection: sqlite3.Connection, row: int, new_id: str, payload: bytes, signature: str, now: int
+) -> OutboxRow:
+    """A new row to the same destination; `payload` is the same message composed under `new_id`. Once for each row."""
+    old = views.show(connection, row)
+    if old.superseded_by is not None:
+        known = views.show(connection, old.superseded_by)
+        if known.id == new_id:
+            return known
+        raise WrongState(f"message {old.id} was queued again as {known.id} ({known.state}): look at that one")
+    if old.state not in ("dead", "cancelled"):
+        raise WrongState(f"message {old.id} is {old.state}: only what is dead or cancelled can be queued again")
+    if used := views.find(connection, old.space, old.sender, new_id):
+        raise _reused(used)
+    asked = {"row": row, "id": new_id, "payload": payload, "signature": signature, "now": now}
+    successor = as_row(connection.execute(_REQUEUE, asked).fetchone())
+    connection.execute("UPDATE outbox SET superseded_by = ? WHERE row = ?", (successor.row, row))
+    return successor
+
+
+def pause(connection: sqlite3.Connection, space: str, reason: str, now: int) -> None:
+    """Nothing of this space is sent until `resume`. What is in flight ends; rows grow old meanwhile."""
+    connection.execute(
+        """INSERT INTO outbox_space (space, paused_at, pause_reason) VALUES (?, ?, ?)
+        ON CONFLICT (space) DO UPDATE SET paused_at = excluded.paused_at, pause_reason = excluded.pause_reason
+        WHERE paused_at IS NULL""",
+        (space, now, reason),
+    )
+
+
+def resume(connection: sqlite3.Connection, space: str) -> None:
+    connection.execute("UPDATE outbox_space SET paused_at = NULL, pause_reason = NULL WHERE space = ?", (space,))
+
+
+def block(
+    connection: sqlite3.Connection,
+    scope: Lane,
+    code: str,
+    words: str,
+    now: int,
+    until: int | None = None,
+    failures: int = 1,
+) -> None:
+    """Make a lane, all lanes of a sender, or of a space wait until a moment, or (None) until `unblock`."""
+    connection.execute(
+        "INSERT OR REPLACE INTO outbox_block VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*scope, code, words, now, until, failures),
+    )
+
+
+def unblock(connection: sqlite3.Connection, scope: Lane) -> bool:
+    """Lift exactly this block. True if there was one."""
+    lifted = connection.execute(
+        "DELETE FROM outbox_block WHERE space = ? AND sender = ? AND kind = ? AND destination = ?", scope
+    )
+    return lifted.rowcount == 1
+
+
+# ------------------------------------------------------------------------------------------------------ growing old
+
+
+def expire(connection: sqlite3.Connection, now: int, limit: int = STEP) -> list[OutboxRow]:
+    """Rows that waited longer than they may are dead. What is in flight is left to its attempt."""
+    code, words = TOO_OLD
+    ended = connection.execute(
+        f"""UPDATE outbox SET state = 'dead', ended_at = :now, code = :code,
+          words = :words || CASE WHEN code IS NULL THEN '' ELSE '; last: ' || code || ': ' || words END
+        WHERE row IN (SELECT row FROM outbox WHERE state IN ('pending', 'inflight') AND state = 'pending'
+          AND accepted_at + max_age <= :now LIMIT :limit) RETURNING {COLUMNS}""",
+        {"now": now, "code": code, "words": words, "limit": limit},
+    )
+    return sorted(as_row(one) for one in ended.fetchall())
+
+
+def drop_payloads(connection: sqlite3.Connection, before: int, limit: int = STEP) -> int:
+    """Forget the bytes of rows done before a moment. Their ids and fingerprints are never forgotten."""
+    return connection.execute(
+        """UPDATE outbox SET payload = NULL, signature = NULL WHERE row IN (
+          SELECT row FROM outbox WHERE state = 'done' AND payload IS NOT NULL AND ended_at < ? LIMIT ?)""",
+        (before, limit),
+    ).rowcount

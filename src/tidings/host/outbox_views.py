@@ -1,0 +1,143 @@
+"""Looking at the outbox: one row, many in pages, how many in which state, the chain of what replaced what.
+
+Functions of a SQLite connection that only read. A row as shown here has everything but its payload.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tidings.errors import UnknownMessage
+
+
+class OutboxRow(NamedTuple):
+    """A message this host owes, or owed; see `host/schema.py` for each column."""
+
+    row: int
+    space: str
+    sender: str
+    id: str
+    fingerprint: bytes
+    kind: str
+    destination: str
+    subject: str
+    priority: str
+    accepted_at: int
+    max_age: int
+    state: str
+    attempts: int
+    next_attempt_at: int
+    lease_owner: str | None
+    lease_until: int | None
+    cancel_asked: int
+    doubt: int
+    seq: int | None
+    stream: str | None
+    incarnation: str | None
+    confirmed_at: int | None
+    confirmed_tick: int | None
+    late_seq: int | None
+    late_incarnation: str | None
+    code: str | None
+    words: str | None
+    ended_at: int | None
+    supersedes: int | None
+    superseded_by: int | None
+
+
+class BlockRow(NamedTuple):
+    """What makes lanes wait. Empty strings mean every one."""
+
+    space: str
+    sender: str
+    kind: str
+    destination: str
+    code: str
+    words: str
+    since: int
+    until: int | None
+    failures: int
+
+
+class SpaceRow(NamedTuple):
+    space: str
+    incarnation: str | None
+    paused_at: int | None
+    pause_reason: str | None
+
+
+COLUMNS = ", ".join(OutboxRow._fields)
+CHAIN_SHOWN = 1_000
+
+
+def as_row(found: Iterable[Any]) -> OutboxRow:
+    return OutboxRow._make(found)
+
+
+def find(connection: sqlite3.Connection, space: str, sender: str, message_id: str) -> OutboxRow | None:
+    found = connection.execute(
+        f"SELECT {COLUMNS} FROM outbox WHERE space = ? AND sender = ? AND id = ?", (space, sender, message_id)
+    ).fetchone()
+    return None if found is None else as_row(found)
+
+
+def show(connection: sqlite3.Connection, row: int) -> OutboxRow:
+    found = connection.execute(f"SELECT {COLUMNS} FROM outbox WHERE row = ?", (row,)).fetchone()
+    if found is None:
+        raise UnknownMessage(f"the outbox has no row {row}: `tidings outbox list` shows what it has")
+    return as_row(found)
+
+
+def payload(connection: sqlite3.Connection, row: int) -> tuple[bytes, str] | None:
+    """The bytes and the signature of a row; None once they were dropped."""
+    found = connection.execute("SELECT payload, signature FROM outbox WHERE row = ?", (row,)).fetchone()
+    return None if found is None or found[0] is None else (found[0], found[1])
+
+
+def listed(
+    connection: sqlite3.Connection,
+    space: str | None = None,
+    sender: str | None = None,
+    states: Sequence[str] = (),
+    after: int = 0,
+    limit: int = 100,
+) -> list[OutboxRow]:
+    """A page in row order, beginning behind row `after`."""
+    where: list[str] = ["row > ?"]
+    asked: list[Any] = [after]
+    for column, value in (("space", space), ("sender", sender)):
+        if value is not None:
+            where.append(f"{column} = ?")
+            asked.append(value)
+    if states:
+        where.append(f"state IN ({', '.join('?' * len(states))})")
+        asked.extend(states)
+    query = f"SELECT {COLUMNS} FROM outbox WHERE {' AND '.join(where)} ORDER BY row LIMIT ?"
+    return [as_row(one) for one in connection.execute(query, (*asked, limit))]
+
+
+def counts(connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
+    """How many rows by (space, state)."""
+    found = connection.execute("SELECT space, state, count(*) FROM outbox GROUP BY space, state")
+    return {(space, state): number for space, state, number in found}
+
+
+def chain(connection: sqlite3.Connection, row: int) -> list[OutboxRow]:
+    """What this row replaced and what replaced it, oldest first, itself included."""
+    first = show(connection, row)
+    walked = [first]
+    while (earlier := walked[0].supersedes) is not None and len(walked) < CHAIN_SHOWN:
+        walked.insert(0, show(connection, earlier))
+    while (later := walked[-1].superseded_by) is not None and len(walked) < 2 * CHAIN_SHOWN:
+        walked.append(show(connection, later))
+    return walked
+
+
+def blocks(connection: sqlite3.Connection) -> list[BlockRow]:
+    return [BlockRow._make(one) for one in connection.execute("SELECT * FROM outbox_block")]
+
+
+def spaces(connection: sqlite3.Connection) -> list[SpaceRow]:
+    return [SpaceRow._make(one) for one in connection.execute("SELECT * FROM outbox_space")]

@@ -1,0 +1,72 @@
+"""Messages for the tests of the host's database: drafts for the outbox, arrivals for the inbox, rows in every state."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from tidings.host import inbox
+from tidings.host import outbox_moves as moves
+from tidings.host.inbox import Arrival
+from tidings.host.outbox_moves import Draft, Lane, Place, Terms
+from tidings.store.database import Database
+from tidings.store.outcomes import Outcome
+
+NOW = 1_700_000_000_000
+TERMS = Terms("run 1", luck=lambda: 0.5)
+REFUSED = Outcome("denied", "may not post", retryable=False, blocks="row")
+GENERAL = Lane("main", "ada", "chat", "general")
+
+
+def draft(message_id: str, lane: Lane = GENERAL, **changed: Any) -> Draft:
+    plain: dict[str, Any] = lane._asdict() | {
+        "id": message_id,
+        "fingerprint": message_id.encode().ljust(32, b"."),
+        "subject": "td." + ".".join(lane),
+        "payload": f"says {message_id}".encode(),
+        "signature": f"signed {message_id}",
+    }
+    return Draft(**(plain | changed))
+
+
+def arrival(message_id: str, text: str = "hello", recipient: str = "bob", **changed: Any) -> Arrival:
+    plain: dict[str, Any] = {
+        "space": "main",
+        "recipient": recipient,
+        "sender": "ada",
+        "id": message_id,
+        "sender_name": "ada",
+        "kind": "direct",
+        "channel": None,
+        "seq": 1,
+        "sent_at": NOW,
+        "logged_at": NOW,
+        "text": text,
+        "raw": text.encode(),
+    }
+    if "channel" in changed:
+        plain["kind"] = "channel"
+    return Arrival(**(plain | changed))
+
+
+def fill(database: Database) -> None:
+    """One row of the outbox in each state, in lanes of their own, and a small inbox."""
+    database.write_blocking(_fill)
+
+
+def _fill(connection: sqlite3.Connection) -> None:
+    states = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
+    rows: dict[str, int] = {}
+    for state in states:
+        rows[state] = moves.accept(connection, draft(state, Lane("main", "ada", "dm", state)), NOW).row.row
+        if state not in ("pending", "cancelled"):
+            moves.lease(connection, rows[state], NOW, TERMS)
+    place = Place(7, "LOG", "server 1")
+    moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
+    moves.release(connection, "main", "server 1", 10_000, 5_000, NOW)
+    moves.confirmed(connection, rows["confirmed"], 1, place, NOW, 20_000, TERMS)
+    moves.settle(connection, rows["dead"], 1, REFUSED, NOW, TERMS)
+    moves.cancel(connection, rows["cancelled"], NOW)
+    inbox.keep(connection, arrival("direct", "direct text"), NOW, words=False)
+    inbox.keep(connection, arrival("posted", "posted text", channel="general"), NOW, words=False)
+    inbox.quarantine(connection, "main", "bob", b"garbage", "does not open", NOW)

@@ -1,0 +1,193 @@
+"""The tables of the host: what they refuse whatever the code does, and files of earlier versions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hosted import NOW, TERMS, draft, fill
+from tidings.errors import IdReused, StoreTooNew
+from tidings.host import inbox
+from tidings.host import outbox_moves as moves
+from tidings.host import outbox_views as views
+from tidings.host.outbox_moves import Lane
+from tidings.host.schema import APPLICATION_ID, MIGRATIONS
+from tidings.store.database import Database, Migrations
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+VERSIONS = {1: FIXTURES / "host-v1.sql"}
+ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / "host.db", MIGRATIONS)
+    fill(database)
+    yield database
+    database.close()
+
+
+def refused(host: Database, statement: str) -> str:
+    with pytest.raises(sqlite3.IntegrityError) as caught:
+        host.write_blocking(lambda c: c.execute(statement).close())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("state", ["done", "dead", "cancelled"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(f"state = '{state}'" for state in ("pending", "inflight", "confirmed", "dead", "cancelled")),
+        "attempts = attempts + 1",
+        "code = 'other'",
+        "ended_at = ended_at + 1",
+        "doubt = 1",
+    ],
+)
+def test_a_terminal_state_never_changes(host: Database, state: str, change: str) -> None:
+    assert refused(host, f"UPDATE outbox SET {change} WHERE row = {ROW[state]}")
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["space", "sender", "id", "fingerprint", "kind", "destination", "subject", "accepted_at", "max_age", "row"],
+)
+@pytest.mark.parametrize("state", ROW)
+def test_who_sent_what_where_never_changes(host: Database, state: str, column: str) -> None:
+    assert "never changes" in refused(host, f"UPDATE outbox SET {column} = 1 WHERE row = {ROW[state]}")
+
+
+@pytest.mark.parametrize("state", ROW)
+def test_no_id_is_ever_freed(host: Database, state: str) -> None:
+    assert "freed" in refused(host, f"DELETE FROM outbox WHERE row = {ROW[state]}")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE outbox SET lease_owner = 'me', lease_until = 1 WHERE row = 1",
+        "UPDATE outbox SET lease_owner = NULL, lease_until = NULL WHERE row = 2",
+        "UPDATE outbox SET lease_until = NULL WHERE row = 2",
+        "UPDATE outbox SET state = 'inflight' WHERE row = 1",
+        "UPDATE outbox SET seq = 1 WHERE row = 1",
+        "UPDATE outbox SET seq = NULL WHERE row = 3",
+        "UPDATE outbox SET incarnation = NULL WHERE row = 3",
+        "UPDATE outbox SET state = 'confirmed', lease_owner = NULL, lease_until = NULL WHERE row = 2",
+        "UPDATE outbox SET state = 'dead', lease_owner = NULL, lease_until = NULL, ended_at = 1 WHERE row = 2",
+        "UPDATE outbox SET state = 'done', ended_at = 1 WHERE row = 1",
+        "UPDATE outbox SET payload = x'00' WHERE row = 1",
+        "UPDATE outbox SET payload = NULL, signature = NULL WHERE row = 5",
+        "UPDATE outbox SET late_seq = 1, late_incarnation = 'x' WHERE row = 1",
+        "UPDATE outbox SET superseded_by = 2 WHERE row = 1",
+        "UPDATE outbox SET superseded_by = 4 WHERE row = 5",
+        "UPDATE outbox SET superseded_by = 99 WHERE row = 5",
+        "UPDATE outbox SET attempts = 0 WHERE row = 2",
+        "INSERT INTO outbox_block VALUES ('main', '', 'dm', 'bob', 'x', 'x', 1, 1, 1)",
+        "UPDATE inbox SET text = 'other' WHERE row = 1",
+        "UPDATE inbox SET recipient = 'eve' WHERE row = 1",
+        "UPDATE inbox SET told = 'read' WHERE row = 1",
+        "UPDATE inbox SET told = 'delivered' WHERE row = 2",
+        "DELETE FROM inbox WHERE row = 1",
+    ],
+)
+def test_a_bad_state_cannot_be_written(host: Database, statement: str) -> None:
+    assert refused(host, statement)
+
+
+@pytest.mark.parametrize("column", ["space", "sender", "id", "fingerprint", "kind", "destination", "subject"])
+@pytest.mark.parametrize("nothing", ["NULL", "''"])
+def test_a_row_without_a_destination_a_sender_or_a_space_cannot_be_written(
+    host: Database, column: str, nothing: str
+) -> None:
+    columns = [name for name in views.OutboxRow._fields if name not in ("row", "id", column)]
+    named = ", ".join(columns) + ", payload, signature" + (", id" if column != "id" else "")
+    values = named.removesuffix(", id") + (", 'fresh'" if column != "id" else "")
+    good = f"INSERT INTO outbox ({named}, {column}) SELECT {values}, {nothing} FROM outbox WHERE row = 1"
+    assert refused(host, good)
+
+
+def test_two_rows_of_a_lane_are_never_in_flight_together(host: Database) -> None:
+    lane = Lane("main", "ada", "dm", "inflight")
+    second = host.write_blocking(lambda c: moves.accept(c, draft("second", lane), NOW)).row.row
+    with pytest.raises(sqlite3.IntegrityError):
+        host.write_blocking(lambda c: moves.lease(c, second, NOW, TERMS))
+
+
+def test_row_numbers_are_not_used_again(host: Database) -> None:
+    (sequence,) = host.read_blocking(
+        lambda c: c.execute("SELECT seq FROM sqlite_sequence WHERE name='outbox'").fetchone()
+    )
+    assert sequence == len(ROW)
+
+
+# ---------------------------------------------------------------------------------------------- files of old versions
+
+
+def dump(database: Database) -> str:
+    """A file as text: what `tests/fixtures` keeps of each version. Made once for each, and never again."""
+
+    def lines(connection: sqlite3.Connection) -> str:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        settings = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {version};\n"
+        return "\n".join(connection.iterdump()) + "\n" + settings
+
+    return database.read_blocking(lines)
+
+
+def restored(version: int, path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSIONS[version].read_text())
+    path.chmod(0o600)
+    return path
+
+
+def test_every_version_has_its_fixture() -> None:
+    assert sorted(VERSIONS) == list(range(1, len(MIGRATIONS.steps) + 1))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_of_an_older_version_opens_and_works(tmp_path: Path, version: int) -> None:
+    host = Database(restored(version, tmp_path / "host.db"), MIGRATIONS)
+    rows = host.read_blocking(views.listed)
+    assert {row.state: row.row for row in rows} == ROW
+    for state in ROW:
+        again, other = draft(state, Lane("main", "ada", "dm", state)), draft(state, fingerprint=b"x" * 32)
+        assert not host.write_blocking(partial(moves.accept, draft=again, now=NOW)).new
+        with pytest.raises(IdReused):
+            host.write_blocking(partial(moves.accept, draft=other, now=NOW))
+    later = moves.Terms("run 2")
+    host.write_blocking(lambda c: moves.recover(c, NOW, 0, later))
+    assert {leased.row.id for leased in host.write_blocking(lambda c: moves.take(c, NOW, later))} == {
+        "pending",
+        "inflight",
+    }
+    assert [row.id for row in host.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
+    host.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_published_step_is_never_edited(tmp_path: Path, version: int) -> None:
+    """The schema of a fixture is what the steps up to its version make."""
+
+    def schema(path: Path) -> list[str]:
+        with closing(sqlite3.connect(path)) as connection:
+            found = connection.execute(
+                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'"
+            )
+            return sorted(" ".join(sql.split()) for (sql,) in found)
+
+    made = tmp_path / "made.db"
+    Database(made, Migrations(APPLICATION_ID, MIGRATIONS.steps[:version])).close()
+    assert schema(restored(version, tmp_path / "kept.db")) == schema(made)
+
+
+def test_a_host_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    later = Migrations(APPLICATION_ID, (*MIGRATIONS.steps, "CREATE TABLE tomorrow (x)"))
+    Database(tmp_path / "host.db", later).close()
+    with pytest.raises(StoreTooNew, match=r"host\.db"):
+        Database(tmp_path / "host.db", MIGRATIONS)
