@@ -29,6 +29,7 @@ from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept
+from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.endpoint.receipts import tell, wait_for_stage
@@ -398,8 +399,7 @@ class Endpoint:
         """The role is one the access record grants, as far as the roster is known."""
         row = self.roster.get(self.id)
         roles = row.roles if row is not None else (self._role,)
-        role = self._role if self._role in roles else next(iter(roles), None)
-        return Sender(self.id, self.name, role)
+        return speaking_as(self.identity, roles, self._role)
 
     async def publish(self, prepared: Prepared, *, timeout: float = 5.0) -> Stored:
         """Store what was prepared (`endpoint/publishing`), perhaps long ago and by another process of this agent."""
