@@ -1,6 +1,7 @@
 """The one broker session of an agent on this host, shared by all its programs, from boot to shutdown.
 
-    waiting -> open <-> superseded          revoked, when the broker refuses the credential
+    waiting -> open <-> reconnecting        superseded: open, but another session receives
+    revoked: the credential is refused; tried again slowly, with whatever identity is on disk then
 
 A session exists before its space can be reached and keeps trying for ever, with growing pauses; `wake` cuts a pause
 short. Once open, the endpoint reconnects by itself. Health is the age of the last round trip to the broker, never
@@ -23,7 +24,7 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import AuthRevoked, Reconnecting, TidingsError
 
-SessionState = Literal["waiting", "open", "superseded", "revoked", "stopped"]
+SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 15.0
 #: between two tries of an agent that was revoked: only an operator changes that
 REVOKED_PAUSE = 60.0
@@ -122,10 +123,9 @@ class AgentSession:
 
     def take_back(self) -> None:
         """Receive here again: the session that superseded this one is superseded in turn."""
-        if self.state == "superseded":
+        if self._told_superseded:
             self._replace = True
             self._news.set()
-            self._hurry.set()
 
     async def stop(self) -> None:
         """End in bounded time, whatever the broker does."""
@@ -168,26 +168,22 @@ class AgentSession:
         while not self._replace:
             self._news.clear()
             endpoint = self.endpoint
-            now = endpoint.incarnation
-            if now is not None:
-                self._connected(endpoint)
-                if now != self.incarnation:
-                    before, self.incarnation = self.incarnation, now
-                    await self._tell(self._hooks.on_incarnation, before, now)
-            if endpoint.session.superseded.is_set() and not self._told_superseded:
+            superseded, now = endpoint.session.superseded.is_set(), endpoint.incarnation
+            self.state = "reconnecting" if now is None else "superseded" if superseded else "open"
+            if now is not None and now != self.incarnation:
+                before, self.incarnation = self.incarnation, now
+                await self._tell(self._hooks.on_incarnation, before, now)
+            if superseded and not self._told_superseded:
                 self._told_superseded = True
-                self.state = "superseded"
                 await self._tell(self._hooks.on_superseded)
             await self._news.wait()
 
-    def _connected(self, endpoint: Endpoint) -> None:
-        self.error = None
-        self.state = "superseded" if endpoint.session.superseded.is_set() else "open"
-
     def _heard(self, error: BaseException) -> None:
-        """The endpoint tells after a few refusals that its credential is not taken any more."""
+        """After a few refusals an endpoint says that its credential is not taken. The name may come back with another
+        key, which is another identity and so another endpoint."""
         if isinstance(error, AuthRevoked):
-            self.state, self.error = "revoked", error
+            self._replace = True
+            self._news.set()
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, TidingsError):
