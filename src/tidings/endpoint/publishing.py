@@ -207,10 +207,9 @@ class Publisher:
                 await asyncio.sleep(BUSY_PAUSE)
         return await self.link.call("trace", "find", timeout=10.0, **asked)
 
-    async def _stored(self, prepared: Prepared, timeout: float) -> Stored:
-        """Publish under the message's id, and believe `duplicate` only if the record there is ours."""
-        stored = await self._confirmed(prepared, prepared.id, timeout)
-        if not stored.duplicate or await self.is_stored(prepared, stored.seq):
+    async def _checked(self, prepared: Prepared, stored: Stored, timeout: float) -> Stored:
+        """`duplicate` is success only if the record there is ours."""
+        if await self.is_stored(prepared, stored.seq):
             return stored
         # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
         word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
@@ -229,6 +228,10 @@ class Publisher:
             except QueueFull:
                 await self.link.call("task", "room", role=prepared.destination, timeout=timeout)
             return await self._stored(prepared, timeout)
+
+    async def _stored(self, prepared: Prepared, timeout: float) -> Stored:
+        stored = await self._confirmed(prepared, prepared.id, timeout)
+        return await self._checked(prepared, stored, timeout) if stored.duplicate else stored
 
     async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float) -> Stored:
         subject = prepared.subject

@@ -111,7 +111,7 @@ class Supervision:
 
         identity = self.identity
         if not identity.path.exists():
-            raise AuthRevoked(f"the credential of {identity.name} is gone from {identity.path}: it was revoked, or moved")
+            raise AuthRevoked(f"the credential of {identity.name} is gone ({identity.path}): revoked, or moved")
         credentials = identity.credentials()
         self.token_used = split_credentials(credentials)[0]
         self._connection = connection = await connect(
