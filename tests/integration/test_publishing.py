@@ -1,6 +1,7 @@
 """What was prepared is published later, again, by another process: stored once, and found if it was."""
 
 import asyncio
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -47,17 +48,19 @@ async def one_of_each(space: RealSpace, text: str = "hello", **fields: Any) -> d
 async def forget_ids(space: RealSpace) -> None:
     """What the end of the duplicate window does, now: every message id is forgotten."""
     probes = {"chat": "td.main.chat.probe.probe", "dm": "td.main.dm.0.probe.probe", "task": "td.main.task.probe.probe"}
+    windows = itertools.count(100_000_000, 1_000_000)
     async with space.core() as core:
         for kind, stream in STREAM.items():
             config = (await core.info(stream))["config"]
 
-            async def is_new(subject: str = probes[kind]) -> bool:
+            async def is_new(stream: str = stream, subject: str = probes[kind], config: Any = config) -> bool:
+                # A changed window starts the broker's clean-up anew, which is otherwise due when the old one ends.
+                await core.api(f"STREAM.UPDATE.{stream}", config | {"duplicate_window": next(windows)})
                 answer = await core.connection.request(subject, b"", headers={"Nats-Msg-Id": "probe"}, timeout=5)
                 return not json.loads(answer.data).get("duplicate")
 
             assert await is_new()
-            await core.api(f"STREAM.UPDATE.{stream}", config | {"duplicate_window": 100_000_000})
-            await eventually(is_new, what=f"the ids of {stream} are forgotten")
+            await eventually(is_new, what=f"the ids of {stream} are forgotten", every=0.3)
             await core.api(f"STREAM.UPDATE.{stream}", config)
 
 
