@@ -79,6 +79,8 @@ class Connection(Client):
         self._write_due = False
         #: hear permission violations while they want to know
         self.on_violation: list[Callable[[str], None]] = []
+        #: id of the broker process at the other end: another one may have lost what this one confirmed last
+        self.incarnation = ""
 
     async def ask(
         self, subject: str, payload: bytes, *, headers: dict[str, str] | None = None, timeout: float = 5.0
@@ -347,6 +349,12 @@ async def connect(
         if "authorization" in text or "authentication" in text:
             raise AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space") from error
         raise BrokerUnreachable(f"no broker answers at {url} ({error or type(error).__name__})") from error
+    except asyncio.CancelledError:
+        transport: Any = connection._transport
+        if transport is not None:
+            transport.close()  # nats-py leaves the socket of a broker that never said hello
+        raise
+    connection.incarnation = str(connection._server_info.get("server_id", ""))
     connection.read_directly()
     return connection
 

@@ -1,6 +1,6 @@
 """Direct messages: sealed and sent to one agent, pulled from one's own mailbox, acknowledged when settled.
 
-    pulled -> opened -> surfaced (delivered) -> settled (read) -> acknowledged
+    pulled -> opened -> surfaced (delivered) -> settled (read, unless it is only kept) -> acknowledged
 
 Nothing is acknowledged before the application has settled it: what it holds is kept in progress however long it
 takes, and what it had not settled when its process died comes again, marked `redelivered`. As much is pulled as the
@@ -26,13 +26,12 @@ from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.pull import pull
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.endpoint.unsettled import ACK_PATIENCE, Acknowledging, Unsettled
-from tidings.errors import IdBurned, LogFull, MailboxFull, UnknownPeer, WireError
-from tidings.wire import message as wire
+from tidings.errors import UnknownPeer, WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Message
 from tidings.wire.names import is_agent_id
-from tidings.wire.seal import is_sealed, open_sealed, seal_message
+from tidings.wire.seal import is_sealed, open_sealed
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -80,7 +79,6 @@ class Direct(Acknowledging[Held]):
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._arrived: asyncio.Queue[tuple[Held, Incoming]] = asyncio.Queue()
-        self._making_room = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling: asyncio.Task[None] | None = None
         self._closed = False
@@ -98,61 +96,19 @@ class Direct(Acknowledging[Held]):
         if self.link.state == "ready":
             self._pulling = self._start(self._pull_all(self.link.connection))
 
-    # --- sending ---
+    # --- sent ---
 
-    async def send(self, target: str, composed: Message, *, sealed: bool, timeout: float) -> int:
-        """Store it in the target's mailbox; the answer is its sequence there."""
-        subject = self.identity.subjects.direct(target, self.identity.id)
-        outgoing = seal_message(self.identity.key, target, composed) if sealed else composed
-        try:
-            seq = await self._stored(subject, target, outgoing, timeout)
-        except MailboxFull:
-            seq = await self._stored_after_making_room(subject, target, outgoing, timeout)
-        self.sent[composed.id] = (target, seq)
+    def note_sent(self, message_id: str, target: str, seq: int) -> None:
+        """A message was stored in the target's mailbox: its receipts can be asked for, and are watched."""
+        self.sent[message_id] = (target, seq)
         if len(self.sent) > SENT_KEPT:
             self.sent.popitem(last=False)
-        self.watch.add(composed.id, target, seq)
-        return seq
-
-    async def _stored_after_making_room(self, subject: str, target: str, outgoing: Message, timeout: float) -> int:
-        """A mailbox may be full of what was read and would have gone a little later: one of us asks, others look."""
-        async with self._making_room:
-            try:
-                return await self._stored(subject, target, outgoing, timeout)
-            except MailboxFull:
-                await self.link.call("receipt", "room", to=target, timeout=timeout)
-                return await self._stored(subject, target, outgoing, timeout)
-
-    async def _stored(self, subject: str, target: str, outgoing: Message, timeout: float) -> int:
-        try:
-            return await self.endpoint._publish(subject, "dm", target, outgoing, timeout)
-        except LogFull as error:
-            if "per subject" not in str(error):
-                raise
-            raise MailboxFull(
-                f"the mailbox of {target} is full from you: 1,000 messages of yours wait there to be read and archived"
-            ) from error
+        self.watch.add(message_id, target, seq)
 
     def _tell_receipt(self, message_id: str, to: str, seq: int, stage: str) -> None:
         from tidings.endpoint.endpoint import Receipt
 
         self.endpoint.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
-
-    def is_same(self, subject: str, stored: bytes, payload: bytes) -> bool:
-        """Is what is stored under our id what we are sending now? Sealing it again gives other bytes."""
-        target = subject.split(".")[-2]
-        try:
-            was, now = self._inside(target, stored), self._inside(target, payload)
-        except WireError:
-            return False
-        if was.id == now.id and wire.document(was) | {"ts": ""} != wire.document(now) | {"ts": ""}:
-            raise IdBurned(f"you already sent another message under the id {now.id}: choose a new one")
-        return was.id == now.id
-
-    def _inside(self, target: str, payload: bytes) -> Message:
-        message = wire.decode(payload)
-        own = self.identity
-        return open_sealed(own.key, own.id, message, target_id=target) if is_sealed(message) else message
 
     # --- receiving ---
 
@@ -223,6 +179,10 @@ class Direct(Acknowledging[Held]):
 
     def _incoming(self, held: Held, received: Received, inside: Message) -> Incoming:
         async def settle() -> None:
+            self.receipts.note(held.delivery.seq, "read")
+            await self._settle(held)
+
+        async def keep() -> None:
             await self._settle(held)
 
         return Incoming(
@@ -236,6 +196,7 @@ class Direct(Acknowledging[Held]):
             sealed=is_sealed(received.message),
             mentions_me=any(mention.id == self.identity.id for mention in inside.mentions),
             _settle=settle,
+            _keep=keep,
         )
 
     async def _surface_arrived(self) -> None:
@@ -250,7 +211,6 @@ class Direct(Acknowledging[Held]):
 
     async def _settle(self, held: Held) -> None:
         self.endpoint.seen.settle_direct(held.identity)
-        self.receipts.note(held.delivery.seq, "read")
         self._acknowledge(held)
         assert held.acking is not None
         await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)

@@ -12,7 +12,6 @@ the message (`confirmed`); whatever cannot be known is said as `OutcomeUnknown`,
 from __future__ import annotations
 
 import asyncio
-import base64
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,10 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-
-import msgspec
-from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.access import AccessWatch
@@ -33,9 +28,11 @@ from tidings.endpoint.delivery import Delivery
 from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.incoming import Events, Inbox, Incoming
+from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept
+from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
-from tidings.endpoint.receipts import wait_for_stage
+from tidings.endpoint.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.endpoint.receipts import tell, wait_for_stage
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
@@ -45,19 +42,12 @@ from tidings.endpoint.tasks import Job, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
     DeniedError,
-    IdBurned,
-    LogFull,
-    OutcomeUnknown,
-    StewardUnreachable,
     Superseded,
     TidingsError,
-    TooLarge,
     UsageError,
 )
 from tidings.space.control import collect
 from tidings.wire import message as wire
-from tidings.wire import signing
-from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Message, Part, Sender
 from tidings.wire.names import check_channel
 from tidings.wire.roster import Agent, Level, Mode, Status
@@ -67,9 +57,6 @@ SAVE_EVERY = 0.5
 JOINS_AT_ONCE = 8
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
-#: between two tries of a message that nobody took although the space is open
-NOBODY_PAUSE = 0.05
-MSG_ID = "Nats-Msg-Id"
 T = TypeVar("T")
 
 
@@ -141,6 +128,7 @@ class Endpoint:
         )
         self.roster.on_epoch.append(self._channels.heed_epoch)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
+        self._publisher = Publisher(self.link, self._access.explained)
         self._direct = Direct(self)
         self._delivery = Delivery(self)
         self._tasks = Tasks(self)
@@ -227,6 +215,11 @@ class Endpoint:
     @property
     def state(self) -> State:
         return self.link.state
+
+    @property
+    def incarnation(self) -> str | None:
+        """The broker process this endpoint is connected to; None while it is not."""
+        return self.link.connection.incarnation if self.link.state == "ready" else None
 
     def reconnect(self) -> None:
         """Rebuild the connection now."""
@@ -336,9 +329,8 @@ class Endpoint:
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
-        subject = self.identity.subjects.chat(self.id, channel)
-        seq = await self._with_new_access(lambda: self._publish(subject, "chat", channel, composed, timeout))
-        return Receipt(composed.id, seq, warnings=self._warnings(channel) if mentioned else ())
+        stored = await self.publish(prepare_chat(self.identity, channel, composed), timeout=timeout)
+        return Receipt(composed.id, stored.seq, warnings=self._warnings(channel) if mentioned else ())
 
     def _warnings(self, channel: str) -> tuple[str, ...]:
         """What a mention does not do on this channel, as far as its class is known here."""
@@ -363,8 +355,8 @@ class Endpoint:
         """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
         target = await peer_id(self, to)
         composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
-        seq = await self._direct.send(target, composed, sealed=sealed, timeout=timeout)
-        return Receipt(composed.id, seq, to=target)
+        stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
+        return Receipt(composed.id, stored.seq, to=target)
 
     async def receipt(
         self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
@@ -377,6 +369,17 @@ class Endpoint:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
         answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target)
+
+    async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
+        """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.
+
+        Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
+        """
+        return await tell(self.link, kept, "read", timeout)
+
+    async def tell_delivered(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
+        """The same for `delivered`, which `keep` tells too, but only while its process lives."""
+        return await tell(self.link, kept, "delivered", timeout)
 
     async def trace(self, sent: Receipt | str) -> dict[str, Any]:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
@@ -396,70 +399,27 @@ class Endpoint:
         """The role is one the access record grants, as far as the roster is known."""
         row = self.roster.get(self.id)
         roles = row.roles if row is not None else (self._role,)
-        role = self._role if self._role in roles else next(iter(roles), None)
-        return Sender(self.id, self.name, role)
+        return speaking_as(self.identity, roles, self._role)
 
-    async def _publish(self, subject: str, kind: str, destination: str, composed: Message, timeout: float) -> int:
-        """Publish under the message's id, and believe `duplicate` only if the record there is ours."""
-        payload = composed.raw
-        signature = signing.sign(self.identity.key, self.identity.space_id, kind, destination, payload)
-        answer = await self._confirmed(subject, payload, signature, composed.id, timeout)
-        if not answer.get("duplicate") or await self._is_ours(kind, int(answer["seq"]), subject, payload):
-            return int(answer["seq"])
-        # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
-        answer = await self._confirmed(subject, payload, signature, f"{composed.id}.{new_id()}", timeout)
-        if answer.get("duplicate"):
-            raise IdBurned(f"message {composed.id} could not be stored: its id was used by somebody else, twice")
-        return int(answer["seq"])
+    async def publish(self, prepared: Prepared, *, timeout: float = 5.0) -> Stored:
+        """Store what was prepared (`endpoint/publishing`), perhaps long ago and by another process of this agent."""
+        if prepared.kind == "chat":
+            return await self._with_new_access(lambda: self._publisher.publish(prepared, timeout))
+        stored = await self._publisher.publish(prepared, timeout)
+        if prepared.kind == "dm":
+            self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
+        return stored
 
-    async def _is_ours(self, kind: str, seq: int, subject: str, payload: bytes) -> bool:
-        stream = {"chat": "log"}.get(kind, kind)
-        found = await self.link.call("confirm", "record", seq=seq, stream=stream)
-        if not found["yours"] or found["subject"] != subject:
-            return False
-        stored = base64.b64decode(found["payload"])
-        return stored == payload or (kind == "dm" and self._direct.is_same(subject, stored, payload))
+    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
+        """Is the record at that sequence this message? One that was read and removed since is not: `find_stored`."""
+        return await self._publisher.is_stored(prepared, seq)
 
-    async def _confirmed(
-        self, subject: str, payload: bytes, signature: str, msg_id: str, timeout: float
-    ) -> dict[str, Any]:
-        headers = {signing.SIGNATURE_HEADER: signature, MSG_ID: msg_id}
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout
-        while True:
-            left = deadline - clock()
-            try:
-                connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
-                reply = await connection.ask(subject, payload, headers=headers, timeout=left)
-                break
-            except NoRespondersError as error:
-                reason = await self._why_nobody_takes_it()
-                if reason is not None:
-                    raise reason from error
-                if left < NOBODY_PAUSE:
-                    raise StewardUnreachable("nobody takes this message: the broker is starting") from error
-                await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
-            except DeniedError as error:
-                raise await self._access.explained(error, subject) from error
-            except TimeoutError as error:
-                raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
-            except (ConnectionLost, NatsError):
-                # It may have been stored. Under the same id the broker stores it once.
-                await asyncio.sleep(0)
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
-        if answer.get("error"):
-            raise _refusal(subject, answer["error"])
-        return answer
+    async def find_stored(self, prepared: Prepared, *, since: float | None = None) -> int | None:
+        """Where an earlier attempt of this message is or was stored, however long ago; None if it is not.
 
-    async def _why_nobody_takes_it(self) -> TidingsError | None:
-        """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
-        try:
-            health = await self.link.call("health", "ping")
-        except TidingsError as error:
-            return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
-        if not (health.get("gate") or {}).get("open", True):
-            return LogFull("the log of this space is full: nothing new is taken until room is made")
-        return None
+        `since`: seconds since 1970 of the first attempt; unless said, the time in the message's id.
+        """
+        return await self._publisher.find(prepared, since)
 
     # --- tasks ---
 
@@ -479,7 +439,7 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> TaskTicket:
         """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
-        more = (*parts, *self._tasks.terms(deadline))
+        more = (*parts, *task_terms(deadline))
         fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
         return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
 
@@ -572,12 +532,3 @@ class Endpoint:
             wakes=not historical
             and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
         )
-
-
-def _refusal(subject: str, error: dict[str, Any]) -> TidingsError:
-    code, words = int(error.get("err_code", 0)), str(error.get("description", ""))
-    if code == 10054 or "maximum message size" in words or "max message" in words:
-        return TooLarge(f"the broker refuses this message: {words}")
-    if code == 10077:
-        return LogFull(f"the broker has no room for this message: {words}")
-    return DeniedError(f"the broker refuses {subject}: {words} ({code})")

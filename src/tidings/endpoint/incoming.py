@@ -1,7 +1,8 @@
 """A message in an application's hands, and the inbox it came from.
 
 A message is **settled** when the application is done with it: `ack()`, or asking the iterator for the next one. What
-is settled is never surfaced again; what is not may come again after a crash. The inbox holds a bounded number; whoever
+is settled is never surfaced again; what is not may come again after a crash. A program that keeps mail for somebody who
+reads it later settles it with `keep()`, which does not say that it was read. The inbox holds a bounded number; whoever
 feeds it waits for room, so nothing is dropped and nothing is acknowledged unseen.
 """
 
@@ -24,6 +25,15 @@ PRIORITY_ORDER = {"now": 0, "next": 1, "low": 2}
 
 async def _nothing() -> None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A direct message that was kept: its sender and id, and its sequence among the direct messages."""
+
+    sender: str
+    id: str
+    seq: int
 
 
 @dataclass(eq=False)
@@ -52,6 +62,8 @@ class Incoming:
     #: whether attention and priority say that the agent should be woken for it
     wakes: bool = True
     _settle: Settle = field(default=_nothing, repr=False)
+    #: settles without telling that it was read, where that makes a difference
+    _keep: Settle | None = field(default=None, repr=False)
     _settled: bool = field(default=False, repr=False)
 
     @property
@@ -84,6 +96,20 @@ class Incoming:
         if not self._settled:
             self._settled = True
             await self._settle()
+
+    async def keep(self) -> None:
+        """Settle it for an agent that has yet to read it: it is kept durably here, and its sender hears `delivered`.
+
+        `Endpoint.tell_read` says later that it was read.
+        """
+        if not self._settled:
+            self._settled = True
+            await (self._keep or self._settle)()
+
+    @property
+    def kept(self) -> Kept:
+        """What its receipts need to know of a direct message, whoever tells them."""
+        return Kept(self.sender.id, self.id, self.seq)
 
 
 class Inbox:

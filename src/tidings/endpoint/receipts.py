@@ -2,18 +2,20 @@
 
 `delivered` means surfaced to the application, `read` means settled. A reader's receipts are sent together, at most
 four times a second, and kept while the steward is away; beyond a bound the oldest are dropped and counted, because a
-receipt is a courtesy and the message itself is not at stake. A sender waits by long polls that the steward always
-answers; whoever listens for `receipt` events has one such poll, however many messages are out.
+receipt is a courtesy and the message itself is not at stake. Whoever keeps mail durably tells its receipts with `tell`,
+which answers once they are recorded. A sender waits by long polls that the steward always answers; whoever listens for
+`receipt` events has one such poll, however many messages are out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.incoming import Kept
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
 
@@ -69,6 +71,18 @@ class ReceiptSender:
         if not self._waiting:
             self._some.clear()
         return True
+
+
+async def tell(link: Supervision, kept: Sequence[Kept], stage: Stage, timeout: float = 5.0) -> list[Kept]:
+    """Have the steward record a stage of these; the answer is those it knows nothing of, now or later."""
+    unknown: list[Kept] = []
+    for start in range(0, len(kept), AT_ONCE):
+        part = kept[start : start + AT_ONCE]
+        told = [{"seq": each.seq, "stage": stage, "sender": each.sender, "id": each.id} for each in part]
+        answer = await link.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
+        refused = set(answer.get("refused", ()))
+        unknown += [each for each in part if each.seq in refused]
+    return unknown
 
 
 async def wait_for_stage(

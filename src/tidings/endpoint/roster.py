@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import difflib
 import random
 import time
 from collections import Counter
@@ -24,9 +23,9 @@ import msgspec
 from tidings.broker.client import Connection, raw_headers
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
+from tidings.endpoint.peers import each_once, resolve_among
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import (
-    AmbiguousPeer,
     OutcomeUnknown,
     StewardUnreachable,
     TidingsError,
@@ -48,22 +47,6 @@ HELD = 1_000
 DEFAULT_TTL = 25.0
 
 Report = Callable[[str, Any], None]
-
-
-def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
-    """Who is meant: an id, a name, or a name in another case if only one agent has it."""
-    known = list(agents)
-    for agent in known:
-        if text in (agent.id, agent.name):
-            return agent
-    alike = [agent for agent in known if agent.name.casefold() == text.casefold()]
-    if len(alike) > 1:
-        raise AmbiguousPeer(f"{text!r} could be {', '.join(sorted(a.name for a in alike))}: say which")
-    if alike:
-        return alike[0]
-    near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
-    raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
 
 
 class Roster:
@@ -141,13 +124,13 @@ class Roster:
 
     async def mentions(self, named: Iterable[Mention | str], timeout: float = 5.0) -> list[Mention]:
         """Mentions by name or id as mentions by both, each agent once; UnknownPeer if one is nobody."""
-        found: dict[str, Mention] = {}
+        found: list[Mention] = []
         for each in named:
             if isinstance(each, str):
                 agent = await self.find(each, timeout)
                 each = Mention(agent.id, agent.name)
-            found.setdefault(each.id, each)
-        return list(found.values())
+            found.append(each)
+        return each_once(found)
 
     # --- deltas ---
 

@@ -23,13 +23,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.publishing import prepare_task
 from tidings.errors import (
     BadSignature,
     ConflictError,
     DeniedError,
-    LogFull,
     OutcomeUnknown,
-    QueueFull,
     TaskDead,
     TidingsError,
     TooLarge,
@@ -42,14 +41,12 @@ from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
-from tidings.wire.message import ExtensionPart, Message, Sender
+from tidings.wire.message import Message, Sender
 from tidings.wire.names import check_role
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint, Receipt
 
-#: see `steward/task_rules`: the part of a task's message that its steward reads
-TASK_PART = "dev.tidings.task"
 LONG_POLL = 20.0
 PATIENCE = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
@@ -176,50 +173,16 @@ class Tasks:
         self.identity = endpoint.identity
         self.session = new_id()
         self._open: dict[int, Job] = {}
-        self._making_room = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
 
     # --- asking ---
 
-    @staticmethod
-    def terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
-        """What the steward has to know of a task, as a part of the signed message."""
-        if deadline is None:
-            return ()
-        if not 0 < deadline <= 30 * 86_400:
-            raise UsageError("the deadline of a task is up to 30 days from now, in seconds")
-        return (ExtensionPart(TASK_PART, {"kind": TASK_PART, "deadline_s": deadline}),)
-
     async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
         from tidings.endpoint.endpoint import Receipt
 
-        subject = self.identity.subjects.task(check_role(role), self.identity.id)
-        try:
-            seq = await self._queued(subject, role, composed, timeout)
-        except QueueFull:
-            seq = await self._queued_after_making_room(subject, role, composed, timeout)
-        return TaskTicket(Receipt(composed.id, seq, warnings=await self._warnings(role)), role, self)
-
-    async def _queued(self, subject: str, role: str, composed: Message, timeout: float) -> int:
-        try:
-            return await self.endpoint._publish(subject, "task", role, composed, timeout)
-        except LogFull as error:
-            if "per subject" not in str(error):
-                raise
-            raise QueueFull(
-                f"the queue of {role} is full from you: 1,000 tasks of yours wait there to be finished and archived; "
-                "wait for their results before you ask for more"
-            ) from error
-
-    async def _queued_after_making_room(self, subject: str, role: str, composed: Message, timeout: float) -> int:
-        """A queue may be full of what is settled and would have gone a little later: one of us asks, others look."""
-        async with self._making_room:
-            try:
-                return await self._queued(subject, role, composed, timeout)
-            except QueueFull:
-                await self.link.call("task", "room", role=role, timeout=timeout)
-                return await self._queued(subject, role, composed, timeout)
+        stored = await self.endpoint.publish(prepare_task(self.identity, role, composed), timeout=timeout)
+        return TaskTicket(Receipt(composed.id, stored.seq, warnings=await self._warnings(role)), role, self)
 
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""

@@ -1,5 +1,5 @@
-"""The host daemon's state: what its agents have to send and what they received, in one database that survives anything.
+"""The host: one process on a machine that sends and receives for the agents on it.
 
-`schema` makes the bad states impossible, `outbox` and `inbox` are every transition over it, as functions of a SQLite
-connection. Nothing here opens a connection to a broker yet.
+Short-lived programs hand it what they send, and it keeps what they are sent: being offline is normal. Its outbox and
+inbox are one SQLite file; sending and receiving go through one endpoint per agent.
 """

@@ -7,7 +7,8 @@ wait for its receipts, or watch them. Every request is answered: at once if ther
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidings.errors import DeniedError, UsageError
 from tidings.steward.receipts import RANK, Key, reached
@@ -26,8 +27,20 @@ AT_ONCE = 32
 LONGEST_WAIT = 25.0
 
 
+class Told(NamedTuple):
+    """One receipt as its reader tells it. `of` is the sender and id it speaks of, if the reader says so."""
+
+    seq: int
+    stage: str
+    of: tuple[str, str] | None
+
+
 async def put(steward: Steward, request: Request) -> Answer:
-    """`receipts`: [{seq, stage}], or one `seq` and `stage`. What is not addressed to the caller is refused."""
+    """`receipts`: [{seq, stage}], or one `seq` and `stage`. What is not addressed to the caller is refused.
+
+    Who tells late adds `sender` and `id`: a message whose record has gone is known by them if it was told of before,
+    and a sequence that was used again for another message is not taken for it.
+    """
     access_of(steward, request.sender)
     if request.arguments.get("stream", "dm") != "dm":
         raise UsageError("receipts are for direct messages: `stream` is dm")
@@ -37,16 +50,23 @@ async def put(steward: Steward, request: Request) -> Answer:
     accepted: list[tuple[Key, int, str]] = []
     refused: list[int] = []
     with steward.receipts.telling(request.sender):
-        keys = await _addressed(steward, {seq for seq, _ in told})
-    for seq, stage in told:
-        key = keys[seq]
-        if key is None or key[2] != request.sender:
-            refused.append(seq)
+        keys = await _addressed(steward, {each.seq for each in told if _known(steward, request, each) is None})
+    for each in told:
+        known = _known(steward, request, each)
+        key = known or keys.get(each.seq)
+        if key is None or key[2] != request.sender or (each.of is not None and key[:2] != each.of):
+            refused.append(each.seq)
         else:
-            accepted.append((key, seq, stage))
+            accepted.append((key, steward.receipts.lives[key].seq if known else each.seq, each.stage))
     if single and refused:
         raise DeniedError(f"the direct message {refused[0]} is not addressed to you, or is gone")
     return {"new": await steward.receipts.write(accepted), "refused": refused}
+
+
+def _known(steward: Steward, request: Request, told: Told) -> Key | None:
+    """The message by what was told of it before."""
+    key = (*told.of, request.sender) if told.of is not None else None
+    return key if key in steward.receipts.lives else None
 
 
 async def _addressed(steward: Steward, seqs: set[int]) -> dict[int, Key | None]:
@@ -59,17 +79,21 @@ async def _addressed(steward: Steward, seqs: set[int]) -> dict[int, Key | None]:
     return found
 
 
-def _told(items: Any) -> list[tuple[int, str]]:
+def _told(items: Any) -> list[Told]:
     if not isinstance(items, list) or not 0 < len(items) <= MOST_RECEIPTS:
         raise UsageError(f"receipt put needs `receipts`, a list of 1 to {MOST_RECEIPTS}")
-    found = []
-    for item in items:
-        seq = item.get("seq") if isinstance(item, dict) else None
-        stage = item.get("stage") if isinstance(item, dict) else None
-        if type(seq) is not int or seq < 1 or stage not in READER_STAGES:
-            raise UsageError(f"a receipt has `seq` and `stage`, one of {', '.join(READER_STAGES)}")
-        found.append((seq, str(stage)))
-    return found
+    return [_one_told(item if isinstance(item, dict) else {}) for item in items]
+
+
+def _one_told(item: Mapping[str, Any]) -> Told:
+    seq, stage = item.get("seq"), item.get("stage")
+    if type(seq) is not int or seq < 1 or stage not in READER_STAGES:
+        raise UsageError(f"a receipt has `seq` and `stage`, one of {', '.join(READER_STAGES)}")
+    sender, mid = item.get("sender"), item.get("id")
+    of = (sender, mid) if isinstance(sender, str) and isinstance(mid, str) else None
+    if of is None and (sender is not None or mid is not None):
+        raise UsageError("a receipt that names its message has `sender` and `id`, both texts")
+    return Told(seq, str(stage), of)
 
 
 async def wait(steward: Steward, request: Request) -> Answer:

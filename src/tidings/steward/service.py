@@ -40,6 +40,7 @@ from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record, read_rulings
 from tidings.space.state import StateBucket
+from tidings.steward.finding import FINDING_HANDLERS
 from tidings.steward.governance import ADMIN_HANDLERS, close_uncovered
 from tidings.steward.history import HISTORY_HANDLERS, PageTurns
 from tidings.steward.lease import StewardLease
@@ -75,6 +76,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **ROSTER_HANDLERS,
     **RECEIPT_HANDLERS,
     **TRACE_HANDLERS,
+    **FINDING_HANDLERS,
     **TASK_HANDLERS,
     **ADMIN_HANDLERS,
 }

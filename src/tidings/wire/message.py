@@ -228,6 +228,14 @@ def _strictly_decoded(payload: bytes) -> Message:
     return message
 
 
+def read_parts(items: Iterable[Any]) -> tuple[Part, ...]:
+    """Parts from JSON values, by the rules of a received message; MalformedMessage says what is wrong with one."""
+    try:
+        return msgspec.convert([_wrapped(item) for item in items], tuple[Part, ...])
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(f"not a part of a message: {str(error)[:300]}") from error
+
+
 def document(message: Message) -> dict[str, Any]:
     """The message as the JSON object it travels as, without `raw`."""
     fields = msgspec.to_builtins(msgspec.structs.replace(message, parts=(), raw=b""))

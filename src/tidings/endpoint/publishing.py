@@ -1,0 +1,297 @@
+"""Sending, in two steps: a message is prepared without a connection, and published with one.
+
+    prepared = prepare_chat(identity, "general", message)      # resolved, sealed, signed: bytes that never change
+    stored = await publisher.publish(prepared)                 # now, later, again, by any process of this agent
+
+Preparing again gives other bytes of a sealed message; publishing again gives the same ones. Within the broker's
+duplicate window (10 minutes) that stores a message once. Whoever publishes again later, after an attempt whose outcome
+is not known, asks `find` first. An acknowledgement that says `duplicate` is believed only if the record is ours. If
+somebody else used the id, the broker's deduplication gets another word, made of the signature: nobody else can know it
+before it is used, and every later attempt uses the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.supervision import Supervision
+from tidings.errors import (
+    ConflictError,
+    ConnectionLost,
+    DeniedError,
+    IdBurned,
+    LogFull,
+    MailboxFull,
+    OutcomeUnknown,
+    QueueFull,
+    StewardUnreachable,
+    TidingsError,
+    TooLarge,
+    UsageError,
+    WireError,
+)
+from tidings.wire import message as wire
+from tidings.wire import signing
+from tidings.wire.message import ExtensionPart, Message
+from tidings.wire.names import check_role
+from tidings.wire.seal import is_sealed, open_sealed, seal_message
+
+Kind = Literal["chat", "dm", "task"]
+#: what the steward's services call the stream of each kind
+STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
+#: see `steward/task_rules`: the part of a task's message that its steward reads
+TASK_PART = "dev.tidings.task"
+LONGEST_DEADLINE = 30 * 86_400
+#: between two tries of a message that nobody took although the space is open
+NOBODY_PAUSE = 0.05
+#: between two questions to a steward that is asked too much
+BUSY_PAUSE = 0.2
+BUSY_TRIES = 25
+MSG_ID = "Nats-Msg-Id"
+Explain = Callable[[DeniedError, str], Awaitable[DeniedError]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A message as it will be stored, wherever and whenever it is published."""
+
+    kind: Kind
+    subject: str
+    #: the channel, the agent's id or the role it is addressed to
+    destination: str
+    payload: bytes
+    signature: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the broker keeps a message."""
+
+    seq: int
+    #: it was there already: an earlier attempt had come through
+    duplicate: bool
+    #: the broker process that said so
+    incarnation: str
+
+
+class _Answer(msgspec.Struct):
+    """The broker's acknowledgement."""
+
+    seq: int = 0
+    duplicate: bool = False
+    error: dict[str, Any] | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
+
+# --- preparing ---
+
+
+def prepare_chat(identity: Identity, channel: str, message: Message) -> Prepared:
+    """A message to a channel."""
+    return _prepared(identity, "chat", identity.subjects.chat(identity.id, channel), channel, message)
+
+
+def prepare_direct(identity: Identity, target: str, message: Message, *, sealed: bool = True) -> Prepared:
+    """A message to one agent, by its id; sealed unless told otherwise."""
+    subject = identity.subjects.direct(target, identity.id)
+    outgoing = seal_message(identity.key, target, message) if sealed else message
+    return _prepared(identity, "dm", subject, target, outgoing)
+
+
+def prepare_task(identity: Identity, role: str, message: Message) -> Prepared:
+    """A task for a role. Its terms are a part of the message: see `task_terms`."""
+    return _prepared(identity, "task", identity.subjects.task(check_role(role), identity.id), role, message)
+
+
+def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
+    """What the steward has to know of a task, as a part of the signed message. It counts from when it is stored."""
+    if deadline is None:
+        return ()
+    if not 0 < deadline <= LONGEST_DEADLINE:
+        raise UsageError("the deadline of a task is up to 30 days from now, in seconds")
+    return (ExtensionPart(TASK_PART, {"kind": TASK_PART, "deadline_s": deadline}),)
+
+
+def _prepared(identity: Identity, kind: Kind, subject: str, destination: str, message: Message) -> Prepared:
+    if message.sender.id != identity.id:
+        raise UsageError(f"message {message.id} is from {message.sender.id}: {identity.name} cannot sign it")
+    payload = message.raw or wire.encode(message)
+    signature = signing.sign(identity.key, identity.space_id, kind, destination, payload)
+    return Prepared(kind, subject, destination, payload, signature, message.id)
+
+
+def is_same_message(identity: Identity, prepared: Prepared, stored: bytes) -> bool:
+    """Is what this agent stored under that subject this message? Sealed or composed again it has other bytes.
+
+    IdBurned if it is another one under the same id: readers would surface only one of the two.
+    """
+    if stored == prepared.payload:
+        return True
+    try:
+        was, now = (_inside(identity, prepared, payload) for payload in (stored, prepared.payload))
+    except WireError:
+        return False
+    if was.id == now.id and wire.document(was) | {"ts": ""} != wire.document(now) | {"ts": ""}:
+        raise IdBurned(f"you already sent another message under the id {now.id}: choose a new one")
+    return was.id == now.id
+
+
+def _inside(identity: Identity, prepared: Prepared, payload: bytes) -> Message:
+    message = wire.decode(payload)
+    if prepared.kind != "dm" or not is_sealed(message):
+        return message
+    return open_sealed(identity.key, identity.id, message, target_id=prepared.destination)
+
+
+# --- publishing ---
+
+
+class Publisher:
+    """What an endpoint publishes goes through here. `explain` adds the cause to a refusal."""
+
+    def __init__(self, link: Supervision, explain: Explain) -> None:
+        self.link = link
+        self._explain = explain
+        self._making_room: dict[Kind, asyncio.Lock] = {"dm": asyncio.Lock(), "task": asyncio.Lock()}
+
+    async def publish(self, prepared: Prepared, timeout: float = 5.0) -> Stored:
+        """Store it; the answer says where. Safe to repeat with the same `prepared` (see above for how long)."""
+        try:
+            return await self._stored(prepared, timeout)
+        except (MailboxFull, QueueFull):
+            return await self._stored_after_making_room(prepared, timeout)
+
+    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
+        """Is the record at that sequence this message?"""
+        found = await self.link.call("confirm", "record", seq=seq, stream=STREAMS[prepared.kind])
+        if not found["yours"] or found["subject"] != prepared.subject:
+            return False
+        return is_same_message(self.link.identity, prepared, base64.b64decode(found["payload"]))
+
+    async def find(self, prepared: Prepared, since: float | None = None) -> int | None:
+        """Where a message of this id is or was stored, by the records of its subject; None if it is not there.
+
+        `since`: seconds since 1970 of the first attempt; unless said, the time in the id.
+        """
+        asked: dict[str, Any] = {"kind": prepared.kind, "to": prepared.destination, "id": prepared.id}
+        if since is not None:
+            asked["since"] = int(since)
+        after = 0
+        while True:
+            found = await self._ask_when_free(asked | {"after": after})
+            if found["state"] == "gone":
+                return int(found["seq"])
+            if found["seq"] is not None and await self.is_stored(prepared, int(found["seq"])):
+                return int(found["seq"])
+            if found["next"] is None:
+                return None
+            after = int(found["next"])
+
+    async def _ask_when_free(self, asked: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(BUSY_TRIES):
+            try:
+                return await self.link.call("trace", "find", timeout=10.0, **asked)
+            except ConflictError:
+                await asyncio.sleep(BUSY_PAUSE)
+        return await self.link.call("trace", "find", timeout=10.0, **asked)
+
+    async def _checked(self, prepared: Prepared, stored: Stored, timeout: float) -> Stored:
+        """`duplicate` is success only if the record there is ours."""
+        if await self.is_stored(prepared, stored.seq):
+            return stored
+        # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
+        word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
+        stored = await self._confirmed(prepared, f"{prepared.id}.{word}", timeout)
+        if stored.duplicate and not await self.is_stored(prepared, stored.seq):
+            raise IdBurned(f"message {prepared.id} could not be stored: its id was used by somebody else, twice")
+        return stored
+
+    async def _stored_after_making_room(self, prepared: Prepared, timeout: float) -> Stored:
+        """A place may be full of what is settled and would have gone a little later: one of us asks, others look."""
+        async with self._making_room[prepared.kind]:
+            try:
+                return await self._stored(prepared, timeout)
+            except MailboxFull:
+                await self.link.call("receipt", "room", to=prepared.destination, timeout=timeout)
+            except QueueFull:
+                await self.link.call("task", "room", role=prepared.destination, timeout=timeout)
+            return await self._stored(prepared, timeout)
+
+    async def _stored(self, prepared: Prepared, timeout: float) -> Stored:
+        stored = await self._confirmed(prepared, prepared.id, timeout)
+        return await self._checked(prepared, stored, timeout) if stored.duplicate else stored
+
+    async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float) -> Stored:
+        subject = prepared.subject
+        headers = {signing.SIGNATURE_HEADER: prepared.signature, MSG_ID: msg_id}
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        while True:
+            left = deadline - clock()
+            try:
+                connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
+                reply = await connection.ask(subject, prepared.payload, headers=headers, timeout=left)
+                break
+            except NoRespondersError as error:
+                reason = await self._why_nobody_takes_it()
+                if reason is not None:
+                    raise reason from error
+                if left < NOBODY_PAUSE:
+                    raise StewardUnreachable("nobody takes this message: the broker is starting") from error
+                await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
+            except DeniedError as error:
+                raise await self._explain(error, subject) from error
+            except TimeoutError as error:
+                raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
+            except (ConnectionLost, NatsError):
+                # It may have been stored. Under the same id the broker stores it once.
+                await asyncio.sleep(0)
+        answer = _ANSWERS.decode(reply.data)
+        if answer.error:
+            raise _refusal(prepared, answer.error)
+        return Stored(answer.seq, answer.duplicate, connection.incarnation)
+
+    async def _why_nobody_takes_it(self) -> TidingsError | None:
+        """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
+        try:
+            health = await self.link.call("health", "ping")
+        except TidingsError as error:
+            return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
+        if not (health.get("gate") or {}).get("open", True):
+            return LogFull("the log of this space is full: nothing new is taken until room is made")
+        return None
+
+
+def _refusal(prepared: Prepared, error: dict[str, Any]) -> TidingsError:
+    code, words = int(error.get("err_code", 0)), str(error.get("description", ""))
+    if code == 10054 or "maximum message size" in words or "max message" in words:
+        return TooLarge(f"the broker refuses this message: {words}")
+    if code == 10077:
+        return _no_room(prepared, words)
+    return DeniedError(f"the broker refuses {prepared.subject}: {words} ({code})")
+
+
+def _no_room(prepared: Prepared, words: str) -> TidingsError:
+    to = prepared.destination
+    if "per subject" in words and prepared.kind == "dm":
+        return MailboxFull(
+            f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read and archived"
+        )
+    if "per subject" in words and prepared.kind == "task":
+        return QueueFull(
+            f"the queue of {to} is full from you: 1,000 tasks of yours wait there to be finished and archived; "
+            "wait for their results before you ask for more"
+        )
+    return LogFull(f"the broker has no room for this message: {words}")

@@ -1,0 +1,217 @@
+"""The one broker session of an agent on this host, shared by all its programs, from boot to shutdown.
+
+    waiting -> open <-> reconnecting        superseded: open, but another session receives
+    revoked: the credential is refused; tried again slowly, with whatever identity is on disk then
+
+A session exists before its space can be reached and keeps trying for ever, with growing pauses; `wake` cuts a pause
+short. Once open, the endpoint reconnects by itself. Health is the age of the last round trip to the broker, never
+whether an object is there. Hooks hear that an endpoint is open (again, if it was replaced), that another broker process
+answers, and that a newer session elsewhere receives; nobody takes it back without being told to (`take_back`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from tidings.broker.ending import end_tasks
+from tidings.endpoint.endpoint import Endpoint
+from tidings.errors import AuthRevoked, Reconnecting, TidingsError
+
+SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 15.0
+#: between two tries of an agent that was revoked: only an operator changes that
+REVOKED_PAUSE = 60.0
+#: an endpoint that does not close in this time is abandoned
+CLOSE_WITHIN = 5.0
+log = logging.getLogger(__name__)
+
+
+async def _nothing(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Who wants to hear what. They run one at a time; `on_open` ends before anything else is told of that endpoint.
+
+    If `on_open` raises, the endpoint is closed and opened anew later; what the others raise is logged.
+    """
+
+    on_open: Callable[[Endpoint], Awaitable[None]] = _nothing
+    #: the broker process before (None the first time) and now; compare with what was confirmed by whom
+    on_incarnation: Callable[[str | None, str], Awaitable[None]] = _nothing
+    on_superseded: Callable[[], Awaitable[None]] = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a session is: `age` is seconds since the last round trip to the broker, None if there never was one."""
+
+    state: SessionState
+    age: float | None
+    #: why it is not open, in a sentence
+    error: str | None = None
+
+
+class AgentSession:
+    """One agent of one space. `make_endpoint` gives a new endpoint each time, not opened: `tidings.connect(...)`."""
+
+    def __init__(
+        self, space: str, agent: str, make_endpoint: Callable[[], Endpoint], hooks: Hooks | None = None
+    ) -> None:
+        self.space, self.agent = space, agent
+        self.state: SessionState = "waiting"
+        self.error: TidingsError | None = None
+        #: the broker process that was last connected to
+        self.incarnation: str | None = None
+        self._make = make_endpoint
+        self._hooks = hooks or Hooks()
+        self._endpoint: Endpoint | None = None
+        self._last_round_trip: float | None = None
+        self._news = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._replace = False
+        self._told_superseded = False
+        self._task: asyncio.Task[None] | None = None
+
+    # --- questions ---
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The open endpoint. It may be reconnecting; Reconnecting, with the reason, if there is none."""
+        if self._endpoint is None:
+            why = f": {self.error}" if self.error else ""
+            raise Reconnecting(f"{self.agent} is not connected to {self.space} yet{why}")
+        return self._endpoint
+
+    @property
+    def is_connected(self) -> bool:
+        """Would something sent now go out? The broker's answer is the only proof: see `health`."""
+        return self._endpoint is not None and self._endpoint.state == "ready"
+
+    @property
+    def health(self) -> Health:
+        last = self._newest_round_trip()
+        age = None if last is None else max(0.0, time.monotonic() - last)
+        return Health(self.state, age, str(self.error) if self.error else None)
+
+    def _newest_round_trip(self) -> float | None:
+        """Of this endpoint or the one before it."""
+        if self._endpoint is not None and self._endpoint.link.last_round_trip:
+            self._last_round_trip = self._endpoint.link.last_round_trip
+        return self._last_round_trip
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begin trying. Returns at once, whether or not anything can be reached."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"session of {self.agent} in {self.space}")
+
+    def wake(self) -> None:
+        """Somebody wants to send, or the network came back: try now."""
+        self._hurry.set()
+        if self._endpoint is not None:
+            self._endpoint.link.hurry()
+
+    def take_back(self) -> None:
+        """Receive here again: the session that superseded this one is superseded in turn."""
+        if self._told_superseded:
+            self._replace = True
+            self._news.set()
+
+    async def stop(self) -> None:
+        """End in bounded time, whatever the broker does."""
+        await end_tasks([self._task])
+        await self._close()
+        self.state = "stopped"
+
+    async def _run(self) -> None:
+        pause, refusals = FIRST_PAUSE, 0
+        while True:
+            self._hurry.clear()
+            try:
+                await self._open()
+            except Exception as error:  # noqa: BLE001  boundary: hooks are others' code, and a session never gives up
+                refusals = refusals + 1 if isinstance(error, AuthRevoked) else 0
+                self._failed(error)
+                await self._close()
+                await self._pause(REVOKED_PAUSE if refusals else pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+                continue
+            pause, refusals = FIRST_PAUSE, 0
+            await self._follow()
+            await self._close()
+            self.state = "waiting"
+
+    async def _open(self) -> None:
+        endpoint = self._make()
+        endpoint.on("connection", lambda _state: self._news.set())
+        endpoint.on("superseded", lambda _number: self._news.set())
+        endpoint.on("error", self._heard)
+        self._replace = self._told_superseded = False
+        self._news.clear()
+        await endpoint.open()
+        self._endpoint = endpoint
+        self.state, self.error = "open", None
+        await self._hooks.on_open(endpoint)
+
+    async def _follow(self) -> None:
+        """Tell what happens to the open endpoint, until it is to be replaced."""
+        while not self._replace:
+            self._news.clear()
+            endpoint = self.endpoint
+            superseded, now = endpoint.session.superseded.is_set(), endpoint.incarnation
+            self.state = "reconnecting" if now is None else "superseded" if superseded else "open"
+            if now is not None and now != self.incarnation:
+                before, self.incarnation = self.incarnation, now
+                await self._tell(self._hooks.on_incarnation, before, now)
+            if superseded and not self._told_superseded:
+                self._told_superseded = True
+                await self._tell(self._hooks.on_superseded)
+            await self._news.wait()
+
+    def _heard(self, error: BaseException) -> None:
+        """After a few refusals an endpoint says that its credential is not taken. The name may come back with another
+        key, which is another identity and so another endpoint."""
+        if isinstance(error, AuthRevoked):
+            self._replace = True
+            self._news.set()
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, TidingsError):
+            log.error("the session of %s in %s failed", self.agent, self.space, exc_info=error)
+        self.state = "revoked" if isinstance(error, AuthRevoked) else "waiting"
+        self.error = error if isinstance(error, TidingsError) else TidingsError(f"{type(error).__name__}: {error}")
+
+    async def _tell(self, hook: Callable[..., Awaitable[None]], *facts: object) -> None:
+        try:
+            await hook(*facts)
+        except Exception:  # boundary: others' code
+            log.exception("a hook of the session of %s in %s failed", self.agent, self.space)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(seconds / 2, seconds)):
+                await self._hurry.wait()
+
+    async def _close(self) -> None:
+        self._newest_round_trip()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await endpoint.close()
+        except TimeoutError:
+            log.warning("%s in %s did not close in %.0f s and is abandoned", self.agent, self.space, CLOSE_WITHIN)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_WITHIN):
+                    await endpoint.link.stop()

@@ -1,0 +1,263 @@
+"""What was prepared is published later, again, by another process: stored once, and found if it was."""
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from foreign import connect
+from tidings.endpoint.identity import local_identity
+from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
+from tidings.errors import DeniedError, IdBurned, UsageError
+from tidings.space.agents import AgentFile
+from tidings.steward import finding
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire import message as wire
+from tidings.wire.ids import new_id
+from tidings.wire.message import Sender
+
+STREAM = {"chat": "LOG_main", "dm": "DM_main", "task": "TASK_main"}
+
+
+@pytest.fixture
+async def pair(space: RealSpace) -> RealSpace:
+    await space.add("ada", roles=["writer"])
+    await space.add("bob", roles=["reviewer"])
+    return space
+
+
+async def one_of_each(space: RealSpace, text: str = "hello", **fields: Any) -> dict[str, Prepared]:
+    """Prepared without a connection, from ada's files alone."""
+    ada, bob = await local_identity(space.home, "ada"), await local_identity(space.home, "bob")
+
+    def said() -> wire.Message:
+        return wire.compose(Sender(ada.id, "ada"), text=text, **fields)
+
+    return {
+        "chat": prepare_chat(ada, "general", said()),
+        "dm": prepare_direct(ada, bob.id, said()),
+        "task": prepare_task(ada, "reviewer", said()),
+    }
+
+
+async def forget_ids(space: RealSpace) -> None:
+    """What the end of the duplicate window does, now: every message id is forgotten."""
+    probes = {"chat": "td.main.chat.probe.probe", "dm": "td.main.dm.0.probe.probe", "task": "td.main.task.probe.probe"}
+    windows = itertools.count(100_000_000, 1_000_000)
+    async with space.core() as core:
+        for kind, stream in STREAM.items():
+            config = (await core.info(stream))["config"]
+
+            async def is_new(stream: str = stream, subject: str = probes[kind], config: Any = config) -> bool:
+                # A changed window starts the broker's clean-up anew, which is otherwise due when the old one ends.
+                await core.api(f"STREAM.UPDATE.{stream}", config | {"duplicate_window": next(windows)})
+                answer = await core.connection.request(subject, b"", headers={"Nats-Msg-Id": "probe"}, timeout=5)
+                return not json.loads(answer.data).get("duplicate")
+
+            assert await is_new()
+            await eventually(is_new, what=f"the ids of {stream} are forgotten", every=0.3)
+            await core.api(f"STREAM.UPDATE.{stream}", config)
+
+
+async def another_millisecond() -> None:
+    """What is composed next has another `ts`."""
+    moment = time.time_ns() // 1_000_000
+    await eventually(lambda: time.time_ns() // 1_000_000 > moment, every=0.001)
+
+
+async def count(space: RealSpace, prepared: Prepared) -> int:
+    async with space.core() as core:
+        return (await core.counts_of(STREAM[prepared.kind], prepared.subject)).get(prepared.subject, 0)
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_what_was_prepared_offline_is_published_once_by_two_processes(pair: RealSpace, kind: str) -> None:
+    prepared = (await one_of_each(pair))[kind]
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "ada", receive=False) as again:
+        first, second = await ada.publish(prepared), await again.publish(prepared)
+        assert (first.duplicate, second.duplicate) == (False, True)
+        assert first.seq == second.seq
+        assert await again.is_stored(prepared, first.seq)
+        assert not await again.is_stored(prepared, first.seq + 1)
+        assert first.incarnation == ada.incarnation == again.incarnation
+    assert await count(pair, prepared) == 1
+
+
+async def test_a_prepared_message_reaches_its_reader_verified_and_opened(pair: RealSpace) -> None:
+    prepared = await one_of_each(pair, "for bob")
+    assert b"for bob" in prepared["chat"].payload
+    assert b"for bob" not in prepared["dm"].payload
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob", "general") as bob:
+        for each in prepared.values():
+            await ada.publish(each)
+        got = [await bob.next_message(10) for _ in range(2)]
+        assert {(m.kind, m.text, m.sender.id) for m in got} == {
+            ("channel", "for bob", ada.id),
+            ("direct", "for bob", ada.id),
+        }
+        job = await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)
+        assert (job.text, job.asker.id) == ("for bob", ada.id)
+        await job.done()
+
+
+async def test_only_the_sender_of_a_message_can_prepare_it(pair: RealSpace) -> None:
+    ada, bob = await local_identity(pair.home, "ada"), await local_identity(pair.home, "bob")
+    with pytest.raises(UsageError, match="bob cannot sign it"):
+        prepare_chat(bob, "general", wire.compose(Sender(ada.id, "ada"), text="not mine"))
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_an_id_burnt_by_another_is_stored_once_however_often_it_is_published(pair: RealSpace, kind: str) -> None:
+    await pair.add("mal")
+    prepared = (await one_of_each(pair))[kind]
+    async with pair.agent("mal") as mal, connect(pair, "ada", receive=False) as ada:
+        subject = {
+            "chat": pair.subjects.chat(mal.id, "general"),
+            "dm": pair.subjects.direct(mal.id, mal.id),
+            "task": pair.subjects.task("reviewer", mal.id),
+        }[kind]
+        await mal.connection.request(subject, b"burnt", headers={"Nats-Msg-Id": prepared.id}, timeout=5)
+        first = await ada.publish(prepared)
+        again = await ada.publish(prepared)
+        assert (first.seq, first.duplicate, again.duplicate) == (again.seq, False, True)
+    assert await count(pair, prepared) == 1
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_what_was_stored_before_the_window_is_found_and_need_not_be_stored_twice(
+    pair: RealSpace, kind: str
+) -> None:
+    prepared = (await one_of_each(pair))[kind]
+    async with connect(pair, "ada", receive=False) as ada:
+        assert await ada.find_stored(prepared) is None
+        stored = await ada.publish(prepared)
+        assert await ada.find_stored(prepared) == stored.seq
+        await forget_ids(pair)
+        assert await ada.find_stored(prepared) == stored.seq, "before anybody publishes it again"
+        assert not (await ada.publish(prepared)).duplicate, "the broker would have stored it twice"
+        assert await ada.find_stored(prepared) == stored.seq
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpace, kind: str) -> None:
+    """mal knows everything of the message but may not be told that it is stored, nor where."""
+    await pair.add("mal")
+    prepared = (await one_of_each(pair))[kind]
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
+        stored = await ada.publish(prepared)
+        assert await ada.find_stored(prepared) == stored.seq
+        assert await mal.find_stored(prepared) is None
+        answer = await mal.link.call("trace", "find", kind=kind, to=prepared.destination, id=prepared.id)
+        assert answer == {"ok": True, "seq": None, "state": "unknown", "next": None}
+        assert not await mal.is_stored(prepared, stored.seq)
+
+
+async def test_a_message_read_and_removed_is_found_as_long_as_its_receipt_is_remembered(pair: RealSpace) -> None:
+    prepared = (await one_of_each(pair))["dm"]
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
+        stored = await ada.publish(prepared)
+        await (await bob.next_message(10)).ack()
+        assert (await ada.receipt(prepared.id, "read")).stage == "read"
+        async with pair.core() as core:
+            await core.purge("DM_main", subject_filter=prepared.subject)
+        assert not await ada.is_stored(prepared, stored.seq)
+        assert await ada.find_stored(prepared) == stored.seq
+
+
+async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembered(pair: RealSpace) -> None:
+    prepared = (await one_of_each(pair))["task"]
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
+        stored = await ada.publish(prepared)
+        await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
+        async with pair.core() as core:
+            await core.purge("TASK_main", subject_filter=prepared.subject)
+        assert await ada.find_stored(prepared) == stored.seq
+
+
+async def test_an_id_made_days_ago_or_by_a_clock_that_was_ahead_is_found(pair: RealSpace) -> None:
+    now = int(new_id().replace("-", "")[:12], 16)
+    async with connect(pair, "ada", receive=False) as ada:
+        for hours in (-72, 1, 30):
+            made = f"{now + hours * 3_600_000:012x}"
+            prepared = (await one_of_each(pair, id=f"{made[:8]}-{made[8:]}{new_id()[13:]}"))["chat"]
+            stored = await ada.publish(prepared)
+            assert await ada.find_stored(prepared) == stored.seq, f"{hours} hours from now"
+
+
+async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_was(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "MOST_RECORDS", 10)
+    monkeypatch.setattr(finding, "PAGE", 10)
+    prepared = (await one_of_each(pair))["chat"]
+    async with connect(pair, "ada", receive=False) as ada:
+        await asyncio.gather(*(ada.send("general", f"before {n}") for n in range(35)))
+        stored = await ada.publish(prepared)
+        first = await ada.link.call("trace", "find", kind="chat", to="general", id=prepared.id)
+        assert (first["seq"], first["state"]) == (None, "unknown")
+        assert first["next"] < stored.seq
+        assert await ada.find_stored(prepared) == stored.seq
+        other = replace(prepared, id=new_id())
+        assert await ada.find_stored(other) is None
+
+
+async def test_another_message_of_ones_own_under_the_id_is_said_and_not_taken_for_it(pair: RealSpace) -> None:
+    mid = new_id()
+    async with connect(pair, "ada", receive=False) as ada:
+        for kind in STREAM:
+            await ada.publish((await one_of_each(pair, "first", id=mid))[kind])
+            other = (await one_of_each(pair, "second", id=mid))[kind]
+            with pytest.raises(IdBurned, match="choose a new one"):
+                await ada.find_stored(other)
+            with pytest.raises(IdBurned, match="choose a new one"):
+                await ada.publish(other)
+
+
+async def test_the_same_words_sent_again_under_their_id_are_stored_once(pair: RealSpace) -> None:
+    """Composed anew they have another time, and sealed anew other bytes."""
+    mid = new_id()
+    async with connect(pair, "ada", receive=False) as ada:
+        for send in (
+            lambda: ada.send("general", "once", id=mid),
+            lambda: ada.dm("bob", "once", id=mid),
+            lambda: ada.ask("reviewer", "once", id=mid),
+        ):
+            first = await send()
+            await another_millisecond()
+            assert (await send()).seq == first.seq
+
+
+async def test_a_publish_that_is_denied_says_why_and_a_prepared_message_uses_wider_access(pair: RealSpace) -> None:
+    ada = await local_identity(pair.home, "ada")
+    prepared = prepare_chat(ada, "ops", wire.compose(Sender(ada.id, "ada"), text="hello"))
+    async with connect(pair, "ada", receive=False) as endpoint:
+        with pytest.raises(DeniedError, match=r"may not post to ops.*it may post to general"):
+            await endpoint.publish(prepared)
+        async with pair.administer() as admin:
+            await admin.set_access("ada", AgentFile("ada", read=("general",), post=("general", "ops")))
+        assert (await endpoint.publish(prepared)).seq > 0
+
+
+async def test_the_incarnation_is_another_after_a_restart_and_none_in_between(pair: RealSpace) -> None:
+    async with connect(pair, "ada", receive=False) as ada:
+        before = ada.incarnation
+        assert before
+        pair.broker.kill()
+        await eventually(lambda: ada.state == "reconnecting")
+        assert ada.incarnation is None
+        pair.broker.start()
+        await eventually(lambda: ada.incarnation is not None, within=20)
+        assert ada.incarnation != before
+
+
+def test_the_terms_of_a_task_are_a_part_of_its_message() -> None:
+    (part,) = task_terms(60)
+    assert part.body["deadline_s"] == 60
+    assert task_terms(None) == ()
+    with pytest.raises(UsageError, match="30 days"):
+        task_terms(0)
