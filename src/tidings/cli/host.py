@@ -158,7 +158,7 @@ def _wait_until_gone(home: Path, pid: int) -> None:
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show the host: its agents with the age of their last round trip, and what waits to leave.
 
-    Exit code 0 if every agent is connected, 3 if one is not, 5 if no host runs.
+    Exit code 0 if every agent is connected or just connecting, 3 if one cannot, 5 if no host runs.
 
     Examples:
 
@@ -195,8 +195,13 @@ def look(home: Path) -> dict[str, Any]:
     facts = client.status()
     problems = [client.mismatch] if client.mismatch else []
     for space in facts["spaces"]:
-        problems += [_trouble(space["space"], agent) for agent in space["agents"] if agent["state"] not in WELL]
+        problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
     return {"runs": True, "problems": problems, **facts}
+
+
+def _is_well(agent: dict[str, Any]) -> bool:
+    """Connected, or just connecting: what fails has a reason."""
+    return agent["state"] in WELL or (agent["state"] == "waiting" and not agent["reason"])
 
 
 def _trouble(space: str, agent: dict[str, Any]) -> str:

@@ -56,13 +56,24 @@ def session_if_any(where: Place, *, direct: bool = False, receive: bool = False)
     """A session of the agent, or None if no host runs, or none is wanted."""
     from tidings.host.client import HostClient
 
-    client = None if direct else HostClient.find(where.home.home)
+    if direct:
+        return None
+    client = HostClient.find(where.home.home)
     if client is None:
+        _note_silence(where.home.home)
         return None
     _note_mismatch(client)
     session = _session(client, where, receive=receive)
     output.say("through the host")
     return session
+
+
+def _note_silence(home: Path) -> None:
+    from tidings.broker.private_files import lock_pid
+
+    pid = lock_pid(home / "run" / "host.lock")
+    if pid is not None:
+        output.say(f"note: the host (pid {pid}) does not answer, so this goes without it: `tidings host status`")
 
 
 def _note_mismatch(client: HostClient) -> None:

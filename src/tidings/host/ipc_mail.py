@@ -115,8 +115,13 @@ async def inbox(asked: Scoped) -> Json:
         )
         left = until - time.monotonic()
         if found or left <= 0:
-            return {"messages": page(found, asked.host.key(asked.scope))}
+            return await _paged(asked, found)
         await asked.desk.unless_stopping(changed.wait(left))
+
+
+async def _paged(asked: Scoped, rows: list[InboxRow]) -> Json:
+    """In a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
+    return {"messages": await asyncio.to_thread(page, rows, asked.host.key(asked.scope))}
 
 
 def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
@@ -169,8 +174,7 @@ async def read(asked: Scoped) -> Json:
 
 
 async def thread(asked: Scoped) -> Json:
-    found = await asked.host.inbox.thread(*asked.mine, asked.part("id"))
-    return {"messages": page(found, asked.host.key(asked.scope))}
+    return await _paged(asked, await asked.host.inbox.thread(*asked.mine, asked.part("id")))
 
 
 ROUTES = [
