@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from hosted import draft
 from tidings.endpoint.publishing import Prepared, Stored
-from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable
+from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull
 from tidings.host import drain as drains
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, OutboxStore, Terms
@@ -55,7 +56,7 @@ class Broker:
     async def prove(self) -> str:
         return self.run
 
-    async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:
+    async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:  # noqa: ARG002
         if incarnation != self.run:
             raise Reconnecting("another run")
         self.asked.append(prepared.id)
@@ -79,7 +80,7 @@ class Broker:
             raise StewardUnreachable("away")
         return seq <= len(self.log) and self.log[seq - 1] == prepared.id
 
-    async def find_stored(self, prepared: Prepared, since: float) -> int | None:
+    async def find_stored(self, prepared: Prepared, since: float) -> int | None:  # noqa: ARG002
         self.looked.append(prepared.id)
         if self.steward_away:
             raise StewardUnreachable("away")
@@ -100,16 +101,10 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[OutboxStore]:
-    """Its clock goes with the loop's, so that pauses end."""
-    database = Database(tmp_path / "host.db", MIGRATIONS, clock=lambda: clock() + asyncio_time())
-    yield OutboxStore(database, TERMS, lambda: int(asyncio_time() * 1000))
+    """Its clock goes on by itself, so that pauses end."""
+    database = Database(tmp_path / "host.db", MIGRATIONS, clock=lambda: clock() + time.monotonic())
+    yield OutboxStore(database, TERMS, lambda: int(time.monotonic() * 1000))
     database.close()
-
-
-def asyncio_time() -> float:
-    import time
-
-    return time.monotonic()
 
 
 @asynccontextmanager
@@ -192,9 +187,6 @@ async def test_a_failure_that_passes_keeps_the_order_and_one_that_does_not_ends_
     async with draining(store, broker):
         await until(store, "confirmed", "done", "dead")
     assert broker.log == ["one", "three"]
-    assert (
-        await states(store) == {"one": "done", "two": "dead", "three": "done"} or (await states(store))["two"] == "dead"
-    )
     assert (await store.show(2)).code == "denied"
 
 
@@ -317,8 +309,6 @@ async def test_what_is_too_old_is_not_sent(store: OutboxStore, clock: Clock) -> 
 
 
 async def test_a_store_that_fails_for_a_while_ends_nothing(store: OutboxStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidings.errors import StoreFull
-
     broker, real, refused = Broker(), store.take, 0
 
     async def full(*arguments: object, **named: object) -> object:
@@ -333,4 +323,5 @@ async def test_a_store_that_fails_for_a_while_ends_nothing(store: OutboxStore, m
     await accept(store, "one")
     async with draining(store, broker):
         await until(store, "confirmed", "done")
-    assert refused == 3 or broker.log == ["one"]
+    assert refused >= 3
+    assert broker.log == ["one"]
