@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import tidings.host
 from hosting import host_in, inbox_of
 from tidings.steward import governance
 from tidings.testing.history import History, HistoryError
@@ -128,6 +130,13 @@ async def test_a_host_killed_again_and_again_while_the_broker_restarts(runs: Run
         await runs.space.restart_broker(kill=True)
     await runs.to_the_end()
     await runs.check()
+
+
+def test_every_failpoint_of_the_host_is_struck_here() -> None:
+    source = Path(tidings.host.__file__).parent
+    named = {name for path in source.glob("*.py") for name in re.findall(r'reach\("([^"]+)"\)', path.read_text())}
+    struck = {point.split(":")[0] for point in POINTS} | {"drain.verified"}
+    assert named <= struck
 
 
 def test_the_check_of_these_runs_finds_a_message_that_was_lost() -> None:

@@ -291,9 +291,12 @@ async def test_nothing_is_done_before_the_broker_still_ran_a_horizon_later(store
         await until(store, "confirmed")
         await eventually(lambda: proofs >= 1)
         assert await states(store) == {"one": "confirmed"}, "the run that answered did not confirm it"
-        while proofs < 3:
+
+        def poked() -> bool:
             drain._unreleased.set()
-            await asyncio.sleep(0.01)
+            return proofs >= 3
+
+        await eventually(poked)
         await until(store, "done")
 
 

@@ -98,7 +98,7 @@ class Endpoint:
         self.events = Events()
         #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
         self.tells_delivered = True
-        #: given the bytes of a direct message that does not open, and why, before the broker may forget it
+        #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
         self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
 
     # --- life ---
