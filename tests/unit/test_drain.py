@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,8 +16,10 @@ from hosted import draft
 from tidings.endpoint.publishing import Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull
 from tidings.host import drain as drains
+from tidings.host.agents import AgentSession
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, OutboxStore, Terms
+from tidings.host.outlets import SessionOutlet
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.retry import Backoff
@@ -298,6 +302,40 @@ async def test_nothing_is_done_before_the_broker_still_ran_a_horizon_later(store
 
         await eventually(poked)
         await until(store, "done")
+
+
+async def test_a_horizon_is_measured_from_the_confirmation_of_each_row(store: OutboxStore) -> None:
+    ticks, proofs = 1_000, 0
+    store.tick = lambda: ticks
+    broker = Broker()
+
+    async def prove() -> str:
+        nonlocal proofs
+        proofs += 1
+        return broker.run
+
+    broker.prove = prove  # type: ignore[method-assign]
+    await accept(store, "one")
+    async with draining(store, broker):
+        await until(store, "confirmed")
+        before = proofs
+        await eventually(lambda: proofs >= before + 3, what="the broker is asked again")
+        assert await states(store) == {"one": "confirmed"}
+        ticks += 50
+        await until(store, "done")
+
+
+def test_an_outlet_answers_only_for_the_run_of_the_broker_that_the_outbox_has_met() -> None:
+    connected = SimpleNamespace(incarnation="run 1")
+    outlet = SessionOutlet(cast("AgentSession", SimpleNamespace(endpoint=connected, agent="ada", space="main")))
+    with pytest.raises(Reconnecting):
+        _ = outlet.incarnation
+    outlet.met = "run 1"
+    assert outlet.incarnation == "run 1"
+    for now in ("run 2", None):
+        connected.incarnation = now
+        with pytest.raises(Reconnecting):
+            _ = outlet.incarnation
 
 
 async def test_what_is_too_old_is_not_sent(store: OutboxStore, clock: Clock) -> None:
