@@ -16,13 +16,23 @@ import pytest
 import tidings
 from crowd import revoke
 from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, texts_of
-from tidings.errors import AuthRevoked, DeniedError, IdReused, UnknownPeer, WrongState
+from tidings.endpoint.publishing import prepare_chat
+from tidings.errors import (
+    AuthRevoked,
+    DeniedError,
+    IdReused,
+    Reconnecting,
+    UnknownPeer,
+    UnreachableError,
+    WrongState,
+)
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings.wire.message import Sender, compose
 
 DAY = 86_400.0
 
@@ -144,8 +154,25 @@ async def test_a_broker_killed_while_messages_leave_has_each_once_and_in_order(p
                 pair.broker.start()
         await has_texts(host, bob, texts)
         async with pair.core() as core:
-            subjects = await core.counts_of("DM_main", pair.subjects.direct(bob.agent, ada.agent))
-        assert sum(subjects.values()) == len(texts), "the broker stored each once"
+            state = (await core.info("DM_main"))["state"]
+        assert state["last_seq"] == len(texts), "the broker stored each once"
+
+
+async def test_a_publish_for_one_run_of_the_broker_goes_to_no_other_and_waits_for_none(pair: RealSpace) -> None:
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+        said = compose(Sender(ada.id, "ada"), text="for that run only")
+        prepared = prepare_chat(ada.identity, "general", said)
+        with pytest.raises(Reconnecting, match="another run"):
+            await ada.publish(prepared, only="a run before")
+        assert await ada.find_stored(prepared) is None
+        run = ada.incarnation
+        assert (await ada.publish(prepared, only=run)).incarnation == run
+        pair.broker.kill()
+        await eventually(lambda: ada.state == "reconnecting")
+        with pytest.raises(UnreachableError):
+            async with asyncio.timeout(1):
+                await ada.publish(prepared, only=run)
+        pair.broker.start()
 
 
 class Copy:
