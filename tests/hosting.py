@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -54,10 +55,6 @@ async def _has(host: Host, scope: Scope, count: int) -> bool:
     return len(await inbox_of(host, scope)) >= count
 
 
-async def row_of(host: Host, scope: Scope, message_id: str) -> OutboxRow:
-    return await host.find(scope, message_id)
-
-
 async def in_state(host: Host, scope: Scope, message_id: str, *states: str, within: float = 20.0) -> OutboxRow:
     async def found() -> OutboxRow | None:
         row = await host.find(scope, message_id)
@@ -69,12 +66,10 @@ async def in_state(host: Host, scope: Scope, message_id: str, *states: str, with
 
 
 class Clock:
-    """A clock that is moved by hand, as far as it is; otherwise it goes on."""
+    """The real clock, put ahead (or back) by hand."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
 
     def __call__(self) -> float:
-        import time
-
         return time.time() + self.ahead

@@ -39,9 +39,9 @@ async def main(home: str, space_home: str, record: str, count: str) -> None:
 
 
 async def send(host: Host, ada: Scope, history: History, mid: str, where: str) -> None:
-    to = {"agent": "bob"} if where == "direct" else {"channel": where}
+    agent, channel = ("bob", None) if where == "direct" else (None, where)
     history.attempted("ada", where, mid)
-    await host.send(ada, SendRequest(id=mid, text=f"says {mid}", **to))
+    await host.send(ada, SendRequest(id=mid, text=f"says {mid}", agent=agent, channel=channel))
     history.acknowledged("ada", where, mid, 0)
 
 

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ REMOTE_HORIZON_MS = 2 * 120_000
 #: a roster is compared with what is kept at most so often
 DIRECTORY_PAUSE = 0.5
 STORE_PAUSE = 0.5
+PROBLEMS_KEPT = 8
 #: in these states of a session its agent's rows leave
 LEAVING: tuple[SessionState, ...] = ("open", "superseded")
 log = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class AgentHealth:
     superseded: bool
     #: why it is not open
     reason: str | None
+    #: what its endpoint last complained of, such as mail that will not be delivered; newest last
+    problems: tuple[str, ...] = ()
 
 
 class Changed:
@@ -108,6 +112,7 @@ class _Agent:
         self.host, self.adopted, self.scope = host, adopted, adopted.scope
         #: as it was last read; without it nothing new can be signed
         self.identity = identity
+        self.problems: deque[str] = deque(maxlen=PROBLEMS_KEPT)
         self.changed: weakref.WeakSet[Changed] = weakref.WeakSet()
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
@@ -140,6 +145,7 @@ class _Agent:
     def _endpoint(self) -> Endpoint:
         endpoint = Endpoint(self._find_identity, state=self.host.state_file(self.scope), receive=self.adopted.receive)
         endpoint.on("roster", self._on_roster)
+        endpoint.on("error", self._on_error)
         return endpoint
 
     async def _find_identity(self) -> Identity:
@@ -188,6 +194,10 @@ class _Agent:
             except StoreError as error:
                 log.warning("the outbox cannot be written now: %s", error)
             await asyncio.sleep(STORE_PAUSE)
+
+    def _on_error(self, error: BaseException) -> None:
+        log.warning("%s in %s: %s", self.scope.name, self.scope.space, error)
+        self.problems.append(str(error))
 
     # --- who is in its space ---
 
@@ -314,7 +324,7 @@ class Host:
         reason = found.error
         if superseded:
             reason = f"another session of {agent.scope.name} receives: its mail goes there until you take it back"
-        return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason)
+        return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason, tuple(agent.problems))
 
     def wake(self, scope: Scope) -> None:
         """The network may be back: try now."""
