@@ -41,7 +41,8 @@ async def send(asked: Scoped) -> Json:
     patience = asked.wait()
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         await asked.desk.unless_stopping(_names_known(asked))
-    sent = await asked.desk.unless_stopping(asked.host.send(asked.scope, request, wait=patience))
+    sending = asked.host.send(asked.scope, request, wait=patience)
+    sent = await (asked.desk.unless_stopping(sending) if patience else sending)
     return {
         "id": sent.id,
         "row": sent.row,
