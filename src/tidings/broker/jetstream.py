@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from tidings.broker.client import Connection, raw_headers, status_of
-from tidings.broker.ending import next_message
+from tidings.broker.ending import already_here, next_message
 from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, TidingsError, WireError
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
 
@@ -202,7 +202,7 @@ class JetStream:
             await self.connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
                 first = await next_message(subscription, self.timeout)
-                for message in (first, *_already_here(subscription)):
+                for message in (first, *already_here(subscription)):
                     if (status := status_of(message)) is not None:
                         _check_status(stream, status)
                         return records
@@ -222,16 +222,6 @@ class JetStream:
             body["keep"] = keep
         answer = await self.api(f"STREAM.PURGE.{stream}", body, timeout=max(self.timeout, 30))
         return int(answer["purged"])
-
-
-def _already_here(subscription: Any) -> Iterator[Any]:
-    """What has arrived, without waiting: `next_msg` costs a task and two turns of the loop for every message."""
-    queue = subscription._pending_queue
-    while not queue.empty():
-        message = queue.get_nowait()
-        subscription._pending_size -= len(message.data)
-        queue.task_done()
-        yield message
 
 
 def _check_status(stream: str, headers: Headers) -> None:
