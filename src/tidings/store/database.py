@@ -1,17 +1,19 @@
 """A SQLite database of this host: one writer thread with group commit, readers that cannot write, typed failures.
 
-    caller -> queue -> writer: BEGIN IMMEDIATE, each job in a savepoint, COMMIT (synced) -> every caller is answered
+    caller -> queue -> writer: BEGIN IMMEDIATE, every job that waits, COMMIT (synced) -> every caller is answered
 
-Nobody is answered before the commit that holds its job has returned. A job that raises is undone alone; a commit that
-fails fails all of it, leaves nothing, and the next job tries anew, so that a full disk needs no restart. Nobody else
-writes or checkpoints: a lock of the kernel beside the file keeps other processes out. A file that is damaged, not ours
-or newer than this code is refused by name and never replaced. What a job does is not known here.
+Nobody is answered before the commit that holds its job has returned. A job that raises is undone alone: its group is
+done again, each job in a savepoint of its own. A commit that fails fails all of it, leaves nothing, and the next job
+tries anew, so that a full disk needs no restart. Nobody else writes or checkpoints: a lock of the kernel beside the
+file keeps other processes out. A file that is damaged, not ours or newer than this code is refused by name and never
+replaced. What a job does is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import sqlite3
 import tempfile
@@ -39,6 +41,7 @@ from tidings.errors import (
 )
 from tidings.failpoints import reach
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
@@ -202,17 +205,41 @@ class Database:
         return found
 
     def _do(self, group: list[_Job[Any]]) -> None:
-        """Do a group in as few transactions as it can be: one, unless SQLite itself gave one up."""
+        """Do a group in as few transactions as it can be: one, unless a job fails or SQLite itself gave one up."""
+        hopeful = len(group) > 1
         while group:
             try:
                 connection = self._begun()
             except Exception as error:  # noqa: BLE001  it belongs to every caller; the next group tries anew
                 self._fail_all(group, self._failure(error))
                 return
+            if hopeful:
+                done = self._do_all(connection, group)
+                self._end(connection, group[:done])
+                group, hopeful = group[done:], bool(done)
+                continue
             taken = self._do_each(connection, group)
             again = self._innocent(connection, group[:taken])
             self._end(connection, [job for job in group[:taken] if job not in again])
             group = again + group[taken:]
+
+    def _do_all(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
+        """Do a group in which nothing fails, as in most: all of it, or as far as there was a transaction.
+
+        0: a job failed, everything was undone, and each needs a savepoint.
+        """
+        try:
+            for number, job in enumerate(group, 1):
+                job.value = job.run(connection)
+                if not connection.in_transaction:
+                    return number
+        except Exception as error:  # noqa: BLE001  it is met again when the job is done alone
+            log.debug("a group of %d is done one by one: %s", len(group), error)
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            return 0
+        return len(group)
 
     def _do_each(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
         """How many were done until the transaction was gone, or all."""
@@ -268,6 +295,8 @@ class Database:
 
     def _end(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         """Commit, then answer. Without a transaction to commit nothing of the group is kept."""
+        if not group:
+            return
         try:
             if connection.in_transaction:
                 reach("store.before_commit")
