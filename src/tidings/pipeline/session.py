@@ -16,6 +16,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,9 @@ def missing() -> str | None:
     return None
 
 
+@cache
 def _version(java: str) -> int:
+    """Asking takes as long as starting a JVM, and is asked twice before each start."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
         words = said.split('"')[1].split(".")
