@@ -149,22 +149,21 @@ async def test_f20_a_holder_paused_past_its_lease_is_refused_by_the_broker_and_e
     await join(cal, "team.>")
     for n in range(6):
         await say(ada, f"team.{n % 2}", str(n))
-    with gateway(spark) as way:
-        async with job_process(space, tmp_path, "deliver.read:pause", way) as first:
-            while not (await first.line(JVM_SECONDS)).get("ready"):
-                pass
-            await processes.paused(first.pid, JVM_SECONDS)
-            await narrow(space, "bob", "team.1")  # what the first has judged is no longer true
-            async with delivering(spark, space, tmp_path) as second, clients(space, ["bob", "cal"]) as readers:
-                await second.caught_up()
-                boxes = await read_all(readers)
-                first.signal(signal.SIGCONT)
-                assert await first.ended(JVM_SECONDS) != 0
-                assert (await first.last_line())["error"]["code"] == "lease_lost"
-                await say_on(ada, ["team.0", "team.1"], "after")
-                await second.caught_up()
-                await read_all(readers, boxes)
-                await check(space, readers, boxes)
+    async with job_process(space, tmp_path, "deliver.read:pause") as first:
+        while not (await first.line(JVM_SECONDS)).get("ready"):
+            pass
+        await processes.paused(first.pid, JVM_SECONDS)
+        await narrow(space, "bob", "team.1")  # what the first has judged is no longer true
+        async with delivering(spark, space, tmp_path) as second, clients(space, ["bob", "cal"]) as readers:
+            await second.caught_up()
+            boxes = await read_all(readers)
+            first.signal(signal.SIGCONT)
+            assert await first.ended(JVM_SECONDS) != 0
+            assert (await first.last_line())["error"]["code"] == "lease_lost"
+            await say_on(ada, ["team.0", "team.1"], "after")
+            await second.caught_up()
+            await read_all(readers, boxes)
+            await check(space, readers, boxes)
     assert [(len(box.records), box.repeats) for box in boxes.values()] == [(3 + 1, 0), (6 + 2, 0)]
 
 
