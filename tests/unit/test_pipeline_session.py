@@ -110,7 +110,7 @@ NOW = 10_000.0
         ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, {**DOWN, "deliver": "on"}, "exit code -9"),
     ],
 )
-def test_delivery_is_a_problem_when_it_should_run_and_does_not_or_is_a_minute_behind_unless_it_is_switched_off(
+def test_delivery_is_a_problem_when_it_should_run_and_does_not_or_is_a_minute_behind(
     told: dict[str, Any], facts: dict[str, Any] | None, says: str | None
 ) -> None:
     found = problems_of(told, facts, NOW)
