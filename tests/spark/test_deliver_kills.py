@@ -89,7 +89,9 @@ async def mailboxes(space: RealSpace, *owners: str) -> list[int]:
 
 
 @pytest.mark.requirement("X11")
-@pytest.mark.parametrize("whose_jvm", ["ours", pytest.param("its own", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "whose_jvm", ["ours", pytest.param("its own", marks=(pytest.mark.slow, pytest.mark.timeout(480)))]
+)
 async def test_killed_with_9_at_one_point_after_the_other_exactly_what_is_owed_and_allowed_surfaces_once(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, whose_jvm: str
 ) -> None:
