@@ -11,37 +11,19 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from tidings.broker.answers import NO_MESSAGE, ApiError, parse_time
 from tidings.broker.client import Connection, raw_headers, status_of
 from tidings.broker.ending import already_here, next_message
-from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, TidingsError, WireError
+from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, WireError
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
 
-EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
-EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-WRONG_LAST_SEQUENCE = 10071
-NO_ROOM = 10077
-NO_MESSAGE = 10037
-NO_STREAM = 10059
-NO_CONSUMER = 10014
 PAGE = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
-
-
-class ApiError(TidingsError):
-    """The broker answered, and its answer was no."""
-
-    code = "broker_refused"
-
-    def __init__(self, what: str, error: Mapping[str, Any]) -> None:
-        self.err_code = int(error.get("err_code", error.get("code", 0)))
-        self.description = str(error.get("description", ""))
-        super().__init__(f"{what}: {self.description} ({self.err_code})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +222,3 @@ def _direct_record(stream: str, block: bytes, payload: bytes) -> StoredRecord:
     except KeyError as error:
         raise LogGap(f"{stream} sent a record without its {error}") from None
     return StoredRecord(int(seq), parse_time(when), subject, own, payload)
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of the broker's RFC 3339 time (up to nine fractional digits)."""
-    base, _, fraction = text.rstrip("Z").partition(".")
-    return _seconds(base) * 1_000_000_000 + int((fraction + "000000000")[:9])
-
-
-@lru_cache(maxsize=64)
-def _seconds(base: str) -> int:
-    """Many records share their second."""
-    return int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp())
