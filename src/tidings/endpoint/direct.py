@@ -150,6 +150,8 @@ class Direct(Acknowledging[Held]):
         try:
             received, inside = self._opened(message)
         except WireError as error:
+            if self.endpoint.keep_aside is not None:
+                await self.endpoint.keep_aside(message.data, str(error))
             await connection.publish(delivery.reply, TERM)
             self.endpoint.opener.refused["direct"] += 1
             self.endpoint.events.emit("error", error)
@@ -204,7 +206,8 @@ class Direct(Acknowledging[Held]):
             held, incoming = await self._arrived.get()
             await self.endpoint.inbox.wait_for_room()
             self.endpoint.inbox.put(incoming)
-            self.receipts.note(held.delivery.seq, "delivered")
+            if self.endpoint.tells_delivered:
+                self.receipts.note(held.delivery.seq, "delivered")
             self.endpoint.events.emit("message", incoming)
 
     # --- settling ---

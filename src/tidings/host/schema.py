@@ -209,4 +209,36 @@ CREATE TABLE quarantine (
 );
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX,))
+_AGENTS = """
+-- a space is its id: two of them may have the same name
+CREATE TABLE spaces (
+  id TEXT PRIMARY KEY CHECK (id <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- when its agents were last seen; NULL if they never were
+  seen_at INTEGER
+) WITHOUT ROWID;
+
+-- the agents this host works for
+CREATE TABLE agents (
+  space TEXT NOT NULL REFERENCES spaces (id),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- where its identity is read, as JSON
+  source TEXT NOT NULL,
+  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
+  adopted_at INTEGER NOT NULL,
+  PRIMARY KEY (space, agent)
+) WITHOUT ROWID;
+
+-- who is in a space, as last seen
+CREATE TABLE directory (
+  space TEXT NOT NULL REFERENCES spaces (id),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- a JSON list
+  roles TEXT NOT NULL,
+  PRIMARY KEY (space, agent)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS))
