@@ -44,6 +44,8 @@ from tidings.failpoints import reach
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
+#: opens a file in a mode of SQLite's ("rw", "ro"); `testing/power.py` has another one
+Connect = Callable[[Path, str], sqlite3.Connection]
 
 #: jobs in one commit
 GROUP = 256
@@ -56,6 +58,8 @@ CHECKED_BYTES = 64 * 1024 * 1024
 CLOSE_PATIENCE = 10.0
 #: steps of SQLite's machine after which a long statement looks whether the database is being closed
 LOOK_UP_EVERY = 100_000
+#: how every commit reaches the disk before anybody is answered
+DURABILITY = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 67108864")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -87,6 +91,17 @@ class _Job(Generic[T]):
             self.future.set_exception(self.error)
 
 
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection for any thread that begins no transaction by itself."""
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=CACHED_STATEMENTS,
+    )
+
+
 class Database:
     """`write` and `read` take a job, a function of a connection. Opening it blocks, and is done in `__init__`."""
 
@@ -97,8 +112,10 @@ class Database:
         *,
         clock: Callable[[], float] = time.time,
         readers: int = 2,
+        connect: Connect = connect,
     ) -> None:
         self.path, self.clock = path, clock
+        self._connect = connect
         #: commits and jobs done since this was opened
         self.commits = self.jobs = 0
         self._migrations = migrations
@@ -112,7 +129,7 @@ class Database:
             self._lock()
             self._connection: sqlite3.Connection | None = self._opened()
             opening.pop_all()
-        self._own_readers = _Readers(path, readers, self._failure)
+        self._own_readers = _Readers(path, readers, self._failure, connect)
         self._writer = threading.Thread(target=self._write_until_closed, name=f"{path.name} writer", daemon=True)
         self._writer.start()
 
@@ -356,13 +373,7 @@ class Database:
             self._create_if_missing()
         try:
             check_private(self.path)
-            connection = sqlite3.connect(
-                f"file:{quote(str(self.path))}?mode={WRITER_MODE}",
-                uri=True,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=CACHED_STATEMENTS,
-            )
+            connection = self._connect(self.path, WRITER_MODE)
         except sqlite3.Error as error:
             raise self._failure(error) from error
         try:
@@ -396,9 +407,8 @@ class Database:
                 f"{self.path} has version {version}, this Tidings knows {len(steps)}: use the Tidings that wrote it, "
                 "or set TIDINGS_HOME to another directory"
             )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        for setting in DURABILITY:
+            connection.execute(f"PRAGMA {setting}")
         for number in range(version, len(steps)):
             self._migrate(connection, number, steps[number], ours)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -499,8 +509,10 @@ def _answer_each(jobs: list[_Job[Any]]) -> None:
 class _Readers:
     """A few threads with a connection each that cannot write."""
 
-    def __init__(self, path: Path, count: int, failure: Callable[[BaseException], BaseException]) -> None:
-        self._path, self._failure = path, failure
+    def __init__(
+        self, path: Path, count: int, failure: Callable[[BaseException], BaseException], connect: Connect
+    ) -> None:
+        self._path, self._failure, self._connect = path, failure, connect
         self._mine = threading.local()
         self._closed = False
         self._connections: list[sqlite3.Connection] = []
@@ -538,8 +550,7 @@ class _Readers:
     def _connected(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._mine, "connection", None)
         if connection is None:
-            address = f"file:{quote(str(self._path))}?mode=ro"
-            connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+            connection = self._connect(self._path, "ro")
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
             connection.set_progress_handler(lambda: self._closed, LOOK_UP_EVERY)
