@@ -30,6 +30,7 @@ from urllib.parse import quote
 
 from tidings.broker.private_files import check_private, locked, private_dir
 from tidings.errors import (
+    ConfigError,
     SpaceBusy,
     StoreBroken,
     StoreBusy,
@@ -361,11 +362,16 @@ class Database:
     # ------------------------------------------------------------------------------------------- opening the file
 
     def _lock(self) -> None:
-        private_dir(self.path.parent)
         try:
+            private_dir(self.path.parent)
             self._held.enter_context(locked(self.path.with_name(f"{self.path.name}.lock"), f"use {self.path}"))
         except SpaceBusy as error:
             raise StoreBusy(f"{error}: one process uses it at a time; `tidings host status` shows which") from error
+        except (ConfigError, OSError) as error:
+            cause = error.__cause__ if isinstance(error, ConfigError) else error
+            if isinstance(cause, OSError) and cause.errno in (*_NO_ROOM, errno.EROFS):
+                raise self._disk_failure(cause) from error
+            raise
 
     def _opened(self, *, again: bool = False) -> sqlite3.Connection:
         """A connection that may write, its schema ours. `again`: the file was there and must still be."""
