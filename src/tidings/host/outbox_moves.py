@@ -201,6 +201,9 @@ _DUE = f"""
 SELECT o.row FROM head JOIN outbox o ON o.row = head.row
 WHERE o.state = 'pending'
   AND (o.next_attempt_at <= :now OR o.next_attempt_at > :far)
+  AND NOT EXISTS (  -- a later one, if the broker lost this one meanwhile
+    SELECT 1 FROM outbox f WHERE f.state = 'inflight' AND f.space = o.space AND f.sender = o.sender
+      AND f.kind = o.kind AND f.destination = o.destination)
   AND NOT EXISTS (SELECT 1 FROM outbox_space s WHERE s.space = o.space AND s.paused_at IS NOT NULL)
   AND NOT EXISTS (
     SELECT 1 FROM outbox_block b WHERE b.space = o.space
