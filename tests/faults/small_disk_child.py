@@ -40,7 +40,8 @@ class Host:
         return [row.id for row in self.database.read_blocking(views.listed, 30)]
 
     def sound(self) -> bool:
-        return self.database.read_blocking(lambda c: c.execute("PRAGMA integrity_check").fetchone(), 30) == ("ok",)
+        (said,) = self.database.read_blocking(lambda c: c.execute("PRAGMA integrity_check").fetchone(), 30)
+        return bool(said == "ok")
 
 
 def refusal(ask: Callable[[], Any]) -> list[str]:
