@@ -279,7 +279,7 @@ async def test_the_walks_are_cut_inside_commits_of_which_some_survive_and_some_d
     assert not found
     interrupted, survived = sum(walk.interrupted for walk in walks), sum(walk.survived for walk in walks)
     assert interrupted > 8
-    assert 3 < survived < interrupted
+    assert 0 < survived < interrupted
     assert sum(len(walk.answered.sent) + len(walk.answered.received) for walk in walks) > 200
     assert all(walk.boots == CUTS for walk in walks)
 

@@ -4,8 +4,8 @@
 `connect` to a `Database`. `cut` at any moment, or `cut_after` a number of writes and syncs (so also inside a commit),
 turns it off: from then on everything fails. `write_image` makes a directory as the machine finds it when it starts
 again: what was synced, and of the rest what the `Luck` of that day left, by sectors; the same for names that were
-made or removed since their directory was synced. Locks and the shared memory are those of real, empty files; a real
-cut loses them, and so does the image.
+made or removed since their directory was synced. Locks and the shared memory are those of real files; after a
+cut the locks are gone, and the file of the shared memory is missing or holds anything.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ class PowerDisk:
                 file = into / Path(name).name
                 file.touch(0o600)
                 file.write_bytes(node.after_cut(fate, luck))
+                if fate == "scattered" and file.name.endswith("-wal"):
+                    file.with_name(file.name.removesuffix("wal") + "shm").write_bytes(luck.randbytes(32_768))
 
     def _directory_entry(self, name: str, fate: Luck, luck: random.Random) -> _Node | None:
         newest = fate == "kept" or (fate != "dropped" and luck.random() < 0.5)
