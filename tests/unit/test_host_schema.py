@@ -20,7 +20,7 @@ from tidings.host.schema import APPLICATION_ID, MIGRATIONS
 from tidings.store.database import Database, Migrations
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = {1: FIXTURES / "host-v1.sql"}
+VERSIONS = {1: FIXTURES / "host-v1.sql", 2: FIXTURES / "host-v2.sql"}
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 

@@ -150,6 +150,8 @@ class Direct(Acknowledging[Held]):
         try:
             received, inside = self._opened(message)
         except WireError as error:
+            if self.endpoint.keep_aside is not None:
+                await self.endpoint.keep_aside(message.data, str(error))
             await connection.publish(delivery.reply, TERM)
             self.endpoint.opener.refused["direct"] += 1
             self.endpoint.events.emit("error", error)

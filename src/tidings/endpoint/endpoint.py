@@ -38,7 +38,7 @@ from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
 from tidings.endpoint.supervision import State, Supervision
-from tidings.endpoint.tasks import Job, Tasks, TaskTicket
+from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
     DeniedError,
@@ -96,6 +96,8 @@ class Endpoint:
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
         self.events = Events()
+        #: given the bytes of a direct message that does not open, and why, before the broker may forget it
+        self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
 
     # --- life ---
 
@@ -221,6 +223,10 @@ class Endpoint:
         """The broker process this endpoint is connected to; None while it is not."""
         return self.link.connection.incarnation if self.link.state == "ready" else None
 
+    async def prove(self, timeout: float = 5.0) -> str:
+        """A round trip to the broker now; the answer is which process answered it."""
+        return await self.link.prove(timeout)
+
     def reconnect(self) -> None:
         """Rebuild the connection now."""
         self.link.reconnect()
@@ -280,6 +286,11 @@ class Endpoint:
     async def channels(self) -> list[dict[str, Any]]:
         """The channels this agent may read that have settings or members, with members and last message."""
         return await collect(self.link.call, "channel", "list", "channels")
+
+    async def memberships(self) -> list[str]:
+        """The channels and patterns this agent is a member of, whichever of its sessions joined them."""
+        held = (await self.link.call("member", "list"))["memberships"]
+        return sorted({str(each["pattern"]) for each in held})
 
     async def members(self, channel: str) -> list[dict[str, Any]]:
         """Who is in a channel: id and name."""
@@ -401,11 +412,14 @@ class Endpoint:
         roles = row.roles if row is not None else (self._role,)
         return speaking_as(self.identity, roles, self._role)
 
-    async def publish(self, prepared: Prepared, *, timeout: float = 5.0) -> Stored:
-        """Store what was prepared (`endpoint/publishing`), perhaps long ago and by another process of this agent."""
+    async def publish(self, prepared: Prepared, *, timeout: float = 5.0, only: str | None = None) -> Stored:
+        """Store what was prepared (`endpoint/publishing`), perhaps long ago and by another process of this agent.
+
+        `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
+        """
         if prepared.kind == "chat":
-            return await self._with_new_access(lambda: self._publisher.publish(prepared, timeout))
-        stored = await self._publisher.publish(prepared, timeout)
+            return await self._with_new_access(lambda: self._publisher.publish(prepared, timeout, only))
+        stored = await self._publisher.publish(prepared, timeout, only)
         if prepared.kind == "dm":
             self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
         return stored
@@ -446,6 +460,14 @@ class Endpoint:
     def work(self, role: str) -> AsyncIterator[Job]:
         """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
         return self._tasks.work(role)
+
+    async def claim(self, role: str, wait: float = 0.0) -> Job | None:
+        """One task of a role, yours to settle with `done` or `fail`; None if none came within `wait` seconds."""
+        return await self._tasks.claim(role, wait)
+
+    async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
+        """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
+        return await self._tasks.result(message_id, seq, timeout)
 
     # --- receiving ---
 

@@ -23,6 +23,7 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from tidings.broker.client import Connection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import (
@@ -34,6 +35,7 @@ from tidings.errors import (
     MailboxFull,
     OutcomeUnknown,
     QueueFull,
+    Reconnecting,
     StewardUnreachable,
     TidingsError,
     TooLarge,
@@ -166,12 +168,15 @@ class Publisher:
         self._explain = explain
         self._making_room: dict[Kind, asyncio.Lock] = {"dm": asyncio.Lock(), "task": asyncio.Lock()}
 
-    async def publish(self, prepared: Prepared, timeout: float = 5.0) -> Stored:
-        """Store it; the answer says where. Safe to repeat with the same `prepared` (see above for how long)."""
+    async def publish(self, prepared: Prepared, timeout: float = 5.0, only: str | None = None) -> Stored:
+        """Store it; the answer says where. Safe to repeat with the same `prepared` (see above for how long).
+
+        `only`: the broker process that may have it. Then nothing is waited for: UnreachableError if it is gone.
+        """
         try:
-            return await self._stored(prepared, timeout)
+            return await self._stored(prepared, timeout, only)
         except (MailboxFull, QueueFull):
-            return await self._stored_after_making_room(prepared, timeout)
+            return await self._stored_after_making_room(prepared, timeout, only)
 
     async def is_stored(self, prepared: Prepared, seq: int) -> bool:
         """Is the record at that sequence this message?"""
@@ -207,41 +212,41 @@ class Publisher:
                 await asyncio.sleep(BUSY_PAUSE)
         return await self.link.call("trace", "find", timeout=10.0, **asked)
 
-    async def _checked(self, prepared: Prepared, stored: Stored, timeout: float) -> Stored:
+    async def _checked(self, prepared: Prepared, stored: Stored, timeout: float, only: str | None) -> Stored:
         """`duplicate` is success only if the record there is ours."""
         if await self.is_stored(prepared, stored.seq):
             return stored
         # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
         word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
-        stored = await self._confirmed(prepared, f"{prepared.id}.{word}", timeout)
+        stored = await self._confirmed(prepared, f"{prepared.id}.{word}", timeout, only)
         if stored.duplicate and not await self.is_stored(prepared, stored.seq):
             raise IdBurned(f"message {prepared.id} could not be stored: its id was used by somebody else, twice")
         return stored
 
-    async def _stored_after_making_room(self, prepared: Prepared, timeout: float) -> Stored:
+    async def _stored_after_making_room(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
         """A place may be full of what is settled and would have gone a little later: one of us asks, others look."""
         async with self._making_room[prepared.kind]:
             try:
-                return await self._stored(prepared, timeout)
+                return await self._stored(prepared, timeout, only)
             except MailboxFull:
                 await self.link.call("receipt", "room", to=prepared.destination, timeout=timeout)
             except QueueFull:
                 await self.link.call("task", "room", role=prepared.destination, timeout=timeout)
-            return await self._stored(prepared, timeout)
+            return await self._stored(prepared, timeout, only)
 
-    async def _stored(self, prepared: Prepared, timeout: float) -> Stored:
-        stored = await self._confirmed(prepared, prepared.id, timeout)
-        return await self._checked(prepared, stored, timeout) if stored.duplicate else stored
+    async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
+        stored = await self._confirmed(prepared, prepared.id, timeout, only)
+        return await self._checked(prepared, stored, timeout, only) if stored.duplicate else stored
 
-    async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float) -> Stored:
+    async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float, only: str | None) -> Stored:
         subject = prepared.subject
         headers = {signing.SIGNATURE_HEADER: prepared.signature, MSG_ID: msg_id}
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         while True:
             left = deadline - clock()
+            connection = await self._connection(left, only)
             try:
-                connection = self.link.connection if self.link.state == "ready" else await self.link.ready(left)
                 reply = await connection.ask(subject, prepared.payload, headers=headers, timeout=left)
                 break
             except NoRespondersError as error:
@@ -255,13 +260,25 @@ class Publisher:
                 raise await self._explain(error, subject) from error
             except TimeoutError as error:
                 raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
-            except (ConnectionLost, NatsError):
+            except (ConnectionLost, NatsError) as error:
+                if only is not None:
+                    raise ConnectionLost(f"the connection went: {msg_id} may be stored or not") from error
                 # It may have been stored. Under the same id the broker stores it once.
                 await asyncio.sleep(0)
         answer = _ANSWERS.decode(reply.data)
         if answer.error:
             raise _refusal(prepared, answer.error)
         return Stored(answer.seq, answer.duplicate, connection.incarnation)
+
+    async def _connection(self, within: float, only: str | None) -> Connection:
+        """The connection, waiting for a rebuild; whoever wants one broker process only does not wait for another."""
+        if self.link.state == "ready" or only is not None:
+            connection = self.link.connection
+        else:
+            connection = await self.link.ready(within)
+        if only is not None and connection.incarnation != only:
+            raise Reconnecting("another run of the broker answers now: ask again")
+        return connection
 
     async def _why_nobody_takes_it(self) -> TidingsError | None:
         """No responders: the gate is closed, or nothing is there; None if neither holds any more."""

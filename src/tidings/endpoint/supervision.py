@@ -209,6 +209,16 @@ class Supervision:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
         return self.connection
 
+    async def prove(self, timeout: float) -> str:
+        """A round trip on the connection there is; the broker process that answered."""
+        connection = self.connection
+        try:
+            await connection.flush(timeout=timeout)  # type: ignore[arg-type]  # any number of seconds works
+        except (NatsError, OSError, TimeoutError) as error:
+            raise ConnectionLost(f"the broker does not answer {self.identity.name} ({error})") from error
+        self.last_round_trip = time.monotonic()
+        return connection.incarnation
+
     async def rebuilt(self, within: float) -> None:
         """Wait for a rebuild that was just asked for to begin and to end."""
         before = self.rebuilds

@@ -48,6 +48,8 @@ class Hooks:
     #: the broker process before (None the first time) and now; compare with what was confirmed by whom
     on_incarnation: Callable[[str | None, str], Awaitable[None]] = _nothing
     on_superseded: Callable[[], Awaitable[None]] = _nothing
+    #: the state it is in now, each time it is another; of an open endpoint after `on_incarnation`
+    on_state: Callable[[SessionState], Awaitable[None]] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class AgentSession:
         self._hurry = asyncio.Event()
         self._replace = False
         self._told_superseded = False
+        self._told_state: SessionState | None = None
         self._task: asyncio.Task[None] | None = None
 
     # --- questions ---
@@ -127,6 +130,12 @@ class AgentSession:
             self._replace = True
             self._news.set()
 
+    def renew(self) -> None:
+        """Open another endpoint in the place of this one: what it is made of changed."""
+        self._replace = True
+        self._news.set()
+        self._hurry.set()
+
     async def stop(self) -> None:
         """End in bounded time, whatever the broker does."""
         await end_tasks([self._task])
@@ -143,6 +152,7 @@ class AgentSession:
                 refusals = refusals + 1 if isinstance(error, AuthRevoked) else 0
                 self._failed(error)
                 await self._close()
+                await self._tell_state()
                 await self._pause(REVOKED_PAUSE if refusals else pause)
                 pause = min(LONGEST_PAUSE, pause * 2)
                 continue
@@ -150,6 +160,7 @@ class AgentSession:
             await self._follow()
             await self._close()
             self.state = "waiting"
+            await self._tell_state()
 
     async def _open(self) -> None:
         endpoint = self._make()
@@ -176,7 +187,13 @@ class AgentSession:
             if superseded and not self._told_superseded:
                 self._told_superseded = True
                 await self._tell(self._hooks.on_superseded)
+            await self._tell_state()
             await self._news.wait()
+
+    async def _tell_state(self) -> None:
+        if self.state != self._told_state:
+            self._told_state = self.state
+            await self._tell(self._hooks.on_state, self.state)
 
     def _heard(self, error: BaseException) -> None:
         """After a few refusals an endpoint says that its credential is not taken. The name may come back with another

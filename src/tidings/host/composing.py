@@ -25,6 +25,7 @@ from tidings.wire.ids import is_message_id
 from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, ArtifactPart, DataPart, Mention, Message, Part, TextPart
 from tidings.wire.names import check_channel, check_role, is_agent_id
 from tidings.wire.roster import Agent
+from tidings.wire.seal import is_sealed, open_sealed
 
 #: a body may spell its characters in six bytes each; what does not fit a message is found when it is composed
 MAX_BODY = 2 * 1024 * 1024
@@ -141,6 +142,25 @@ def _message(request: SendRequest, identity: Identity, agents: list[Agent], role
         raise
     except (TypeError, ValueError) as error:
         raise UsageError(f"this cannot be sent: {error}") from error
+
+
+def compose_again(identity: Identity, kind: str, destination: str, payload: bytes) -> Prepared:
+    """The same message of this agent under a new id, sealed and signed anew."""
+    message = wire.decode(payload)
+    if kind == "dm" and is_sealed(message):
+        message = open_sealed(identity.key, identity.id, message, target_id=destination)
+    fresh = wire.compose(
+        message.sender,
+        parts=message.parts,
+        mentions=message.mentions,
+        priority=message.priority,
+        reply_to=message.reply_to,
+        context=message.context,
+    )
+    if kind == "dm":
+        return prepare_direct(identity, destination, fresh)
+    prepare = prepare_chat if kind == "chat" else prepare_task
+    return prepare(identity, destination, fresh)
 
 
 # --- who ---

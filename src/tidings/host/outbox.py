@@ -26,6 +26,10 @@ class OutboxStore:
         self.database, self.terms, self.tick = database, terms, tick
         self._write, self._now = database.write, database.now
 
+    def now(self) -> int:
+        """Milliseconds since 1970, by the clock that ages are measured with."""
+        return self._now()
+
     async def recover(self) -> int:
         """To be called first: how many leases of earlier runs were void."""
         now, tick = self._now(), self.tick()
@@ -48,6 +52,20 @@ class OutboxStore:
         now, tick = self._now(), self.tick()
         return await self._write(lambda c: moves.confirmed(c, row.row, row.attempts, place, now, tick, self.terms))
 
+    async def confirmed_and_next(
+        self, row: OutboxRow, place: Place, *, go_on: bool
+    ) -> tuple[Literal["confirmed", "late", "ignored"], Leased | None]:
+        """The same; with `go_on` the next row of its lane is leased with it."""
+        if not go_on:
+            return await self.confirmed(row, place), None
+        now, tick = self._now(), self.tick()
+        return await self._write(lambda c: moves.confirmed_and_next(c, row, place, now, tick, self.terms))
+
+    async def next_due(self, space: str) -> int | None:
+        """Milliseconds until something that waits there now is due; None if nothing does."""
+        now = self._now()
+        return await self.database.read(lambda c: moves.next_due(c, space, now, self.terms))
+
     async def meet(self, space: str, incarnation: str) -> bool:
         """To be called with each connection, before anything is taken. True: verify what earlier runs confirmed."""
         return await self._write(lambda c: moves.meet(c, space, incarnation))
@@ -57,8 +75,13 @@ class OutboxStore:
         now = self._now()
         return await self._write(lambda c: moves.release(c, space, incarnation, tick, horizon, now))
 
-    async def to_verify(self, space: str, incarnation: str, after: int = 0) -> list[OutboxRow]:
-        return await self.database.read(lambda c: moves.to_verify(c, space, incarnation, after))
+    async def to_verify(
+        self, space: str, incarnation: str, after: int = 0, sender: str | None = None
+    ) -> list[OutboxRow]:
+        return await self.database.read(lambda c: moves.to_verify(c, space, incarnation, after, sender=sender))
+
+    async def has_confirmed(self, space: str, incarnation: str) -> bool:
+        return await self.database.read(lambda c: moves.has_confirmed(c, space, incarnation))
 
     async def still_there(self, row: OutboxRow, incarnation: str) -> bool:
         tick = self.tick()
@@ -116,6 +139,11 @@ class OutboxStore:
         limit: int = 100,
     ) -> list[OutboxRow]:
         return await self.database.read(lambda c: views.listed(c, space, sender, states, after, limit))
+
+    async def newest(
+        self, space: str, sender: str, states: Sequence[str], before: int, limit: int
+    ) -> list[OutboxRow]:
+        return await self.database.read(lambda c: views.newest(c, space, sender, states, before, limit))
 
     async def counts(self) -> dict[tuple[str, str], int]:
         return await self.database.read(views.counts)

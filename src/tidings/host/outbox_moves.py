@@ -157,6 +157,17 @@ WITH RECURSIVE head (row) AS (
     ({_NEXT.format("n.space > c.space")}))
   FROM head JOIN outbox c ON c.row = head.row)
 """
+# The same of one space.
+_HEADS_OF_SPACE = f"""
+WITH RECURSIVE head (row) AS (
+  SELECT * FROM ({_NEXT.format("n.space = :space")})
+  UNION ALL
+  SELECT coalesce(
+    ({_NEXT.format("n.space = c.space AND n.sender = c.sender AND n.kind = c.kind AND n.destination > c.destination")}),
+    ({_NEXT.format("n.space = c.space AND n.sender = c.sender AND n.kind > c.kind")}),
+    ({_NEXT.format("n.space = c.space AND n.sender > c.sender")}))
+  FROM head JOIN outbox c ON c.row = head.row)
+"""
 _HEAD_OF = """
 WITH head (row) AS (
   SELECT min(row) FROM outbox WHERE state IN ('pending', 'inflight')
@@ -185,10 +196,13 @@ WHERE row = ? AND state = 'pending' RETURNING {COLUMNS}, payload, signature"""
 def due(
     connection: sqlite3.Connection, now: int, terms: Terms, limit: int = AT_ONCE, lane: Lane | None = None
 ) -> list[int]:
-    """At most one row of each free lane, oldest first; none of a lane whose confirmed rows must be verified first."""
+    """At most one row of each free lane, oldest first; none of a lane whose confirmed rows must be verified first.
+
+    `lane`: of this one only, or of all lanes of a space.
+    """
     asked = {"now": now, "far": now + terms.backoff.bound, "limit": limit}
-    query = _HEADS + _DUE if lane is None else _HEAD_OF + _DUE
-    return [row for (row,) in connection.execute(query, asked if lane is None else asked | lane._asdict())]
+    heads = _HEADS if lane is None else _HEAD_OF if lane.destination else _HEADS_OF_SPACE
+    return [row for (row,) in connection.execute(heads + _DUE, asked if lane is None else asked | lane._asdict())]
 
 
 def lease(connection: sqlite3.Connection, row: int, now: int, terms: Terms) -> Leased | None:
@@ -204,6 +218,20 @@ def take(
     expire_leases(connection, now, terms)
     leased = (lease(connection, row, now, terms) for row in due(connection, now, terms, limit, lane))
     return [one for one in leased if one is not None]
+
+
+def next_due(connection: sqlite3.Connection, space: str, now: int, terms: Terms) -> int | None:
+    """Milliseconds until the next head of a lane, or the next block, has waited long enough; None if none waits."""
+    asked = {"space": space, "now": now, "far": now + terms.backoff.bound}
+    (head,) = connection.execute(
+        f"""{_HEADS_OF_SPACE} SELECT min(o.next_attempt_at) FROM head JOIN outbox o ON o.row = head.row
+        WHERE o.state = 'pending' AND o.next_attempt_at > :now AND o.next_attempt_at <= :far""",
+        asked,
+    ).fetchone()
+    (block,) = connection.execute(
+        "SELECT min(until) FROM outbox_block WHERE space = :space AND until > :now AND until <= :far", asked
+    ).fetchone()
+    return min((moment - now for moment in (head, block) if moment is not None), default=None)
 
 
 _VOID = "(lease_owner <> :owner OR lease_until <= :now OR lease_until > :far)"
@@ -301,6 +329,16 @@ def confirmed(
     return "late" if noted else "ignored"
 
 
+def confirmed_and_next(
+    connection: sqlite3.Connection, row: OutboxRow, place: Place, now: int, tick: int, terms: Terms
+) -> tuple[Literal["confirmed", "late", "ignored"], Leased | None]:
+    """The same, and the next of its lane is leased if it is due: one transaction instead of two."""
+    said = confirmed(connection, row.row, row.attempts, place, now, tick, terms)
+    lane = Lane(row.space, row.sender, row.kind, row.destination)
+    following = [lease(connection, each, now, terms) for each in due(connection, now, terms, 1, lane)]
+    return said, following[0] if following else None
+
+
 def _lift_passing_blocks(connection: sqlite3.Connection, row: int) -> None:
     """It works again: what waited because of failures goes on. A block without an end is somebody's decision."""
     connection.execute(
@@ -336,15 +374,26 @@ def release(
 
 
 def to_verify(
-    connection: sqlite3.Connection, space: str, incarnation: str, after: int = 0, limit: int = STEP
+    connection: sqlite3.Connection,
+    space: str,
+    incarnation: str,
+    after: int = 0,
+    limit: int = STEP,
+    sender: str | None = None,
 ) -> list[OutboxRow]:
-    """Rows that another run of this broker confirmed, oldest first: it may have lost them."""
+    """Rows (of one sender) that another run of this broker confirmed, oldest first: it may have lost them."""
     found = connection.execute(
         f"""SELECT {COLUMNS} FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation <> ? AND row > ?
-        ORDER BY row LIMIT ?""",
-        (space, incarnation, after, limit),
+        AND sender = coalesce(?, sender) ORDER BY row LIMIT ?""",
+        (space, incarnation, after, sender, limit),
     )
     return [as_row(one) for one in found]
+
+
+def has_confirmed(connection: sqlite3.Connection, space: str, incarnation: str) -> bool:
+    """Are there rows that this run of the broker confirmed and that are not done?"""
+    query = "SELECT 1 FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation = ? LIMIT 1"
+    return connection.execute(query, (space, incarnation)).fetchone() is not None
 
 
 def still_there(connection: sqlite3.Connection, row: OutboxRow, incarnation: str, tick: int) -> bool:

@@ -209,4 +209,52 @@ CREATE TABLE quarantine (
 );
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX,))
+_AGENTS = """
+-- a space is its id: two of them may have the same name
+CREATE TABLE spaces (
+  id TEXT PRIMARY KEY CHECK (id <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- when its agents were last seen; NULL if they never were
+  seen_at INTEGER
+) WITHOUT ROWID;
+
+-- the agents this host works for
+CREATE TABLE agents (
+  space TEXT NOT NULL REFERENCES spaces (id),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- where its identity is read, as JSON
+  source TEXT NOT NULL,
+  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
+  adopted_at INTEGER NOT NULL,
+  PRIMARY KEY (space, agent)
+) WITHOUT ROWID;
+
+-- who is in a space, as last seen
+CREATE TABLE directory (
+  space TEXT NOT NULL REFERENCES spaces (id),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- a JSON list
+  roles TEXT NOT NULL,
+  PRIMARY KEY (space, agent)
+) WITHOUT ROWID;
+"""
+
+_SESSIONS = """
+-- programs that proved to be an agent; of a token only its hash is kept
+CREATE TABLE session (
+  digest BLOB PRIMARY KEY CHECK (typeof(digest) = 'blob' AND length(digest) = 32),
+  id TEXT NOT NULL UNIQUE CHECK (id <> ''),
+  space TEXT NOT NULL CHECK (space <> ''),
+  space_id TEXT NOT NULL CHECK (space_id <> ''),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
+  program TEXT NOT NULL,
+  opened_at INTEGER NOT NULL,
+  used_at INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS))

@@ -1,0 +1,85 @@
+"""Who is in each space as last seen, kept in `host.db`: names resolve while a space cannot be reached.
+
+The roster of an open endpoint is compared now and then with what is kept, and written when a name or a role changed;
+who is online is not kept, because it would be wrong later. A name that is not in here is refused, never stored for
+later (`composing`), and a space whose agents were never seen says so.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidings.store.database import Database
+from tidings.wire.roster import Agent
+
+Known = dict[str, tuple[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The agents of one space: the `Directory` of `composing`."""
+
+    #: milliseconds since 1970; None if they never were
+    at: int | None = None
+    known: tuple[Agent, ...] = ()
+
+    def agents(self) -> Iterable[Agent]:
+        return self.known
+
+
+NEVER = Seen()
+
+
+def remember(connection: sqlite3.Connection, space: str, known: Known, now: int) -> None:
+    """Replace what is kept of a space."""
+    connection.execute("UPDATE spaces SET seen_at = ? WHERE id = ?", (now, space))
+    connection.execute("DELETE FROM directory WHERE space = ?", (space,))
+    connection.executemany(
+        "INSERT INTO directory (space, agent, name, roles) VALUES (?, ?, ?, ?)",
+        [(space, agent, name, json.dumps(roles)) for agent, (name, roles) in known.items()],
+    )
+
+
+def remembered(connection: sqlite3.Connection) -> dict[str, Seen]:
+    spaces = connection.execute("SELECT id, seen_at FROM spaces WHERE seen_at IS NOT NULL").fetchall()
+    return {space: Seen(at, _agents(connection, space)) for space, at in spaces}
+
+
+def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
+    found = connection.execute(
+        "SELECT agent, name, roles FROM directory WHERE space = ? ORDER BY name, agent", (space,)
+    )
+    return tuple(Agent(id=agent, name=name, roles=tuple(json.loads(roles))) for agent, name, roles in found)
+
+
+class Directories:
+    """The directories of all spaces of this host, in memory and on disk. Made by `open`."""
+
+    def __init__(self, database: Database, seen: dict[str, Seen]) -> None:
+        self.database = database
+        self._seen = seen
+
+    @classmethod
+    async def open(cls, database: Database) -> Directories:
+        return cls(database, await database.read(remembered))
+
+    def of(self, space: str) -> Seen:
+        return self._seen.get(space, NEVER)
+
+    async def refresh(self, space: str, agents: Iterable[Agent]) -> bool:
+        """Take what a roster says now; True if it was news."""
+        fresh = _known(agents)
+        if self.of(space).at is not None and fresh == _known(self.of(space).known):
+            return False
+        now = self.database.now()
+        await self.database.write(lambda c: remember(c, space, fresh, now))
+        known = sorted(fresh.items(), key=lambda each: (each[1][0], each[0]))
+        self._seen[space] = Seen(now, tuple(Agent(id=agent, name=name, roles=roles) for agent, (name, roles) in known))
+        return True
+
+
+def _known(agents: Iterable[Agent]) -> Known:
+    return {agent.id: (agent.name, tuple(agent.roles)) for agent in agents}

@@ -1,0 +1,358 @@
+"""From the outbox to the brokers: many lanes at a time, one row of each, in order.
+
+    taken (leased) -> handed to its agent's outlet -> confirmed, or settled by what the outcome means -> the lane's next
+
+It sleeps until something is accepted, a connection opens, a block is lifted or the next retry is due. What a failure
+means is `store.outcomes`' word; a row whose earlier attempt ended without an answer is looked for before it is sent
+again. When another run of a broker answers, what the earlier one confirmed is verified before its lanes go on, and a
+confirmed row is done when the broker still runs a sync horizon later. Connections are not known here: `Outlet` is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from tidings.broker.ending import end_tasks
+from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
+from tidings.errors import IdBurned, StoreError, TidingsError, UnreachableError
+from tidings.failpoints import reach
+from tidings.host.outbox import Lane, Leased, OutboxRow, OutboxStore, Place
+from tidings.host.outbox_moves import TOO_OLD
+from tidings.store.outcomes import Outcome, outcome_of
+
+#: lanes in flight at a time: as many as one commit of the database takes
+LANES = 256
+#: a publish is given up well before its lease of a minute ends
+PUBLISH_WITHIN = 20.0
+#: the broker knows a message id for ten minutes; an attempt younger than this is within that
+WINDOW_MS = 8 * 60_000
+#: without anything to do, the outbox is looked at this often: only a clock that jumped needs it
+LOOK_EVERY = 30.0
+KEEP_HOUSE_EVERY = 30.0
+#: what is done keeps its bytes for a day
+PAYLOADS_KEPT_MS = 24 * 3_600_000
+VERIFIED_AT_ONCE = 32
+STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
+log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """One agent's way to the broker of its space. What it raises is judged by class."""
+
+    @property
+    def incarnation(self) -> str:
+        """The run of the broker that is connected; UnreachableError if none is."""
+        ...
+
+    async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:
+        """Store it, on a connection to that run of the broker and on no other."""
+        ...
+
+    async def is_stored(self, prepared: Prepared, seq: int) -> bool: ...
+
+    async def find_stored(self, prepared: Prepared, since: float) -> int | None: ...
+
+    async def prove(self) -> str:
+        """A round trip: the run of the broker that answered it."""
+        ...
+
+
+class Outlets(Protocol):
+    """The ways out of this host. What is raised says why there is none now."""
+
+    def of(self, space: str, sender: str) -> Outlet: ...
+
+    def any_of(self, space: str) -> Outlet: ...
+
+
+OnMoved = Callable[[OutboxRow, str], None]
+
+
+def _nothing(_row: OutboxRow, _state: str) -> None:
+    return None
+
+
+class Drain:
+    """One per host: a `SpaceDrain` for each space, so that one which is down stalls nobody else.
+
+    `horizon`: milliseconds after which the broker of a space has on disk what it acknowledged.
+    """
+
+    def __init__(
+        self, store: OutboxStore, outlets: Outlets, horizon: Callable[[str], int], on_moved: OnMoved = _nothing
+    ) -> None:
+        self.store = store
+        self._outlets, self._horizon, self._on_moved = outlets, horizon, on_moved
+        self._spaces: dict[str, SpaceDrain] = {}
+        self._house: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._house = asyncio.create_task(self._keep_house(), name="house of the outbox")
+
+    def of(self, space: str) -> SpaceDrain:
+        """The drain of a space, running."""
+        if space not in self._spaces:
+            drain = SpaceDrain(space, self.store, self._outlets, self._horizon(space), self._on_moved)
+            self._spaces[space] = drain
+            drain.start()
+        return self._spaces[space]
+
+    async def stop(self) -> None:
+        """Leave what is in flight: its leases are void when the next run begins."""
+        await end_tasks([self._house])
+        await asyncio.gather(*(drain.stop() for drain in self._spaces.values()))
+
+    async def _keep_house(self) -> None:
+        while True:
+            try:
+                await self.keep_house()
+            except StoreError as error:
+                log.warning("the outbox cannot be tidied now: %s", error)
+            await asyncio.sleep(KEEP_HOUSE_EVERY)
+
+    async def keep_house(self) -> None:
+        """What waited too long is dead; what is long done forgets its bytes."""
+        while ended := await self.store.expire():
+            for row in ended:
+                self._on_moved(row, row.state)
+        while await self.store.drop_payloads(PAYLOADS_KEPT_MS):
+            pass
+
+
+class SpaceDrain:
+    """What leaves for one space. Made by `Drain.of`."""
+
+    def __init__(
+        self,
+        space: str,
+        store: OutboxStore,
+        outlets: Outlets,
+        horizon: int,
+        on_moved: OnMoved = _nothing,
+        *,
+        lanes: int = LANES,
+        publish_within: float = PUBLISH_WITHIN,
+    ) -> None:
+        self.space, self.store, self.horizon = space, store, horizon
+        self._outlets, self._on_moved = outlets, on_moved
+        self._lanes, self._publish_within = lanes, publish_within
+        self._wake, self._unreleased = asyncio.Event(), asyncio.Event()
+        self._crowded = False
+        self._carrying: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._verifying: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._run(), name=f"drain of {self.space}"),
+            asyncio.create_task(self._release_when_synced(), name=f"release of {self.space}"),
+        ]
+        self._unreleased.set()
+
+    async def stop(self) -> None:
+        await end_tasks([*self._tasks, *self._verifying.values()])
+        await end_tasks(self._carrying.copy())
+
+    def wake(self) -> None:
+        """Something may be due."""
+        self._wake.set()
+
+    # --- taking and carrying ---
+
+    async def _run(self) -> None:
+        pause = STORE_PAUSE
+        while True:
+            self._wake.clear()
+            try:
+                await self._take_what_is_due()
+                pause = STORE_PAUSE
+            except StoreError as error:
+                log.warning("the outbox cannot be used now: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_STORE_PAUSE, pause * 2)
+
+    async def _take_what_is_due(self) -> None:
+        free = self._lanes - len(self._carrying)
+        if self._crowded and free < self._lanes // 4:
+            await self._wake.wait()
+            return
+        leased = await self.store.take(free, Lane(self.space)) if free else []
+        self._crowded = len(leased) == free
+        for each in leased:
+            self._carry(each)
+        if not self._crowded:
+            await self._until_something_is_due()
+
+    async def _until_something_is_due(self) -> None:
+        due = await self.store.next_due(self.space)
+        seconds = LOOK_EVERY if due is None else min(LOOK_EVERY, due / 1000)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    def _carry(self, leased: Leased) -> None:
+        reach("drain.leased")
+        task = asyncio.create_task(self._carry_lane(leased))
+        self._carrying.add(task)
+        task.add_done_callback(self._carried)
+
+    def _carried(self, task: asyncio.Task[None]) -> None:
+        self._carrying.discard(task)
+        if self._crowded:
+            self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its row is leased until the lease ends, and is tried again then.
+            log.error("carrying a row of the outbox failed: %s", error, exc_info=error)
+
+    async def _carry_lane(self, leased: Leased) -> None:
+        """Carry a row, then the next of its lane, as long as nobody else waits for a turn."""
+        following: Leased | None = leased
+        while following is not None:
+            following = await self._carry_row(following)
+
+    async def _carry_row(self, leased: Leased) -> Leased | None:
+        row = leased.row
+        if row.accepted_at + row.max_age <= self.store.now():
+            await self._settle(row, Outcome(*TOO_OLD, retryable=False, blocks="row"))
+            return None
+        try:
+            place = await self._hand_over(leased)
+        except Exception as error:  # every failure of an attempt is an outcome
+            if not isinstance(error, TidingsError):
+                log.error("sending row %s of the outbox failed", row.row, exc_info=error)
+            await self._settle(row, outcome_of(error))
+            return None
+        reach("drain.published")
+        state, following = await self.store.confirmed_and_next(row, place, go_on=not self._crowded)
+        reach("drain.confirmed")
+        self._unreleased.set()
+        self._on_moved(row, state)
+        if following is not None:
+            reach("drain.leased")
+        return following
+
+    async def _settle(self, row: OutboxRow, outcome: Outcome) -> None:
+        state = await self.store.settle(row, outcome)
+        reach("drain.settled")
+        if state is not None:
+            self._on_moved(row, state)
+        self.wake()
+
+    async def _hand_over(self, leased: Leased) -> Place:
+        row = leased.row
+        outlet = self._outlets.of(row.space, row.sender)
+        prepared = _prepared(leased)
+        incarnation = outlet.incarnation
+        stream = STREAMS[prepared.kind]
+        if row.doubt and (seq := await self._found_before(outlet, row, prepared)) is not None:
+            return Place(seq, stream, incarnation)
+        stored = await outlet.publish(prepared, incarnation, self._publish_within)
+        return Place(stored.seq, stream, stored.incarnation)
+
+    async def _found_before(self, outlet: Outlet, row: OutboxRow, prepared: Prepared) -> int | None:
+        """Did an attempt without an answer arrive? The broker itself knows its ids for ten minutes only."""
+        try:
+            return await outlet.find_stored(prepared, row.accepted_at / 1000)
+        except UnreachableError as error:
+            if 0 <= self.store.now() - row.accepted_at < WINDOW_MS:
+                return None
+            raise _CannotLook(f"whether it arrived before cannot be found out yet: {error}") from error
+
+    # --- a broker that may have lost something ---
+
+    async def verify(self, sender: str, incarnation: str) -> None:
+        """This agent is connected to a run of the broker that was met: look for what another run confirmed."""
+        await end_tasks([self._verifying.get(sender)])
+        self._verifying[sender] = asyncio.create_task(
+            self._verify(sender, incarnation), name=f"verification of {self.space}"
+        )
+
+    async def _verify(self, sender: str, incarnation: str) -> None:
+        after, pause = 0, STORE_PAUSE
+        while True:
+            try:
+                rows = await self.store.to_verify(self.space, incarnation, after, sender)
+                if not rows:
+                    break
+                done = await self._verify_all(rows, incarnation)
+            except StoreError as error:
+                log.warning("the outbox cannot be verified now: %s", error)
+                done = False
+            if done:
+                after, pause = rows[-1].row, STORE_PAUSE
+            else:
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_STORE_PAUSE, pause * 2)
+        self._unreleased.set()
+        self.wake()
+
+    async def _verify_all(self, rows: list[OutboxRow], incarnation: str) -> bool:
+        turns = asyncio.Semaphore(VERIFIED_AT_ONCE)
+        return all(await asyncio.gather(*(self._verified(turns, row, incarnation) for row in rows)))
+
+    async def _verified(self, turns: asyncio.Semaphore, row: OutboxRow, incarnation: str) -> bool:
+        """False if it could not be found out now."""
+        async with turns:
+            try:
+                await self._verify_row(row, incarnation)
+            except TidingsError as error:
+                log.info("message %s could not be verified yet: %s", row.id, error)
+                return False
+            return True
+
+    async def _verify_row(self, row: OutboxRow, incarnation: str) -> None:
+        kept = await self.store.payload(row.row)
+        assert kept is not None, "what is confirmed has its payload"
+        outlet = self._outlets.of(row.space, row.sender)
+        prepared = _prepared(Leased(row, *kept))
+        assert row.seq is not None
+        try:
+            there = await outlet.is_stored(prepared, row.seq)
+            if not there:  # read and removed since, or lost
+                there = await outlet.find_stored(prepared, row.accepted_at / 1000) is not None
+        except IdBurned:  # another message of this agent has its id: said when it is sent again
+            there = False
+        if outlet.incarnation != incarnation:
+            raise UnreachableError("another run of the broker answers meanwhile")
+        reach("drain.verified")
+        if there:
+            await self.store.still_there(row, incarnation)
+        elif await self.store.lost(row):
+            self._on_moved(row, "pending")
+
+    # --- what is on the broker's disk ---
+
+    async def _release_when_synced(self) -> None:
+        while True:
+            await self._unreleased.wait()
+            self._unreleased.clear()
+            await asyncio.sleep(self.horizon / 1000)
+            try:
+                if await self._release():
+                    self._unreleased.set()
+            except TidingsError as error:  # a broker that is away, or a full disk: rows are kept until it works
+                log.debug("nothing of %s can be released now: %s", self.space, error)
+                self._unreleased.set()
+
+    async def _release(self) -> bool:
+        """True if rows are left to release."""
+        outlet = self._outlets.any_of(self.space)
+        tick = self.store.tick()  # before the round trip, which proves that the broker ran at this moment
+        incarnation = await outlet.prove()
+        while await self.store.release(self.space, incarnation, tick, self.horizon):
+            reach("drain.released")
+        return await self.store.has_confirmed(self.space, incarnation)
+
+
+class _CannotLook(TidingsError):
+    code = "steward_unreachable"
+
+
+def _prepared(leased: Leased) -> Prepared:
+    row = leased.row
+    kind: Kind = row.kind  # type: ignore[assignment]  # the table allows no other
+    return Prepared(kind, row.subject, row.destination, leased.payload, leased.signature, row.id)

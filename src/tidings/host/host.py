@@ -1,0 +1,459 @@
+"""The host in one process: an outbox and an inbox on disk, and a session for each agent it works for.
+
+    host = Host(home)
+    await host.open()
+    ada = await host.adopt(("home", home, "main", "ada"), receive=True)
+    sent = await host.send(ada, SendRequest(channel="general", text="hello"))     # stored, whatever the network does
+
+Everything that reads or writes takes a `Scope`, and one that this host does not work for is refused. What is in
+`host.db` is enough to go on after a restart: agents, who is in their spaces, what is owed, what was received. How
+programs reach it is another layer's part (HTTP over a socket); this one opens no socket but those of the endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidings.broker.config import SYNC_SECONDS
+from tidings.broker.ending import end_tasks
+from tidings.broker.private_files import private_dir
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.roster import Roster
+from tidings.errors import AuthRevoked, DeniedError, TidingsError, UnknownMessage
+from tidings.failpoints import reach
+from tidings.host.agents import AgentSession, Hooks, SessionState
+from tidings.host.composing import Composed, SendRequest, compose_again, compose_request
+from tidings.host.directory import Directories
+from tidings.host.drain import Drain
+from tidings.host.fingerprint import Request, fingerprint
+from tidings.host.inbox import InboxStore
+from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
+from tidings.host.outlets import SessionOutlet, SessionOutlets
+from tidings.host.receiving import Receiver
+from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
+from tidings.host.schema import MIGRATIONS
+from tidings.store.database import Database
+from tidings.wire.ids import new_id
+
+__all__ = ["AgentHealth", "Changed", "Host", "Scope", "Sent"]
+
+#: our broker syncs each second; of a broker elsewhere nothing is known, so nats-server's own default is taken
+LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
+REMOTE_HORIZON_MS = 2 * 120_000
+#: a roster is compared with what is kept at most so often
+DIRECTORY_PAUSE = 0.5
+#: in these states of a session its agent's rows leave
+LEAVING: tuple[SessionState, ...] = ("open", "superseded")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a request to send. `stored`: it is on this host's disk; `confirmed`: its space has it."""
+
+    id: str
+    row: int
+    state: str
+    stage: str
+    seq: int | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHealth:
+    """How one agent of this host is doing. `age`: seconds since the last round trip to its broker."""
+
+    scope: Scope
+    state: SessionState
+    age: float | None
+    receiving: bool
+    superseded: bool
+    #: why it is not open
+    reason: str | None
+
+
+class Changed:
+    """Woken when an inbox row of a scope was committed, or its session is in another state."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """True if something changed since the last time this was asked."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        changed = self._event.is_set()
+        self._event.clear()
+        return changed
+
+
+class _Agent:
+    """An agent this host works for, while it runs."""
+
+    def __init__(self, host: Host, adopted: Adopted, identity: Identity | None) -> None:
+        self.host, self.adopted, self.scope = host, adopted, adopted.scope
+        #: as it was last read; without it nothing new can be signed
+        self.identity = identity
+        self.changed: weakref.WeakSet[Changed] = weakref.WeakSet()
+        hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
+        self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
+        self.outlet = SessionOutlet(self.session)
+        self.receiver = Receiver(self.scope, host.inbox, self.wake_changed)
+        self._roster: Roster | None = None
+        self._roster_news = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.scope.space_id, self.scope.agent)
+
+    async def start(self) -> None:
+        await self.host.outbox.block(self.lane, "connecting", f"{self.scope.name} is not connected to its space yet")
+        self._watch = asyncio.create_task(self._keep_directory(), name=f"directory of {self.scope.space}")
+        self.session.start()
+
+    async def stop(self) -> None:
+        await end_tasks([self._watch])
+        await self.receiver.end()
+        await self.session.stop()
+
+    def wake_changed(self) -> None:
+        for each in list(self.changed):
+            each.wake()
+
+    # --- its session ---
+
+    def _endpoint(self) -> Endpoint:
+        endpoint = Endpoint(self._find_identity, state=self.host.state_file(self.scope), receive=self.adopted.receive)
+        endpoint.on("roster", self._on_roster)
+        return endpoint
+
+    async def _find_identity(self) -> Identity:
+        """As it is on disk now. A name that came back with another key is another agent: it never sends this one's."""
+        found = await identity_of(self.adopted.source)
+        if (found.space_id, found.id) != (self.scope.space_id, self.scope.agent):
+            raise AuthRevoked(
+                f"{self.scope.name} of {self.scope.space} has another key now: what was stored under its old one "
+                "cannot leave; cancel it and send it anew"
+            )
+        self.identity = found
+        return found
+
+    async def _on_open(self, endpoint: Endpoint) -> None:
+        if self.adopted.receive:
+            await self.receiver.begin(endpoint)
+
+    async def _on_incarnation(self, _before: str | None, now: str) -> None:
+        """The outbox meets this run of the broker before anything leaves for it."""
+        await self.host.outbox.meet(self.scope.space_id, now)
+        self.outlet.met = now
+        await self.host.drain.of(self.scope.space_id).verify(self.scope.agent, now)
+
+    async def _on_state(self, state: SessionState) -> None:
+        outbox = self.host.outbox
+        if state in LEAVING:
+            await outbox.unblock(self.lane)
+            await outbox.unblock(Lane(self.scope.space_id))
+            self.host.drain.of(self.scope.space_id).wake()
+            self.receiver.tell()
+        else:
+            why = self.session.health.error or f"{self.scope.name} is {state}"
+            await outbox.block(self.lane, "revoked" if state == "revoked" else "unreachable", why)
+        self.wake_changed()
+
+    # --- who is in its space ---
+
+    def _on_roster(self, roster: Roster) -> None:
+        self._roster = roster
+        self._roster_news.set()
+
+    async def _keep_directory(self) -> None:
+        while True:
+            await self._roster_news.wait()
+            self._roster_news.clear()
+            assert self._roster is not None
+            try:
+                await self.host.directories.refresh(self.scope.space_id, self._roster.agents())
+            except TidingsError as error:
+                log.warning("who is in %s could not be kept: %s", self.scope.space, error)
+                self._roster_news.set()
+            await asyncio.sleep(DIRECTORY_PAUSE)
+
+
+class Host:
+    """See above. `home` is TIDINGS_HOME; `clock` gives seconds since 1970, `tick` milliseconds that never jump."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        tick: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+    ) -> None:
+        self.home = home
+        self._clock, self._tick = clock, tick
+        self._agents: dict[tuple[str, str], _Agent] = {}
+        self._waiting: dict[int, list[asyncio.Event]] = {}
+        self._adopting = asyncio.Lock()
+
+    # --- life ---
+
+    async def open(self) -> None:
+        """Take the database, and go on for every agent it knows. Does not wait for any broker."""
+        self.database = await asyncio.to_thread(Database, self.home / "host.db", MIGRATIONS, clock=self._clock)
+        try:
+            self.outbox = OutboxStore(self.database, Terms(f"run {new_id()}"), self._tick)
+            await self.outbox.recover()
+            self.inbox = await InboxStore.open(self.database)
+            self.registry = Registry(self.database)
+            self.directories = await Directories.open(self.database)
+            outlets = SessionOutlets(self._outlet, self._outlets_of)
+            self.drain = Drain(self.outbox, outlets, self._horizon, self._moved)
+            self.drain.start()
+            for adopted in await self.registry.adopted():
+                await self._start(adopted, await self._identity_if_there(adopted))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End in bounded time. What is stored stays stored, and goes on with the next run."""
+        if hasattr(self, "drain"):
+            await self.drain.stop()
+        await asyncio.gather(*(agent.stop() for agent in self._agents.values()), return_exceptions=True)
+        self._agents.clear()
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
+        await asyncio.to_thread(self.database.close)
+
+    # --- agents ---
+
+    async def adopt(self, identity_source: Source, receive: bool) -> Scope:
+        """Work for this agent from now on, restarts included. Does not wait for its broker."""
+        source = check_source(identity_source)
+        identity = await identity_of(source)
+        async with self._adopting:
+            adopted = await self.registry.adopt(identity, source, receive)
+            known = self._agents.get((adopted.scope.space_id, adopted.scope.agent))
+            if known is None:
+                await self._start(adopted, identity)
+            else:
+                began = adopted.receive and not known.adopted.receive
+                known.adopted, known.identity = adopted, identity
+                if began:
+                    known.session.renew()
+        return adopted.scope
+
+    async def _identity_if_there(self, adopted: Adopted) -> Identity | None:
+        try:
+            found = await identity_of(adopted.source)
+        except (TidingsError, OSError) as error:
+            log.warning("the identity of %s in %s cannot be read: %s", adopted.scope.name, adopted.scope.space, error)
+            return None
+        return found if (found.space_id, found.id) == (adopted.scope.space_id, adopted.scope.agent) else None
+
+    async def _start(self, adopted: Adopted, identity: Identity | None) -> None:
+        agent = _Agent(self, adopted, identity)
+        self._agents[adopted.scope.space_id, adopted.scope.agent] = agent
+        await agent.start()
+
+    def _agent(self, scope: Scope) -> _Agent:
+        found = self._agents.get((scope.space_id, scope.agent))
+        if found is None:
+            raise DeniedError(f"this host does not work for {scope.name} of {scope.space}: open a session of it first")
+        return found
+
+    def scopes(self) -> list[Scope]:
+        return [agent.scope for agent in self._agents.values()]
+
+    def endpoint(self, scope: Scope) -> Endpoint:
+        """The endpoint of an agent, for what needs its space now; UnreachableError says why there is none."""
+        return self._agent(scope).session.endpoint
+
+    def health(self) -> list[AgentHealth]:
+        return [self._health(agent) for agent in self._agents.values()]
+
+    def _health(self, agent: _Agent) -> AgentHealth:
+        found = agent.session.health
+        superseded = found.state == "superseded"
+        receiving = agent.receiver.receiving and not superseded
+        reason = found.error
+        if superseded:
+            reason = f"another session of {agent.scope.name} receives: its mail goes there until you take it back"
+        return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason)
+
+    def wake(self, scope: Scope) -> None:
+        """The network may be back: try now."""
+        self._agent(scope).session.wake()
+
+    def take_back(self, scope: Scope) -> None:
+        """Receive here again, after a newer session elsewhere superseded this one."""
+        self._agent(scope).session.take_back()
+
+    def changes(self, scope: Scope) -> Changed:
+        changed = Changed()
+        self._agent(scope).changed.add(changed)
+        return changed
+
+    def state_file(self, scope: Scope) -> Path:
+        """Where the endpoint of an agent keeps how far it read; what it holds is never ahead of the inbox."""
+        folder = self.home / "run" / "host"
+        private_dir(folder)
+        return folder / f"{scope.space_id}.{scope.agent}.json"
+
+    # --- sending ---
+
+    async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Sent:
+        """Store it; with `wait` give its space so many seconds to confirm it. The answer says how far it is."""
+        agent = self._agent(scope)
+        composed = compose_request(request, self._signing(agent), self.directories.of(scope.space_id))
+        accepted = await self.outbox.accept(_draft(scope, composed))
+        reach("host.accepted")
+        row = accepted.row
+        if accepted.new:
+            self.drain.of(scope.space_id).wake()
+        if wait > 0:
+            row = await self._moved_within(row, wait)
+        warnings = (*composed.warnings, *await self._why_it_waits(agent, row))
+        stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
+        return Sent(row.id, row.row, row.state, stage, row.seq, warnings)
+
+    def _signing(self, agent: _Agent) -> Identity:
+        if agent.identity is None or agent.session.state == "revoked":
+            why = agent.session.health.error or "its identity cannot be read"
+            raise AuthRevoked(f"nothing can be sent as {agent.scope.name} of {agent.scope.space}: {why}")
+        return agent.identity
+
+    async def _why_it_waits(self, agent: _Agent, row: OutboxRow) -> tuple[str, ...]:
+        if row.state in ("dead", "cancelled"):
+            return (f"{row.state}: {row.words}",)
+        if row.state not in ("pending", "inflight"):
+            return ()
+        space = agent.scope.space
+        paused = [each for each in await self.outbox.spaces() if each.space == agent.scope.space_id and each.paused_at]
+        if paused:
+            return (f"stored: {space} is paused here ({paused[0].pause_reason}); it leaves when that ends",)
+        if not agent.session.is_connected:
+            return (f"stored: {space} cannot be reached now; it leaves when it can",)
+        return ()
+
+    async def _moved_within(self, row: OutboxRow, seconds: float) -> OutboxRow:
+        """The row once it is confirmed or has ended, or as it is when the time is over."""
+        moved = asyncio.Event()
+        self._waiting.setdefault(row.row, []).append(moved)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while (row := await self.outbox.show(row.row)).state in ("pending", "inflight"):
+                        await moved.wait()
+                        moved.clear()
+        finally:
+            self._waiting[row.row].remove(moved)
+            if not self._waiting[row.row]:
+                del self._waiting[row.row]
+        return row
+
+    def _moved(self, row: OutboxRow, _state: str) -> None:
+        for event in self._waiting.get(row.row, ()):
+            event.set()
+
+    async def find(self, scope: Scope, message_id: str) -> OutboxRow:
+        """A message of this agent's outbox."""
+        found = await self.outbox.find(scope.space_id, scope.agent, message_id)
+        if found is None:
+            raise UnknownMessage(f"the outbox of {scope.name} has no message {message_id}: list it to see what it has")
+        return found
+
+    async def cancel(self, scope: Scope, message_id: str) -> OutboxRow:
+        """Do not send it, unless it is on its way: the answer says what became of it."""
+        row = await self.outbox.cancel((await self.find(scope, message_id)).row)
+        self._moved(row, row.state)
+        self.drain.of(scope.space_id).wake()
+        return row
+
+    async def requeue(self, scope: Scope, message_id: str) -> OutboxRow:
+        """Send what is dead or cancelled again, under a new id."""
+        agent = self._agent(scope)
+        row = await self.find(scope, message_id)
+        kept = await self.outbox.payload(row.row)
+        if kept is None or row.superseded_by is not None:
+            return await self.outbox.requeue(row.row, new_id(), b"", "")  # says why not
+        prepared = compose_again(self._signing(agent), row.kind, row.destination, kept[0])
+        again = await self.outbox.requeue(row.row, prepared.id, prepared.payload, prepared.signature)
+        self.drain.of(scope.space_id).wake()
+        return again
+
+    async def pause(self, space: str, reason: str = "paused by its user") -> None:
+        """Nothing leaves for this space (its id) until `resume`."""
+        await self.outbox.pause(space, reason)
+
+    async def resume(self, space: str) -> None:
+        await self.outbox.resume(space)
+        self.drain.of(space).wake()
+
+    # --- receiving ---
+
+    async def mark_read(self, scope: Scope, rows: Sequence[int]) -> int:
+        """How many became read; their senders are told, now or when the space can be reached."""
+        agent = self._agent(scope)
+        count = await self.inbox.mark_read(scope.space_id, scope.agent, rows)
+        if count:
+            agent.receiver.tell()
+        return count
+
+    # --- what the drain asks ---
+
+    def _outlet(self, space: str, sender: str) -> SessionOutlet | None:
+        found = self._agents.get((space, sender))
+        return None if found is None else found.outlet
+
+    def _outlets_of(self, space: str) -> Iterable[SessionOutlet]:
+        return [agent.outlet for (its_space, _), agent in self._agents.items() if its_space == space]
+
+    def _horizon(self, space: str) -> int:
+        agents = [agent for (its_space, _), agent in self._agents.items() if its_space == space]
+        local = bool(agents) and all(agent.adopted.is_local for agent in agents)
+        return LOCAL_HORIZON_MS if local else REMOTE_HORIZON_MS
+
+
+def _draft(scope: Scope, composed: Composed) -> Draft:
+    prepared, message = composed.prepared, composed.message
+    max_age = max(1, round(composed.max_age * 1000))
+    asked = Request(
+        space=scope.space_id,
+        sender=scope.agent,
+        kind=prepared.kind,
+        destination=prepared.destination,
+        max_age=max_age,
+        parts=message.parts,
+        mentions=tuple(mention.id for mention in message.mentions),
+        reply_to=message.reply_to,
+        context=message.context,
+        priority=message.priority,
+    )
+    return Draft(
+        space=scope.space_id,
+        sender=scope.agent,
+        id=prepared.id,
+        fingerprint=fingerprint(asked),
+        kind=prepared.kind,
+        destination=prepared.destination,
+        subject=prepared.subject,
+        payload=prepared.payload,
+        signature=prepared.signature,
+        priority=message.priority,
+        max_age=max_age,
+    )

@@ -1,0 +1,182 @@
+"""Into the inbox: what an agent receives is committed first, and acknowledged upstream after that, repeats included.
+
+    surfaced -> committed -> acknowledged -> its sender is told `delivered`, and `read` once it was
+
+Nothing is acknowledged that is not on disk here; what cannot be stored as a message is kept aside with its bytes and
+the reason. Receipts are told from notes on disk, so a restart forgets none. Whatever channels the agent is a member of
+are followed again with each endpoint. When another session of the agent receives, this one stands back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tidings.broker.ending import end_tasks
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.incoming import Incoming, Kept
+from tidings.errors import DeniedError, OutcomeUnknown, StoreError, Superseded, TidingsError, UnreachableError
+from tidings.failpoints import reach
+from tidings.host.inbox import Arrival, InboxStore, Receipt
+from tidings.host.registry import Scope
+
+#: messages that are committed together
+AT_ONCE = 64
+#: receipts are told together, at most so often
+TELL_EVERY = 0.25
+RETRY_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def arrival_of(scope: Scope, incoming: Incoming) -> Arrival:
+    message = incoming.message
+    return Arrival(
+        space=scope.space_id,
+        recipient=scope.agent,
+        sender=incoming.sender.id,
+        id=incoming.id,
+        sender_name=incoming.sender.name,
+        kind=incoming.kind,
+        channel=incoming.channel,
+        seq=incoming.seq,
+        sent_at=message.ts_ms,
+        logged_at=incoming.time_ns // 1_000_000,
+        priority=message.priority,
+        reply_to=message.reply_to,
+        context=message.context,
+        historical=incoming.historical,
+        sealed=incoming.sealed,
+        mentions_me=incoming.mentions_me,
+        wakes=incoming.wakes,
+        text=incoming.text,
+        raw=incoming.raw,
+    )
+
+
+class Receiver:
+    """The receiving side of one agent of this host. `on_kept` hears that something new is in its inbox."""
+
+    def __init__(self, scope: Scope, inbox: InboxStore, on_kept: Callable[[], None]) -> None:
+        self.scope, self.inbox = scope, inbox
+        #: receives now; a newer session elsewhere ends that
+        self.receiving = False
+        self._on_kept = on_kept
+        self._untold = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self, endpoint: Endpoint) -> None:
+        """Receive from this endpoint, in the place of the one before."""
+        await self.end()
+        endpoint.keep_aside = self._keep_aside
+        self._untold.set()
+        work = (self._receive(endpoint), self._tell(endpoint), self._follow_channels(endpoint))
+        self._tasks = [asyncio.create_task(self._unless_superseded(each)) for each in work]
+
+    async def end(self) -> None:
+        await end_tasks(self._tasks)
+        self._tasks, self.receiving = [], False
+
+    def tell(self) -> None:
+        """Something was read: its sender may know."""
+        self._untold.set()
+
+    async def _unless_superseded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Superseded as error:
+            self.receiving = False
+            log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
+
+    # --- keeping ---
+
+    async def _receive(self, endpoint: Endpoint) -> None:
+        self.receiving = True
+        async for first in endpoint.messages(manual_ack=True):
+            batch = [first]
+            while len(batch) < AT_ONCE and (more := endpoint.inbox.take()) is not None:
+                batch.append(more)
+            await self._keep(batch)
+
+    async def _keep(self, batch: list[Incoming]) -> None:
+        reach("inbox.surfaced")
+        # In this order they are queued, and so written.
+        news = await asyncio.gather(*(self._until_stored(incoming) for incoming in batch))
+        reach("inbox.kept")
+        if any(news):
+            self._untold.set()
+            self._on_kept()
+        await asyncio.gather(*(incoming.keep() for incoming in batch))
+        reach("inbox.acked")
+
+    async def _until_stored(self, incoming: Incoming) -> bool:
+        """Keep it, for as long as that takes: a full disk makes mail late, never lost. True if it is new."""
+        return await self._insist(lambda: self._stored(incoming))
+
+    async def _insist(self, store: Callable[[], Awaitable[T]]) -> T:
+        pause = RETRY_PAUSE
+        while True:
+            try:
+                return await store()
+            except StoreError as error:
+                log.warning("mail of %s waits to be kept: %s", self.scope.name, error)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    async def _stored(self, incoming: Incoming) -> bool:
+        try:
+            return (await self.inbox.keep(arrival_of(self.scope, incoming))).new
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            await self._keep_aside(incoming.raw, f"message {incoming.id} cannot be stored: {error}")
+            return False
+
+    async def _keep_aside(self, raw: bytes, reason: str) -> None:
+        log.warning("something for %s in %s was kept aside: %s", self.scope.name, self.scope.space, reason)
+        await self._insist(lambda: self.inbox.quarantine(self.scope.space_id, self.scope.agent, raw, reason))
+        reach("inbox.aside")
+
+    # --- telling ---
+
+    async def _tell(self, endpoint: Endpoint) -> None:
+        pause = RETRY_PAUSE
+        while True:
+            await self._untold.wait()
+            self._untold.clear()
+            try:
+                while due := await self.inbox.receipts_to_tell(self.scope.space_id, self.scope.agent):
+                    await self._tell_all(endpoint, due)
+                pause = TELL_EVERY
+            except TidingsError as error:  # whoever cannot be told now is told later
+                log.debug("receipts of %s wait: %s", self.scope.name, error)
+                self._untold.set()
+                pause = min(LONGEST_PAUSE, max(RETRY_PAUSE, pause * 2))
+            await asyncio.sleep(pause)
+
+    async def _tell_all(self, endpoint: Endpoint, due: list[Receipt]) -> None:
+        for stage, tell in (("delivered", endpoint.tell_delivered), ("read", endpoint.tell_read)):
+            some = [each for each in due if each.stage == stage]
+            if some:
+                await tell(*(Kept(each.sender, each.id, each.seq) for each in some))
+        reach("inbox.told")
+        await self.inbox.told(self.scope.space_id, self.scope.agent, due)
+
+    # --- channels ---
+
+    async def _follow_channels(self, endpoint: Endpoint) -> None:
+        """Live copies of every channel the agent is a member of; what it missed comes with them."""
+        pause = RETRY_PAUSE
+        while True:
+            try:
+                patterns = await endpoint.memberships()
+                break
+            except (UnreachableError, OutcomeUnknown):
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+        for pattern in patterns:
+            try:
+                await endpoint.join(pattern, backfill=0)
+            except (DeniedError, UnreachableError, OutcomeUnknown) as error:
+                log.warning("%s cannot follow %s in %s: %s", self.scope.name, pattern, self.scope.space, error)
