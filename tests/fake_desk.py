@@ -76,13 +76,13 @@ class FakeDesk:
         return {"id": request["id"], "state": "pending", "stage": stage, "seq": None, "warnings": ()}
 
     def outbox(self, limit: int) -> list[Facts]:
-        rows = [{"id": each, "kind": "dm", "destination": "x", "state": "pending"} for each in self.sent]
+        rows: list[Facts] = [{"id": each, "kind": "dm", "to": ADA, "state": "pending"} for each in self.sent]
         return rows[:limit]
 
     def outbox_row(self, message_id: str) -> Facts:
         if message_id not in self.sent:
             raise UnknownMessage(f"the outbox has no message {message_id}")
-        return {"id": message_id, "kind": "dm", "destination": "x", "state": "dead", "words": "may not post\x1b[2J"}
+        return {"id": message_id, "kind": "dm", "to": ADA, "state": "dead", "words": "may not post\x1b[2J"}
 
     def inbox(self, *, unread: bool, limit: int) -> list[Facts]:
         found = [row for row in self.rows if not (unread and row["read"])]
@@ -118,8 +118,7 @@ class FakeDesk:
     # --- the space ---
 
     def who(self) -> Facts:
-        self._space()
-        return {"agents": self.agents, "backstop": "", "fresh": True}
+        return {"agents": self.agents, "backstop": "", "fresh": self.down is None}
 
     def channels(self) -> list[Facts]:
         self._space()

@@ -172,7 +172,8 @@ async def test_a_space_that_is_away_still_takes_messages_and_tells_who_you_are()
         assert (await ask("direct_message", to="ada", text="later"))["stage"] == "stored"
         me = await ask("orient")
         assert (me["name"], me["reachable"], me["waiting_to_leave"]) == ("bob", False, 1)
-        said = await ask.refused("who")
+        assert (await ask("who"))["fresh"] is False
+        said = await ask.refused("channels")
     assert "broker_unreachable" in said
     assert "Sending still works" in said
 
@@ -181,6 +182,7 @@ async def test_what_became_of_a_message_is_told_with_the_reason() -> None:
     async with talking() as ask:
         sent = await ask("send", channel="general", text="x")
         (line,) = (await ask("outbox_status", id=sent["id"]))["messages"]
+        assert line["to"] == "ada"
         assert (line["state"], line["reason"]) == ("dead", "may not post\\u{1b}[2J")
         assert (await ask("outbox_status"))["waiting"] == 1
         assert "unknown_message" in await ask.refused("outbox_status", id=new_id())
@@ -234,11 +236,11 @@ async def test_a_window_is_bounded_by_bytes_and_a_long_message_can_be_read_to_it
         (only,) = window["messages"]
         assert (only["truncated"], only["text_bytes"], window["more"]) == (True, len(long), True)
         assert len(words(answer)) < 3_000
-        pieces, offset = [], 0
-        while offset is not None:
-            piece = await ask("read_message", id=only["id"], offset=offset)
+        pieces: list[str] = []
+        piece: Any = {"next_offset": 0}
+        while piece["next_offset"] is not None:
+            piece = await ask("read_message", id=only["id"], offset=piece["next_offset"])
             pieces.append(piece["message"]["text"])
-            offset = piece["next_offset"]
         assert len(pieces) > 1
         assert "".join(pieces) == long
 
@@ -302,7 +304,15 @@ async def test_history_pages_back_to_the_beginning() -> None:
 
 def task(message_id: str) -> dict[str, Any]:
     asker = {"id": ADA, "name": "ada"}
-    return {"id": message_id, "seq": 1, "role": "reviewer", "attempt": 1, "deadline": 1.8e9, "asker": asker, "text": "do"}
+    return {
+        "id": message_id,
+        "seq": 1,
+        "role": "reviewer",
+        "attempt": 1,
+        "deadline": 1.8e9,
+        "asker": asker,
+        "text": "do",
+    }
 
 
 async def test_a_task_is_claimed_shown_as_a_request_and_finished() -> None:
@@ -377,10 +387,11 @@ async def test_status_and_attention_reach_the_host() -> None:
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
-@pytest.mark.parametrize("error", sorted(errors.TidingsError.__subclasses__(), key=lambda each: each.__name__))
+@pytest.mark.parametrize("error", errors.TidingsError.__subclasses__())
 def test_every_kind_of_error_comes_with_what_to_do_next(error: type[errors.TidingsError]) -> None:
-    assert advice(error("x")) in NEXT.values()
-    assert error in NEXT or not error.__subclasses__()
+    if error.__module__ == "tidings.errors":
+        assert advice(error("x")) in NEXT.values()
+        assert error in NEXT or not error.__subclasses__()
 
 
 async def test_a_defect_is_not_told_to_the_model_but_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -420,7 +431,10 @@ async def test_a_message_updates_its_inbox_its_channel_and_its_thread() -> None:
 async def test_a_broken_stream_goes_on_behind_the_last_row_it_saw() -> None:
     desk = FakeDesk()
     desk.rows = [message(4, "old")]
-    async with talking(desk, follow=True) as ask, ask.client.listen(resource_subscriptions=["tidings://inbox"]) as changes:
+    async with (
+        talking(desk, follow=True) as ask,
+        ask.client.listen(resource_subscriptions=["tidings://inbox"]) as changes,
+    ):
         await eventually(lambda: desk.followed == [4], what="the events are followed behind what was there")
         desk.arrive(message(7, "new"))
         async with asyncio.timeout(10):

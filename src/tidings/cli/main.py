@@ -18,6 +18,7 @@ from tidings.cli import (
     channel,
     demo,
     doctor,
+    mcp,
     output,
     people,
     pipeline,
@@ -56,6 +57,7 @@ for each in (
     about.config,
     about.version,
     demo.demo,
+    mcp.mcp,
 ):
     app.command()(each)
 app.add_typer(channel.app, name="channels")

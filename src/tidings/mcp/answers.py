@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
 from tidings.mcp.desk import Facts
-from tidings.mcp.presenting import NOTICE, Fence, neutral, neutral_data, quoted, shortened
+from tidings.mcp.presenting import NOTICE, Fence, neutral, neutral_data, on_a_line, quoted, shortened
 
 
 class Sender(BaseModel):
@@ -210,18 +210,18 @@ def message_of(facts: Facts, most: int | None = None) -> ShownMessage:
     text, cut = (whole, False) if most is None else shortened(whole, most)
     named = {name: facts.get(name) for name in ("channel", "reply_to", "context")}
     return ShownMessage(
-        id=str(facts["id"]),
+        id=on_a_line(str(facts["id"])),
         kind=facts.get("kind") or "channel",
-        sender=Sender(name=neutral(str(writer.get("name") or "somebody")), id=str(writer["id"])),
+        sender=Sender(name=on_a_line(str(writer.get("name") or "somebody")), id=on_a_line(str(writer["id"]))),
         sent_at=facts.get("time"),
-        priority=str(facts.get("priority") or "next"),
+        priority=on_a_line(str(facts.get("priority") or "next")),
         mentions_me=bool(facts.get("mentions_me")),
         historical=bool(facts.get("historical")),
         text=text,
         text_bytes=len(whole.encode()),
         truncated=cut,
         parts=other_parts(facts),
-        **{name: neutral(str(value)) for name, value in named.items() if value},
+        **{name: on_a_line(str(value)) for name, value in named.items() if value},
     )
 
 

@@ -42,6 +42,11 @@ def _selects_a_variant(character: str) -> bool:
     return "\ufe00" <= character <= "\ufe0f" or "\U000e0000" <= character <= "\U000e0fff"
 
 
+def on_a_line(text: str) -> str:
+    """Neutral, and one line: for names and ids, which stand outside of a fence."""
+    return neutral(text).replace("\n", "\\u{a}").replace("\t", "\\u{9}")
+
+
 def neutral_data(value: Any) -> Any:
     """The same for every string in a JSON value, names of fields included."""
     if isinstance(value, str):

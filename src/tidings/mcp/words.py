@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tidings.mcp import answers
 from tidings.mcp.answers import in_words
 from tidings.mcp.desk import Facts
-from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, quoted
+from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted
 
 
 def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str]) -> list[str]:
@@ -33,9 +33,9 @@ def orientation(found: answers.Orientation) -> str:
 def agent(facts: Facts, me: str) -> answers.AgentLine:
     seen = facts.get("last_seen")
     return answers.AgentLine(
-        name=str(facts["name"]),
+        name=on_a_line(str(facts["name"])),
         id=str(facts["id"]),
-        roles=[str(role) for role in facts.get("roles") or ()],
+        roles=[on_a_line(str(role)) for role in facts.get("roles") or ()],
         status=str(facts.get("status") or "offline"),
         activity=neutral(facts["activity"]) if facts.get("activity") else None,
         model=neutral(facts["model"]) if facts.get("model") else None,
@@ -60,19 +60,27 @@ def channel(facts: Facts) -> answers.ChannelLine:
     known = neutral_data(facts)
     name = known.pop("name", None) or known.pop("channel", "")
     joined = known.pop("joined", None)
-    return answers.ChannelLine(name=str(name), joined=joined, facts={k: v for k, v in known.items() if v is not None})
+    return answers.ChannelLine(
+        name=on_a_line(str(name)), joined=joined, facts={k: v for k, v in known.items() if v is not None}
+    )
 
 
-def outbox_line(facts: Facts) -> answers.OutboxLine:
+def outbox_line(facts: Facts, names: Mapping[str, str]) -> answers.OutboxLine:
+    to = str(facts["to"])
     return answers.OutboxLine(
         id=str(facts["id"]),
-        to=neutral(str(facts.get("shown") or facts.get("destination") or "")),
-        kind=str(facts.get("kind") or ""),
+        to=on_a_line(names.get(to, to)),
+        kind=str(facts["kind"]),
         state=str(facts["state"]),
         attempts=int(facts.get("attempts") or 0),
-        accepted_at=moment(facts.get("accepted_at")),
+        accepted_at=facts.get("accepted"),
         reason=neutral(str(facts["words"])) if facts.get("words") else None,
     )
+
+
+def waits(facts: Facts) -> bool:
+    """Has it still to leave?"""
+    return facts["state"] in ("pending", "inflight")
 
 
 def sent(sent: answers.Sent) -> str:
