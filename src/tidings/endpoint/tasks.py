@@ -259,7 +259,7 @@ class Tasks:
 
     async def claim(self, role: str, wait: float) -> Job | None:
         """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
-        asked = {"role": check_role(role), "wait": wait, "session": self.session}
+        asked: dict[str, Any] = {"role": check_role(role), "wait": wait, "session": self.session}
         answer = await self._or_closed(self.link.call("task", "claim", timeout=wait + PATIENCE, **asked))
         if answer is None or answer["task"] is None:
             return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -501,7 +500,8 @@ def _answer(status: int, body: bytes) -> Json:
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Event]:
     """Server-Sent Events as they come; comments, which say that the host lives, are passed over."""
-    kind, row, data = "message", None, []
+    kind, row = "message", None
+    data: list[str] = []
     while line := response.readline():
         text = line.decode("utf-8").rstrip("\r\n")
         if not text:

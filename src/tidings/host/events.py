@@ -88,7 +88,7 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
         rows = await desk.host.inbox.listed(scope.space_id, scope.agent, wanted)
         for row in rows:
             after = row.row
-            yield _event("message", shown.mail(row), row.row)
+            yield _event("message", shown.mail(row, desk.host.key(scope)), row.row)
         if (now := _state(desk, session)) != told:
             told = now
             yield _event("state", told)

@@ -177,7 +177,9 @@ def listed(connection: sqlite3.Connection, space: str, recipient: str, wanted: W
     direct, way = ("i.kind = 'direct' DESC, " if wanted.direct_first else ""), ("DESC" if wanted.newest else "ASC")
     query = f"SELECT {_TOP} FROM inbox i WHERE {where} ORDER BY {direct}i.row {way} LIMIT ?"
     found = _rows(connection.execute(query, (*asked, wanted.limit)))
-    return found if not wanted.newest else sorted(found, key=lambda row: (wanted.direct_first and row.kind != "direct", row.row))
+    if wanted.newest:
+        found.sort(key=lambda row: (wanted.direct_first and row.kind != "direct", row.row))
+    return found
 
 
 def last(connection: sqlite3.Connection, space: str, recipient: str) -> int:

@@ -14,6 +14,7 @@ from tidings.host import shown
 from tidings.host.composing import MAX_BODY, read_request
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.ipc import Scoped, for_session
+from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
 Json = dict[str, Any]
@@ -100,18 +101,19 @@ async def inbox(asked: Scoped) -> Json:
         )
         left = until - time.monotonic()
         if found or left <= 0:
-            return {"messages": page(found)}
+            return {"messages": page(found, asked.host.key(asked.scope))}
         await asked.desk.unless_stopping(changed.wait(left))
 
 
-def page(rows: list[InboxRow]) -> list[Json]:
+def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
     """As many as fit one answer, at least one."""
-    shown_rows, size = [], 0
+    shown_rows: list[Json] = []
+    size = 0
     for row in rows:
         size += len(row.raw) + len(row.text)
         if shown_rows and size > PAGE_BYTES:
             break
-        shown_rows.append(shown.mail(row))
+        shown_rows.append(shown.mail(row, key))
     return shown_rows
 
 
@@ -153,7 +155,8 @@ async def read(asked: Scoped) -> Json:
 
 
 async def thread(asked: Scoped) -> Json:
-    return {"messages": page(await asked.host.inbox.thread(*asked.mine, asked.part("id")))}
+    found = await asked.host.inbox.thread(*asked.mine, asked.part("id"))
+    return {"messages": page(found, asked.host.key(asked.scope))}
 
 
 ROUTES = [

@@ -99,4 +99,4 @@ class HostServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()

@@ -12,7 +12,9 @@ from tidings.errors import WireError
 from tidings.host.inbox import InboxRow
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
+from tidings.wire.keys import KeyPair
 from tidings.wire.message import Message
+from tidings.wire.seal import is_sealed, open_sealed
 
 Json = dict[str, Any]
 
@@ -21,8 +23,8 @@ def moment(ms: int | None) -> str | None:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def mail(row: InboxRow) -> Json:
-    """A message of the inbox."""
+def mail(row: InboxRow, key: KeyPair | None) -> Json:
+    """A message of the inbox. `key`: its recipient's, to open what is sealed; without it only the text is shown."""
     return {
         "row": row.row,
         "id": row.id,
@@ -30,7 +32,7 @@ def mail(row: InboxRow) -> Json:
         "channel": row.channel,
         "from": {"id": row.sender, "name": row.sender_name},
         "text": row.text,
-        **_content(row.raw),
+        **_content(row, key),
         "priority": row.priority,
         "reply_to": row.reply_to,
         "context": row.context,
@@ -45,11 +47,17 @@ def mail(row: InboxRow) -> Json:
     }
 
 
-def _content(raw: bytes) -> Json:
+def _content(row: InboxRow, key: KeyPair | None) -> Json:
     try:
-        return _parts(wire.decode(raw))
+        message = wire.decode(row.raw)
+        if is_sealed(message):
+            message = open_sealed(key, row.sender, message) if key else message
+        return _parts(message) if not is_sealed(message) else _JUST_TEXT
     except WireError:  # it was verified when it came; a version of us that reads less shows its text
-        return {"parts": [], "mentions": []}
+        return _JUST_TEXT
+
+
+_JUST_TEXT: Json = {"parts": [], "mentions": []}
 
 
 def _parts(message: Message) -> Json:
