@@ -43,7 +43,7 @@ def mcp(
 
       tidings mcp --agent ada
 
-      claude mcp add tidings -- tidings mcp --agent ada
+      tidings mcp --agent ada --space lab
     """
     try:
         from tidings.mcp.host_desk import HostDesk

@@ -20,8 +20,10 @@ NEXT: dict[type[TidingsError], str] = {
     errors.TooLarge: "Send less, in several messages, or put it where others can read it and send a reference.",
     errors.WireError: "Do not repeat it unchanged.",
     errors.AuthRevoked: "This agent may not act here any more; tell a person.",
+    errors.NoSession: "This server has to be started again; tell a person.",
     errors.DeniedError: "Call `channels` to see what you may read and post to; a person can widen it.",
     errors.Reconnecting: "Call it again in a few seconds. What you send meanwhile is stored and goes out by itself.",
+    errors.HostUnreachable: "Call it again: this server starts the host if it can. If that fails, tell a person.",
     errors.UnreachableError: "Sending still works: messages are stored and go out later. Call this again later, "
     "or `outbox_status` to see what waits.",
     errors.IdReused: "Leave `id` out to send this as a new message, or repeat the first one exactly.",
@@ -32,6 +34,7 @@ NEXT: dict[type[TidingsError], str] = {
     errors.OutcomeUnknown: "Repeat it with the same `id`: if it happened it does not happen twice.",
     errors.MailboxFull: "Wait until the other agent has read some, or write to a channel.",
     errors.QueueFull: "Wait until some of your tasks are done, see `task_result`.",
+    errors.HostBusy: "Call it again in a moment.",
     errors.UnhealthyError: "Call it again later; if it stays so, tell a person to run `tidings status`.",
     errors.StoreFull: "Nothing was stored. A person has to make room on this machine.",
     errors.StoreError: "Nothing was stored. Tell a person to run `tidings host status`.",

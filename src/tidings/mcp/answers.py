@@ -36,8 +36,8 @@ class ShownMessage(BaseModel):
     mentions_me: bool = False
     historical: bool = Field(False, description="From before this agent joined the channel.")
     text: str
-    text_bytes: int = Field(description="Bytes of the whole text.")
-    truncated: bool = Field(False, description="`text` is only its beginning; `read_message` reads on.")
+    whole_bytes: int = Field(description="Bytes of all it says, text and parts.")
+    truncated: bool = Field(False, description="This is only its beginning; `read_message` has all of it.")
     parts: list[Any] = Field([], description="What it has besides its text: data, references to artifacts.")
 
 
@@ -204,10 +204,12 @@ def refusal(text: str) -> CallToolResult:
 
 
 def message_of(facts: Facts, most: int | None = None) -> ShownMessage:
-    """A message as the host tells it, in the one form messages have here. `most`: bytes of its text."""
+    """A message as the host tells it, in the one form messages have here. `most`: bytes of what it says."""
     writer = facts["from"]
-    whole = neutral(facts.get("text") or "")
-    text, cut = (whole, False) if most is None else shortened(whole, most)
+    whole, parts = neutral(facts.get("text") or ""), other_parts(facts)
+    size = len(with_parts(whole, parts).encode())
+    cut = most is not None and size > most
+    text = shortened(whole, most)[0] if cut and most is not None else whole
     named = {name: facts.get(name) for name in ("channel", "reply_to", "context")}
     return ShownMessage(
         id=on_a_line(str(facts["id"])),
@@ -218,9 +220,9 @@ def message_of(facts: Facts, most: int | None = None) -> ShownMessage:
         mentions_me=bool(facts.get("mentions_me")),
         historical=bool(facts.get("historical")),
         text=text,
-        text_bytes=len(whole.encode()),
+        whole_bytes=size,
         truncated=cut,
-        parts=other_parts(facts),
+        parts=[] if cut else parts,
         **{name: on_a_line(str(value)) for name, value in named.items() if value},
     )
 
@@ -236,16 +238,17 @@ def other_parts(facts: Facts) -> list[Any]:
 
 def in_words(messages: Sequence[ShownMessage], opening: Iterable[str] = (), closing: Iterable[str] = ()) -> str:
     """Messages for a reader of text: who, where and when outside, what it says in a fence."""
-    contents = [_content(each) for each in messages]
+    contents = [content(each) for each in messages]
     fence = Fence(contents)
     lines = [*opening, *([fence.legend] if messages else [])]
-    for number, (message, content) in enumerate(zip(messages, contents, strict=True), 1):
-        lines += ["", f"[{number}] {headline(message)}", fence.around(message.sender.name, content)]
+    for number, (message, inside) in enumerate(zip(messages, contents, strict=True), 1):
+        lines += ["", f"[{number}] {headline(message)}", fence.around(message.sender.name, inside)]
     after = list(closing)
     return "\n".join([*lines, "", *after] if after and messages else [*lines, *after])
 
 
-def _content(message: ShownMessage) -> str:
+def content(message: ShownMessage) -> str:
+    """All that is shown of what it says."""
     return with_parts(message.text, message.parts)
 
 
@@ -264,7 +267,7 @@ def headline(message: ShownMessage) -> str:
         f"context {quoted(message.context)}" if message.context else "",
         "mentions you" if message.mentions_me else "",
         "from before you joined" if message.historical else "",
-        f"only the beginning of {message.text_bytes} bytes" if message.truncated else "",
+        f"only the beginning of {message.whole_bytes} bytes" if message.truncated else "",
     ]
     return ", ".join(part for part in about if part)
 

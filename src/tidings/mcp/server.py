@@ -27,7 +27,7 @@ from tidings.mcp import answers
 from tidings.mcp.advice import advice, wrong_arguments
 from tidings.mcp.answers import message_of, refusal
 from tidings.mcp.desk import Desk, off_loop
-from tidings.mcp.presenting import neutral
+from tidings.mcp.presenting import on_a_line
 from tidings.mcp.tools import PIECE, Tools, catalogue
 from tidings.mcp.updates import INBOX, Bell, Follower
 
@@ -77,7 +77,7 @@ class AgentServer(MCPServer[Any]):
 def _sentence(name: str, error: ToolError) -> str:
     cause = error.__cause__
     if isinstance(cause, TidingsError):
-        return f"{name} failed ({cause.code}): {cause}. {advice(cause)}"
+        return f"{name} failed ({cause.code}): {on_a_line(str(cause))}. {advice(cause)}"
     if isinstance(cause, ValidationError):
         return f"{name} was not called: {wrong_arguments(cause)}. Correct these arguments and call it again."
     if isinstance(error, UnexpectedToolError):
@@ -138,7 +138,7 @@ def _json(model: BaseModel) -> str:
 
 
 def _unreadable(error: TidingsError) -> ResourceError:
-    return ResourceError(neutral(f"{error}. {advice(error)}"))
+    return ResourceError(f"{on_a_line(str(error))}. {advice(error)}")
 
 
 async def serve(desk: Desk) -> None:

@@ -204,7 +204,7 @@ class Tools:
             stage=facts["stage"],
             state=facts["state"],
             seq=facts.get("seq"),
-            warnings=[neutral(str(each)) for each in facts.get("warnings", ())],
+            warnings=[on_a_line(str(each)) for each in facts.get("warnings", ())],
         )
         return result(sent, words.sent(sent))
 
@@ -241,7 +241,7 @@ class Tools:
     async def read_inbox(
         self,
         limit: Annotated[int, Field(description="Messages at most.", ge=1, le=100)] = 20,
-        max_bytes: Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=200_000)] = 32_000,
+        max_bytes: Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=200_000)] = 20_000,
         acknowledge: Annotated[
             str | None, Field(description="Receipt of the window before this one: its messages become read first.")
         ] = None,
@@ -257,11 +257,12 @@ class Tools:
     async def window(self, limit: int, most: int, wait: float = 0) -> answers.InboxWindow:
         """Unread messages, as many as fit, with a receipt for exactly these."""
         rows = await self._unread(limit + 1, wait)
-        shown = rows[: fitting([len((row.get("text") or "").encode()) for row in rows[:limit]], most)]
+        messages = [message_of(row, most) for row in rows[:limit]]
+        number = fitting([len(answers.content(each).encode()) for each in messages], most)
         return answers.InboxWindow(
-            messages=[message_of(row, most) for row in shown],
-            receipt=self.receipts.write([int(row["row"]) for row in shown]) if shown else None,
-            more=len(rows) > len(shown),
+            messages=messages[:number],
+            receipt=self.receipts.write([int(row["row"]) for row in rows[:number]]) if number else None,
+            more=len(rows) > number,
             acknowledged=0,
         )
 
@@ -291,18 +292,17 @@ class Tools:
     async def read_message(
         self,
         id: Annotated[str, Field(description="Id of a message in your inbox.")],
-        offset: Annotated[int, Field(description="Character of its text to begin with.", ge=0)] = 0,
+        offset: Annotated[int, Field(description="Character to begin with; parts follow the text, as JSON.", ge=0)] = 0,
     ) -> Annotated[CallToolResult, answers.WholeMessage]:
         """One message of your inbox, read or not: for those that `read_inbox` showed only the beginning of."""
         rows = await off_loop(lambda: self.desk.thread(id))
         row = next((each for each in rows if each["id"] == id), None)
         if row is None:
             raise UnknownMessage(f"your inbox has no message {id[:64]!r}")
-        rest = neutral(row.get("text") or "")[offset:]
-        text, cut = shortened(rest, PIECE)
         shown = message_of(row)
-        piece = shown.model_copy(update={"text": text, "truncated": cut or offset > 0})
+        text, cut = shortened(answers.content(shown)[offset:], PIECE)
         after = offset + len(text) if cut else None
+        piece = shown.model_copy(update={"text": text, "parts": [], "truncated": cut or offset > 0})
         closing = [f"There is more: call read_message with offset={after}."] if after else []
         found = answers.WholeMessage(message=piece, offset=offset, next_offset=after)
         return result(found, in_words([piece], closing=closing))
@@ -322,14 +322,11 @@ class Tools:
         """The newest messages that fit, oldest first."""
         found = await off_loop(lambda: self.desk.history(channel, limit, before))
         newest_first = sorted(found, key=lambda row: -int(row["seq"]))
-        number = fitting([len((row.get("text") or "").encode()) for row in newest_first], 2 * PIECE)
-        kept = newest_first[:number]
-        more = len(newest_first) >= limit or number < len(newest_first)
-        return answers.HistoryPage(
-            channel=channel,
-            messages=[message_of(row, PIECE) for row in reversed(kept)],
-            before=int(kept[-1]["seq"]) if kept and more else None,
-        )
+        shown = [message_of(row, PIECE) for row in newest_first]
+        number = fitting([len(answers.content(each).encode()) for each in shown], 2 * PIECE)
+        more = len(found) >= limit or number < len(found)
+        earliest = int(newest_first[number - 1]["seq"]) if number and more else None
+        return answers.HistoryPage(channel=channel, messages=shown[:number][::-1], before=earliest)
 
     # --- tasks ---
 

@@ -21,6 +21,8 @@ from tidings.mcp.desk import Desk, Event
 
 INBOX = "tidings://inbox"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+#: seconds in which changes of one resource are one
+GATHER = 0.05
 log = logging.getLogger(__name__)
 Listener = Callable[[ServerEvent], None]
 
@@ -64,6 +66,7 @@ class Follower:
         self.desk, self.bell, self.news = desk, bell, news
         self._stopped = threading.Event()
         self._loop = asyncio.get_running_loop()
+        self._pending: set[str] = set()
 
     def start(self) -> None:
         threading.Thread(target=self._follow, daemon=True, name="events").start()
@@ -90,16 +93,16 @@ class Follower:
             return
         changed = self._changed(event)
         with suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._ring, changed)
+            self._loop.call_soon_threadsafe(self._note, changed)
 
-    def _changed(self, event: Event) -> list[str]:
+    def _changed(self, event: Event) -> set[str]:
         """The resources a message belongs to: the inbox, its channel, and its thread by each message in it."""
         facts = event.facts
-        changed = [INBOX]
+        changed = {INBOX, thread_uri(str(facts["id"]))}
         if facts.get("channel"):
-            changed.append(channel_uri(facts["channel"]))
-        if facts.get("id") and self.bell.heard:
-            changed += [thread_uri(each) for each in sorted(self._thread(facts["id"]) | {facts["id"]})]
+            changed.add(channel_uri(facts["channel"]))
+        if self.bell.heard and (facts.get("reply_to") or facts.get("context")):
+            changed |= {thread_uri(each) for each in self._thread(str(facts["id"]))}
         return changed
 
     def _thread(self, message_id: str) -> set[str]:
@@ -107,10 +110,17 @@ class Follower:
             rows = self.desk.thread(message_id)
         except TidingsError:
             return set()
-        answered = {row["reply_to"] for row in rows if row.get("reply_to")}
+        answered = {str(row["reply_to"]) for row in rows if row.get("reply_to")}
         return {str(row["id"]) for row in rows} | answered
 
-    def _ring(self, changed: list[str]) -> None:
+    def _note(self, changed: set[str]) -> None:
+        """Ring once for many messages that come together."""
         self.news.set()
-        for uri in changed:
+        if not self._pending:
+            self._loop.call_later(GATHER, self._ring)
+        self._pending |= changed
+
+    def _ring(self) -> None:
+        changed, self._pending = self._pending, set()
+        for uri in sorted(changed):
             self.bell.ring(ResourceUpdated(uri))
