@@ -10,6 +10,7 @@ from typing import Any
 from tidings.errors import HostUnreachable, IdReused, TidingsError, UnknownMessage
 from tidings.mcp.desk import Event, Facts
 
+REFUSED = {"code": "denied", "words": "may not post\x1b[2J"}
 ADA, BOB = "U" + "A" * 55, "U" + "B" * 55
 
 
@@ -65,6 +66,9 @@ class FakeDesk:
 
     # --- mail ---
 
+    def reachable(self) -> bool:
+        return self.down is None
+
     def send(self, request: Mapping[str, Any], wait: float) -> Facts:
         self.asked.append(("send", dict(request), wait))
         if isinstance(self.down, HostUnreachable):
@@ -73,7 +77,8 @@ class FakeDesk:
         if before != dict(request):
             raise IdReused(f"{request['id']} was accepted before, for another message")
         stage = "stored" if self.down or not wait else "confirmed"
-        return {"id": request["id"], "state": "pending", "stage": stage, "seq": None, "warnings": ()}
+        state = "dead" if wait and request.get("channel") == "forbidden" else "pending"
+        return {"id": request["id"], "state": state, "stage": stage, "seq": None, "warnings": ()}
 
     def outbox(self, limit: int) -> list[Facts]:
         rows: list[Facts] = [{"id": each, "kind": "dm", "to": ADA, "state": "pending"} for each in self.sent]
@@ -82,7 +87,7 @@ class FakeDesk:
     def outbox_row(self, message_id: str) -> Facts:
         if message_id not in self.sent:
             raise UnknownMessage(f"the outbox has no message {message_id}")
-        return {"id": message_id, "kind": "dm", "to": ADA, "state": "dead", "words": "may not post\x1b[2J"}
+        return {"id": message_id, "kind": "dm", "to": ADA, "state": "dead", **REFUSED}
 
     def inbox(self, *, unread: bool, limit: int) -> list[Facts]:
         found = [row for row in self.rows if not (unread and row["read"])]

@@ -114,7 +114,8 @@ def test_closing_ends_the_session_even_if_the_host_does_not_hear_it() -> None:
 
 
 async def test_a_call_that_never_ends_does_not_keep_its_caller() -> None:
-    forever, brought = threading.Event(), []
+    forever = threading.Event()
+    brought: list[bool] = []
     asking = asyncio.create_task(off_loop(lambda: forever.wait(30), unwanted=brought.append))
     await asyncio.sleep(0)
     asking.cancel()

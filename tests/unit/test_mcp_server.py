@@ -147,11 +147,11 @@ async def test_only_what_was_given_is_asked_of_the_host() -> None:
     async with talking() as ask:
         await ask("direct_message", to="ada", text='{"looks": "like json"}')
         await ask("ask_role", role="reviewer", text="look", data={"a": [1]}, deadline=60)
-        await ask("send", channel="general", text="now", priority="now", wait=2)
+        await ask("send", channel="general", text="now", priority="now", wait=1)
     (_, first, _), (_, second, _), (_, third, wait) = ask.desk.asked
     assert {**first, "id": ""} == {"agent": "ada", "text": '{"looks": "like json"}', "id": ""}
     assert {**second, "id": ""} == {"role": "reviewer", "text": "look", "data": {"a": [1]}, "deadline": 60, "id": ""}
-    assert (third["priority"], wait) == ("now", 2)
+    assert (third["priority"], wait) == ("now", 1)
 
 
 async def test_a_host_that_did_not_answer_leaves_the_id_to_repeat_with() -> None:
@@ -162,20 +162,27 @@ async def test_a_host_that_did_not_answer_leaves_the_id_to_repeat_with() -> None
         (_, request, _) = desk.asked[0]
         assert f"id={request['id']}" in said
         desk.down = None
-        assert (await ask("send", channel="general", text="hello", id=request["id"]))["stage"] == "stored"
+        assert (await ask("send", channel="general", text="hello", id=request["id"]))["id"] == request["id"]
 
 
 async def test_a_space_that_is_away_still_takes_messages_and_tells_who_you_are() -> None:
     desk = FakeDesk()
     desk.down = errors.BrokerUnreachable("nobody answers on 127.0.0.1:1")
     async with talking(desk) as ask:
-        assert (await ask("direct_message", to="ada", text="later"))["stage"] == "stored"
+        assert (await ask("direct_message", to="ada", text="later", wait=30))["stage"] == "stored"
+        assert desk.asked[0][2] == 0, "nobody waits for a space that is known to be away"
         me = await ask("orient")
         assert (me["name"], me["reachable"], me["waiting_to_leave"]) == ("bob", False, 1)
         assert (await ask("who"))["fresh"] is False
         said = await ask.refused("channels")
     assert "broker_unreachable" in said
     assert "Sending still works" in said
+
+
+async def test_a_message_the_space_refused_is_an_error_with_its_reason() -> None:
+    async with talking() as ask:
+        said = await ask.refused("send", channel="forbidden", text="x")
+    assert re.search(r"^send failed \(denied\): message \S+ was not sent: may not post", said)
 
 
 async def test_what_became_of_a_message_is_told_with_the_reason() -> None:

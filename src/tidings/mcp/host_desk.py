@@ -77,6 +77,11 @@ class HostDesk:
 
     # --- mail ---
 
+    def reachable(self) -> bool:
+        """Is it worth waiting for the space? False only if it is known to be away."""
+        health = self._ask(lambda session: session.me())["health"]
+        return not health["reason"] or health["state"] in ("open", "superseded")
+
     def send(self, request: Mapping[str, Any], wait: float) -> Facts:
         return asdict(self._ask(lambda session: session.send(**request, wait=wait)))
 

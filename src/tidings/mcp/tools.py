@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
+from tidings import errors
 from tidings.errors import ConflictError, OutcomeUnknown, TidingsError, UnknownMessage, UnreachableError, UsageError
 from tidings.mcp import answers, words
 from tidings.mcp.answers import in_words, message_of, result
@@ -48,7 +49,7 @@ Priority = Annotated[
 Wait = Annotated[float, Field(description="Seconds to wait for it at most.", ge=0, le=LONGEST_WAIT)]
 Confirm = Annotated[
     float,
-    Field(description="Seconds to wait until the space confirms it; 0: answer as soon as it is stored.", ge=0, le=30),
+    Field(description="Seconds to wait until the space confirms it, unless it is known to be away.", ge=0, le=30),
 ]
 Channel = Annotated[str, Field(description="Name of a channel, such as `general` or `team.builds`.", max_length=200)]
 Role = Annotated[str, Field(description="Name of a role, such as `reviewer`.", max_length=64)]
@@ -146,7 +147,7 @@ class Tools:
         context: Context = None,
         priority: Priority = "next",
         id: MessageId = None,
-        wait: Confirm = 0,
+        wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Say something in a channel, to everybody in it. Needs `text` or `data`."""
         return await self._send(
@@ -166,7 +167,7 @@ class Tools:
         context: Context = None,
         priority: Priority = "next",
         id: MessageId = None,
-        wait: Confirm = 0,
+        wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Write to one agent, sealed: nobody else can read it. It is kept until that agent reads it."""
         fields = {"agent": to, "reply_to": reply_to, "context": context, "id": id}
@@ -182,7 +183,7 @@ class Tools:
         ] = None,
         context: Context = None,
         id: MessageId = None,
-        wait: Confirm = 0,
+        wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Ask whoever holds a role to do something: one of them does. `task_result` tells what came of it."""
         fields = {"role": role, "deadline": deadline, "context": context, "id": id}
@@ -194,11 +195,14 @@ class Tools:
         if priority != "next":
             request["priority"] = priority
         try:
-            facts = await off_loop(lambda: self.desk.send(request, wait))
+            patience = wait if wait and await off_loop(self.desk.reachable) else 0
+            facts = await off_loop(lambda: self.desk.send(request, patience))
         except (UnreachableError, OutcomeUnknown) as error:
             raise OutcomeUnknown(
                 f"the host did not say whether it stored this ({error}): repeat the call with id={request['id']}"
             ) from error
+        if facts["state"] in ("dead", "cancelled"):
+            await self._say_why(str(facts["id"]))
         sent = answers.Sent(
             id=facts["id"],
             stage=facts["stage"],
@@ -207,6 +211,11 @@ class Tools:
             warnings=[on_a_line(str(each)) for each in facts.get("warnings", ())],
         )
         return result(sent, words.sent(sent))
+
+    async def _say_why(self, message_id: str) -> NoReturn:
+        row = await off_loop(lambda: self.desk.outbox_row(message_id))
+        kind = errors.ERRORS_BY_CODE.get(str(row.get("code")), TidingsError)
+        raise kind(f"message {message_id} was not sent: {row.get('words') or row['state']}")
 
     async def outbox_status(
         self,
