@@ -286,3 +286,24 @@ async def test_a_server_goes_on_when_its_host_was_started_anew(space: RealSpace)
             await ada.connected()
             assert (await ada("send", channel="general", text="still here", wait=10))["stage"] == "confirmed"
             await stack.aclose()
+
+
+async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_output(space: RealSpace) -> None:
+    await space.add("ada")
+    home = space.home.home
+    async with piped(home, "ada") as ada:
+        try:
+            assert (await ada.call(2, "orient"))["name"] == "ada"
+        finally:
+            stopped = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tidings.cli", "host", "down", "--home", str(home), env=environment()
+            )
+            await asyncio.wait_for(stopped.wait(), 30)
+        assert stopped.returncode == 0
+        assert ada.process.stdin is not None
+        ada.process.stdin.close()
+        assert await asyncio.wait_for(ada.process.wait(), 20) == 0
+        assert ada.process.stderr is not None
+        said = (await ada.process.stderr.read()).decode()
+    assert "no host runs, starting one" in said
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in ada.lines)

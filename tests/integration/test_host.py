@@ -4,54 +4,492 @@ acknowledged."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+import os
+import shutil
+import signal
+import time
 from pathlib import Path
 
+import pytest
+
+import tidings
+from crowd import revoke
+from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, texts_of
+from tidings.endpoint.publishing import prepare_chat
+from tidings.errors import (
+    AuthRevoked,
+    DeniedError,
+    IdReused,
+    Reconnecting,
+    UnknownPeer,
+    UnreachableError,
+    WrongState,
+)
+from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
-from tidings.host.host import Host, Scope
-from tidings.host.inbox import InboxRow, Wanted
-from tidings.testing.real_space import RealSpace
+from tidings.testing.processes import pause as pause_process
+from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
+from tidings.wire.message import Sender, compose
+
+DAY = 86_400.0
 
 
-@asynccontextmanager
-async def host_in(home: Path, **options: object) -> AsyncIterator[Host]:
-    host = Host(home, **options)  # type: ignore[arg-type]
-    await host.open()
-    try:
-        yield host
-    finally:
-        async with asyncio.timeout(20):
-            await host.close()
-
-
-async def adopt(host: Host, space: RealSpace, name: str, *, receive: bool = False) -> Scope:
-    return await host.adopt(("home", str(space.home.home), space.home.name, name), receive)
-
-
-async def inbox_of(host: Host, scope: Scope) -> list[InboxRow]:
-    return await host.inbox.listed(scope.space_id, scope.agent, Wanted(limit=100_000))
-
-
-def known(host: Host, scope: Scope, count: int) -> bool:
-    return len(list(host.directories.of(scope.space_id).agents())) >= count
+def dm(text: str, **more: object) -> SendRequest:
+    return SendRequest(agent="bob", text=text, **more)  # type: ignore[arg-type]
 
 
 async def test_a_message_is_stored_confirmed_and_kept_by_its_reader(pair: RealSpace, tmp_path: Path) -> None:
     async with host_in(tmp_path / "host") as host:
-        ada = await adopt(host, pair, "ada")
+        ada = await adopt(host, pair, "ada", knows=2)
         bob = await adopt(host, pair, "bob", receive=True)
-        await eventually(lambda: known(host, ada, 2))
         changed = host.changes(bob)
-        sent = await host.send(ada, SendRequest(agent="bob", text="hello"), wait=10)
+        sent = await host.send(ada, dm("hello"), wait=10)
         assert (sent.state, sent.stage, sent.warnings) == ("confirmed", "confirmed", ())
-        (row,) = await eventually(lambda: inbox_of(host, bob))
-        assert (row.id, row.text, row.sender, row.sealed) == (sent.id, "hello", ada.agent, 1)
+        await has_texts(host, bob, ["hello"])
+        (row,) = await inbox_of(host, bob)
+        assert (row.id, row.sender, row.sealed) == (sent.id, ada.agent, 1)
         assert await changed.wait(5)
         assert await inbox_of(host, ada) == []
-        await eventually(lambda: done(host, sent.row))
+        await in_state(host, ada, sent.id, "done")
+        assert {each.scope: (each.state, each.receiving) for each in host.health()} == {
+            ada: ("open", False),
+            bob: ("open", True),
+        }
 
 
-async def done(host: Host, row: int) -> bool:
-    return (await host.outbox.show(row)).state == "done"
+async def test_a_send_while_the_space_is_down_answers_stored_at_once_and_arrives_when_it_returns(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    home = tmp_path / "host"
+    async with host_in(home) as host:
+        await adopt(host, pair, "ada", knows=2)
+        await adopt(host, pair, "bob", receive=True)
+    await pair.stop_steward()
+    pair.broker.stop()
+    async with host_in(home) as host:
+        ada, bob = sorted(host.scopes(), key=lambda scope: scope.name)
+        before = time.monotonic()
+        sent = await host.send(ada, dm("while you were away"))
+        assert time.monotonic() - before < 0.5
+        assert (sent.state, sent.stage, sent.seq) == ("pending", "stored", None)
+        assert sent.warnings == ("stored: main cannot be reached now; it leaves when it can",)
+        with pytest.raises(UnknownPeer, match="no agent 'bod' in this space; did you mean bob"):
+            await host.send(ada, SendRequest(agent="bod", text="to nobody"))
+        assert len(await host.outbox.listed()) == 1, "a name nobody has is refused, not stored"
+        (health, _) = sorted(host.health(), key=lambda each: each.scope.name)
+        assert (health.state, health.age) == ("waiting", None)
+        assert "no broker answers" in str(health.reason)
+        assert any("no broker answers" in block.words for block in await host.outbox.blocks())
+        pair.broker.start()
+        await pair.start_steward()
+        for scope in (ada, bob):
+            host.wake(scope)
+        await has_texts(host, bob, ["while you were away"])
+
+
+async def test_a_space_that_was_never_seen_says_so_and_stores_nothing(pair: RealSpace, tmp_path: Path) -> None:
+    await pair.stop_steward()
+    pair.broker.stop()
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada")
+        with pytest.raises(UnknownPeer, match="never seen from this host"):
+            await host.send(ada, dm("who?"))
+        assert await host.outbox.listed() == []
+        assert (await host.send(ada, SendRequest(channel="general", text="a channel needs no name"))).stage == "stored"
+
+
+async def test_the_same_id_is_answered_the_same_across_restarts_and_never_means_something_else(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    mid = new_id()
+    for run in range(2):
+        async with host_in(tmp_path / "host") as host:
+            ada = await adopt(host, pair, "ada", knows=2)
+            bob = await adopt(host, pair, "bob", receive=True)
+            sent = await host.send(ada, dm("once", id=mid), wait=10)
+            assert (sent.id, sent.row, sent.stage) == (mid, 1, "confirmed"), run
+            with pytest.raises(IdReused, match="nothing was changed"):
+                await host.send(ada, dm("something else", id=mid))
+            await has_texts(host, bob, ["once"])
+
+
+async def test_a_deaf_space_does_not_stall_the_other(pair: RealSpace, tmp_path: Path) -> None:
+    """Of the same name even: a space is its id."""
+    async with real_space(tmp_path / "other home") as other:
+        for name in ("ada", "bob"):
+            await other.add(name)
+        async with host_in(tmp_path / "host") as host:
+            here, there = [await adopt(host, space, "ada", knows=2) for space in (pair, other)]
+            bob = await adopt(host, pair, "bob", receive=True)
+            bob_there = await adopt(host, other, "bob", receive=True)
+            assert here.space == there.space
+            assert here.space_id != there.space_id
+            assert other.broker.pid is not None
+            await pause_process(other.broker.pid)
+            try:
+                for number in range(300):
+                    await host.send(there, SendRequest(channel=f"general.{number}", text="into the void"))
+                await host.send(there, dm("there"))
+                for number in range(20):
+                    sent = await host.send(here, dm(f"here {number}"), wait=10)
+                    assert sent.stage == "confirmed"
+                await has_texts(host, bob, [f"here {number}" for number in range(20)])
+            finally:
+                os.kill(other.broker.pid, signal.SIGCONT)
+            await has_texts(host, bob_there, ["there"])
+
+
+async def test_a_broker_killed_while_messages_leave_has_each_once_and_in_order(pair: RealSpace, tmp_path: Path) -> None:
+    texts = [f"message {number}" for number in range(60)]
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob", receive=True)
+        for number, text in enumerate(texts):
+            await host.send(ada, dm(text))
+            if number in (20, 40):
+                pair.broker.kill()
+                pair.broker.start()
+        await has_texts(host, bob, texts)
+        async with pair.core() as core:
+            state = (await core.info("DM_main"))["state"]
+        assert state["last_seq"] == len(texts), "the broker stored each once"
+
+
+async def test_a_publish_for_one_run_of_the_broker_goes_to_no_other_and_waits_for_none(pair: RealSpace) -> None:
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+        said = compose(Sender(ada.id, "ada"), text="for that run only")
+        prepared = prepare_chat(ada.identity, "general", said)
+        with pytest.raises(Reconnecting, match="another run"):
+            await ada.publish(prepared, only="a run before")
+        assert await ada.find_stored(prepared) is None
+        run = ada.incarnation
+        assert (await ada.publish(prepared, only=run)).incarnation == run
+        pair.broker.kill()
+        await eventually(lambda: ada.state == "reconnecting")
+        with pytest.raises(UnreachableError):
+            async with asyncio.timeout(1):
+                await ada.publish(prepared, only=run)
+        pair.broker.start()
+
+
+class Copy:
+    """The broker's store as it was: what a power cut may put back."""
+
+    def __init__(self, space: RealSpace, folder: Path) -> None:
+        self.space, self.folder = space, folder
+
+    async def take(self) -> None:
+        await self.space.stop_steward()
+        self.space.broker.stop()
+        shutil.copytree(self.space.home.store, self.folder)
+        self.space.broker.start()
+        await self.space.start_steward()
+
+    async def put_back(self) -> None:
+        await self.space.stop_steward()
+        self.space.broker.stop()
+        shutil.rmtree(self.space.home.store)
+        shutil.copytree(self.folder, self.space.home.store)
+        self.space.broker.start()
+        await self.space.start_steward()
+
+
+async def test_a_broker_that_lost_its_tail_gets_it_again_and_every_reader_has_each_once(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "LOCAL_HORIZON_MS", 600_000)
+    copy = Copy(pair, tmp_path / "copy")
+    await pair.add("eve")
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=3)
+        eve = await adopt(host, pair, "eve", receive=True)
+        early, late = [f"kept {n}" for n in range(5)], [f"lost {n}" for n in range(12)]
+
+        async def send(texts: list[str]) -> None:
+            for text in texts:
+                for to in ("bob", "eve"):
+                    assert (await host.send(ada, SendRequest(agent=to, text=text), wait=20)).stage == "confirmed"
+
+        await send(early)
+        await has_texts(host, eve, early)
+        await eventually(lambda: nothing_to_tell(host, eve))
+        async with pair.core() as core:  # what was read is removed sooner or later: that is not lost
+            await core.purge("DM_main", subject_filter=pair.subjects.direct(eve.agent, ada.agent))
+        await copy.take()
+        await send(late)
+        await has_texts(host, eve, early + late)
+        await copy.put_back()
+        bob = await adopt(host, pair, "bob", receive=True)
+        await has_texts(host, bob, early + late, within=40)
+        rows = await eventually(lambda: all_confirmed(host, ada.space_id), within=30)
+        assert rows == 2 * len(early + late)
+        assert await texts_of(host, eve) == early + late, "eve has each once, although some came twice"
+        attempts = {row.row: row.attempts for row in await host.outbox.listed()}
+        assert list(attempts.values()) == [1] * 2 * len(early) + [2] * 2 * len(late), (
+            "only what was lost was sent again"
+        )
+
+
+async def nothing_to_tell(host: hosts.Host, scope: hosts.Scope) -> bool:
+    return not await host.inbox.receipts_to_tell(scope.space_id, scope.agent)
+
+
+async def all_confirmed(host: hosts.Host, space: str) -> int:
+    counts = await host.outbox.counts()
+    left = sum(number for (_, state), number in counts.items() if state not in ("confirmed", "done"))
+    return 0 if left else sum(counts.values())
+
+
+async def test_a_day_without_the_broker_or_the_recipient_loses_nothing_and_a_week_ends_it_by_name(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    clock = Clock()
+    async with host_in(tmp_path / "host", clock=clock) as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        await pair.stop_steward()
+        pair.broker.stop()
+        await eventually(lambda: host.health()[0].state == "reconnecting")
+        sent = await host.send(ada, dm("a day late"))
+        hasty = await host.send(ada, SendRequest(channel="general", text="soon or never", max_age=3_600))
+        clock.ahead += DAY
+        await host.drain.keep_house()
+        assert (await host.find(ada, sent.id)).state == "pending"
+        dead = await host.find(ada, hasty.id)
+        assert (dead.state, dead.code) == ("dead", "too_old")
+        pair.broker.start()
+        await pair.start_steward()
+        host.wake(ada)
+        await in_state(host, ada, sent.id, "confirmed", "done")
+        clock.ahead += DAY
+        bob = await adopt(host, pair, "bob", receive=True)
+        await has_texts(host, bob, ["a day late"])
+        again = await host.requeue(ada, hasty.id)
+        assert (again.supersedes, again.id != hasty.id) == (dead.row, True)
+        await in_state(host, ada, again.id, "confirmed", "done")
+
+
+@pytest.mark.parametrize("hours", [-1, 1, *(pytest.param(h, marks=pytest.mark.slow) for h in (-48, 48))])
+async def test_a_clock_that_jumps_stops_nothing(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    monkeypatch.setattr(hosts, "LOCAL_HORIZON_MS", 300)
+    clock = Clock()
+    async with host_in(tmp_path / "host", clock=clock) as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob", receive=True)
+        texts = []
+        for number in range(12):
+            if number == 4:
+                pair.broker.kill()
+            if number == 6:
+                clock.ahead += hours * 3_600
+                pair.broker.start()
+            await host.send(ada, dm(f"message {number}"))
+            texts.append(f"message {number}")
+        await has_texts(host, bob, texts)
+        await eventually(lambda: all_done(host), within=20)
+
+
+async def all_done(host: hosts.Host) -> bool:
+    return {state for (_, state) in await host.outbox.counts()} == {"done"}
+
+
+async def test_mail_of_a_revoked_agent_waits_and_says_why_and_its_name_may_come_back(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob", receive=True)
+        await host.pause(ada.space_id, "being moved")
+        queued = await host.send(ada, dm("too late"))
+        assert queued.warnings == ("stored: main is paused here (being moved); it leaves when that ends",)
+        await revoke(pair, "ada")
+        await eventually(lambda: health_of(host, ada).state == "revoked", within=30)
+        await host.resume(ada.space_id)
+        with pytest.raises(AuthRevoked, match="nothing can be sent as ada of main"):
+            await host.send(ada, dm("more"))
+        (block,) = [each for each in await host.outbox.blocks() if each.sender == ada.agent]
+        assert block.code == "revoked"
+        await pair.add("ada")
+        new = await adopt(host, pair, "ada")
+        assert new.agent != ada.agent
+        await host.send(new, dm("under a new key"), wait=10)
+        await has_texts(host, bob, ["under a new key"])
+        host.wake(ada)
+        await eventually(lambda: "has another key now" in str(health_of(host, ada).reason))
+        assert (await host.find(ada, queued.id)).state == "pending"
+        assert (await host.cancel(ada, queued.id)).state == "cancelled"
+
+
+def health_of(host: hosts.Host, scope: hosts.Scope) -> hosts.AgentHealth:
+    return next(each for each in host.health() if each.scope == scope)
+
+
+async def test_a_burnt_id_costs_nothing_and_a_poison_row_ends_while_its_lane_goes_on(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    await pair.add("mal")
+    burnt, own = new_id(), new_id()
+    async with pair.agent("mal") as mal:
+        subject = pair.subjects.direct(mal.id, mal.id)
+        await mal.connection.request(subject, b"burnt", headers={"Nats-Msg-Id": burnt}, timeout=5)
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as direct:
+        await direct.dm("bob", "sent without the host", id=own)
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=3)
+        bob = await adopt(host, pair, "bob", receive=True)
+        await has_texts(host, bob, ["sent without the host"])
+        await host.pause(ada.space_id)
+        poison = await host.send(ada, dm("another message under that id", id=own))
+        await host.send(ada, dm("behind it", id=burnt))
+        refused = await host.send(ada, SendRequest(channel="secret", text="may not"))
+        await host.resume(ada.space_id)
+        await has_texts(host, bob, ["sent without the host", "behind it"])
+        dead = await in_state(host, ada, poison.id, "dead")
+        assert dead.code == "id_burned"
+        assert "choose a new one" in str(dead.words)
+        assert (await in_state(host, ada, refused.id, "dead")).code == "denied"
+        requeued = await host.requeue(ada, poison.id)
+        assert requeued.supersedes == dead.row
+        await has_texts(host, bob, ["sent without the host", "behind it", "another message under that id"])
+        with pytest.raises(WrongState, match="was queued again"):
+            await host.requeue(ada, poison.id)
+
+
+async def test_the_largest_message_goes_through(pair: RealSpace, tmp_path: Path) -> None:
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).receiving)
+        await host.endpoint(bob).join("general")
+        large = "x" * (256 * 1024 - 400)
+        assert (await host.send(ada, SendRequest(channel="general", text=large), wait=15)).stage == "confirmed"
+        sealed = "y" * (190 * 1024)
+        assert (await host.send(ada, dm(sealed), wait=15)).stage == "confirmed"
+        await eventually(lambda: _lengths(host, bob, {len(large), len(sealed)}))
+
+
+async def _lengths(host: hosts.Host, scope: hosts.Scope, wanted: set[int]) -> bool:
+    return {len(text) for text in await texts_of(host, scope)} == wanted
+
+
+async def test_channels_are_followed_again_after_a_restart_and_what_was_missed_comes(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+        async with host_in(tmp_path / "host") as host:
+            bob = await adopt(host, pair, "bob", receive=True)
+            await eventually(lambda: health_of(host, bob).receiving)
+            await host.endpoint(bob).join("general")
+            await ada.send("general", "while it runs")
+            await has_texts(host, bob, ["while it runs"])
+        await ada.send("general", "while it does not")
+        async with host_in(tmp_path / "host") as host:
+            await has_texts(host, bob, ["while it runs", "while it does not"])
+            await ada.send("general", "again")
+            await has_texts(host, bob, ["while it runs", "while it does not", "again"])
+
+
+async def test_receipts_are_told_from_what_is_on_disk_also_after_a_restart(pair: RealSpace, tmp_path: Path) -> None:
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+        async with host_in(tmp_path / "host") as host:
+            bob = await adopt(host, pair, "bob", receive=True)
+            sent = await ada.dm("bob", "did you read it?")
+            await has_texts(host, bob, ["did you read it?"])
+            assert (await ada.receipt(sent, "delivered", timeout=10)).stage == "delivered"
+            await eventually(lambda: told(host, bob, "delivered"))
+            await pair.stop_steward()
+            (row,) = await inbox_of(host, bob)
+            assert await host.mark_read(bob, [row.row]) == 1
+        await pair.start_steward()
+        async with host_in(tmp_path / "host") as host:
+            await eventually(lambda: told(host, bob, "read"))
+        assert (await ada.receipt(sent, "read", timeout=10)).stage == "read"
+
+
+async def told(host: hosts.Host, scope: hosts.Scope, stage: str) -> bool:
+    found = await host.database.read(lambda c: c.execute("SELECT told FROM inbox").fetchall())
+    return found == [(stage,)]
+
+
+async def test_a_newer_session_elsewhere_receives_until_it_is_taken_back(pair: RealSpace, tmp_path: Path) -> None:
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        await host.send(ada, dm("first"), wait=10)
+        await has_texts(host, bob, ["first"])
+        async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
+            await elsewhere._start_receiving()
+            await eventually(lambda: health_of(host, bob).superseded)
+            assert not health_of(host, bob).receiving
+            assert "take it back" in str(health_of(host, bob).reason)
+            await host.send(ada, dm("second"), wait=10)
+            await (await elsewhere.next_message(10)).ack()
+            assert (await host.send(bob, SendRequest(channel="general", text="it still sends"), wait=10)).stage == (
+                "confirmed"
+            )
+            host.take_back(bob)
+            await eventually(lambda: health_of(host, bob).receiving)
+            await host.send(ada, dm("third"), wait=10)
+            await has_texts(host, bob, ["first", "third"])
+
+
+async def test_what_does_not_open_is_kept_aside_before_the_broker_may_forget_it(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    async with pair.agent("ada") as ada, pair.agent("bob") as reader:
+        garbage = json.dumps({"not": "a message"}).encode()
+        await ada.connection.request(pair.subjects.direct(reader.id, ada.id), garbage, timeout=5)
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        (aside,) = await eventually(lambda: host.inbox.aside(bob.space_id, bob.agent))
+        assert aside.raw == garbage
+        assert "refused" in aside.reason
+        assert await inbox_of(host, bob) == []
+
+
+async def test_an_agent_that_only_sent_begins_to_receive_when_asked(pair: RealSpace, tmp_path: Path) -> None:
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob")
+        await host.send(ada, dm("waits in the mailbox"), wait=10)
+        await eventually(lambda: health_of(host, bob).state == "open")
+        assert not health_of(host, bob).receiving
+        assert await inbox_of(host, bob) == []
+        assert await adopt(host, pair, "bob", receive=True) == bob
+        await has_texts(host, bob, ["waits in the mailbox"])
+        await adopt(host, pair, "bob")
+        assert health_of(host, bob).receiving, "another program that only sends changes nothing"
+
+
+async def test_nobody_acts_for_an_agent_this_host_does_not_work_for(pair: RealSpace, tmp_path: Path) -> None:
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada")
+        stranger = hosts.Scope(ada.space, ada.space_id, "somebody", "eve")
+        for act in (host.send(stranger, dm("x")), host.mark_read(stranger, [1])):
+            with pytest.raises(DeniedError, match="does not work for eve"):
+                await act
+        with pytest.raises(DeniedError):
+            host.changes(stranger)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_ten_thousand_queued_messages_leave_in_the_order_of_their_lanes(pair: RealSpace, tmp_path: Path) -> None:
+    lanes, each = 20, 500
+    await pair.add("all", read=[">"], post=[">"])
+    async with host_in(tmp_path / "host") as host:
+        sender = await adopt(host, pair, "all", knows=3)
+        await host.pause(sender.space_id)
+        for number in range(each):
+            requests = [SendRequest(channel=f"lane{lane}", text=f"{lane} {number}") for lane in range(lanes)]
+            await asyncio.gather(*(host.send(sender, request) for request in requests))
+        await host.resume(sender.space_id)
+        await eventually(lambda: all_confirmed(host, sender.space_id), within=300, every=0.5)
+        for lane in range(lanes):
+            found = await host.endpoint(sender).recall(f"lane{lane}", 0, limit=each)
+            assert [m.text for m in found] == [f"{lane} {number}" for number in range(each)]

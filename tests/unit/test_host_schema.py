@@ -12,15 +12,16 @@ import pytest
 
 from hosted import NOW, TERMS, draft, fill
 from tidings.errors import IdReused, StoreTooNew
-from tidings.host import inbox
+from tidings.host import directory, inbox, registry
 from tidings.host import outbox_moves as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_moves import Lane
 from tidings.host.schema import APPLICATION_ID, MIGRATIONS
 from tidings.store.database import Database, Migrations
+from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = {1: FIXTURES / "host-v1.sql", 2: FIXTURES / "host-v2.sql"}
+VERSIONS = {1: FIXTURES / "host-v1.sql", 2: FIXTURES / "host-v2.sql", 3: FIXTURES / "host-v3.sql"}
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 
@@ -167,6 +168,17 @@ def test_a_file_of_an_older_version_opens_and_works(tmp_path: Path, version: int
         "inflight",
     }
     assert [row.id for row in host.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
+    host.close()
+
+
+def test_agents_and_who_was_seen_are_read_from_a_file_of_version_2(tmp_path: Path) -> None:
+    host = Database(restored(2, tmp_path / "host.db"), MIGRATIONS)
+    (bob,) = host.read_blocking(registry.adopted)
+    assert (bob.scope, bob.receive) == (registry.Scope("main", "main", "bob", "bob"), True)
+    assert bob.source == ("bundle", "/somewhere/bob.json")
+    assert host.read_blocking(directory.remembered) == {
+        "main": directory.Seen(NOW, (Agent(id="ada", name="ada", roles=("reviewer",)),))
+    }
     host.close()
 
 

@@ -18,7 +18,10 @@ from tidings.cli import (
     channel,
     demo,
     doctor,
+    host,
+    inbox,
     mcp,
+    outbox,
     output,
     people,
     pipeline,
@@ -49,7 +52,6 @@ for each in (
     talk.history,
     people.who,
     people.dm,
-    people.inbox,
     people.trace,
     attention.attention,
     tasks.ask,
@@ -60,6 +62,9 @@ for each in (
     mcp.mcp,
 ):
     app.command()(each)
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(host.app, name="host")
 app.add_typer(channel.app, name="channels")
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")

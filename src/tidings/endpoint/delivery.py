@@ -135,7 +135,7 @@ class Delivery(Acknowledging[HeldFrame]):
             async def take(message: Any, delivery: Delivered, floor: int = floor) -> None:
                 nonlocal came
                 came = True
-                self._take(message.data, delivery, floor if not delivery.pending else 0)
+                await self._take(message.data, delivery, floor if not delivery.pending else 0)
 
             try:
                 ended = await pull(connection, stream, consumer, 1, expires, take)
@@ -158,7 +158,7 @@ class Delivery(Acknowledging[HeldFrame]):
         wanted = max((each.left_to_frames for each in self.endpoint._channels.memberships.values()), default=0)
         return self.caught_up < wanted and self.endpoint.roster.backstop.running
 
-    def _take(self, data: bytes, delivery: Delivered, floor: int) -> None:
+    async def _take(self, data: bytes, delivery: Delivered, floor: int) -> None:
         held = self.held.get(delivery.seq)
         if held is not None:
             # It comes again while we have it: it is not offered twice, and answered by its newest name.
@@ -172,13 +172,15 @@ class Delivery(Acknowledging[HeldFrame]):
             if frame.owner != self.identity.id:
                 raise MalformedFrame(f"it is for {frame.owner}")
         except MalformedFrame as error:
-            self._put_aside(held, data, error)
+            await self._put_aside(held, data, error)
             return
         reach("endpoint.frame_pulled")
         self._arrived.put_nowait((held, frame, floor))
 
-    def _put_aside(self, held: HeldFrame, data: bytes, error: MalformedFrame) -> None:
+    async def _put_aside(self, held: HeldFrame, data: bytes, error: MalformedFrame) -> None:
         """Kept for whoever wants to look, then acknowledged, so that it blocks nobody."""
+        if self.endpoint.keep_aside is not None:
+            await self.endpoint.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
         self.aside.append(data)
         where, state = "in memory", self.endpoint.seen.path
         if state is not None:

@@ -206,7 +206,8 @@ class Direct(Acknowledging[Held]):
             held, incoming = await self._arrived.get()
             await self.endpoint.inbox.wait_for_room()
             self.endpoint.inbox.put(incoming)
-            self.receipts.note(held.delivery.seq, "delivered")
+            if self.endpoint.tells_delivered:
+                self.receipts.note(held.delivery.seq, "delivered")
             self.endpoint.events.emit("message", incoming)
 
     # --- settling ---

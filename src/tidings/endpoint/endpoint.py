@@ -96,7 +96,9 @@ class Endpoint:
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
         self.events = Events()
-        #: given the bytes of a direct message that does not open, and why, before the broker may forget it
+        #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
+        self.tells_delivered = True
+        #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
         self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
 
     # --- life ---

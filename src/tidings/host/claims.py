@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
@@ -42,7 +41,7 @@ class Claims:
         self._held: dict[Scope, Claim] = {}
         self._heard: dict[str, float] = {}
         self._asking: dict[Scope, asyncio.Lock] = {}
-        self._returning: set[asyncio.Task[Any]] = set()
+        self._returning: dict[Scope, asyncio.Task[None]] = {}
 
     def heard(self, session: HostSession) -> None:
         self._heard[session.id] = self._clock()
@@ -64,6 +63,9 @@ class Claims:
         except TimeoutError:
             return None
         try:
+            if (returning := self._returning.get(session.scope)) is not None:
+                # the steward would hand out once more what is just being given back
+                await asyncio.wait({returning})
             while (claim := self.held(session.scope)) is not None:
                 if claim.session == session.id:
                     return claim.job
@@ -107,8 +109,12 @@ class Claims:
         log.info("task %s of %s in %s is given back: %s", claim.job.seq, scope.name, scope.space, why)
         self._held.pop(scope, None)
         task = asyncio.get_running_loop().create_task(self._give_back(claim.job, why))
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
+        self._returning[scope] = task
+        task.add_done_callback(lambda ended: self._returned(scope, ended))
+
+    def _returned(self, scope: Scope, ended: asyncio.Task[None]) -> None:
+        if self._returning.get(scope) is ended:
+            del self._returning[scope]
 
     async def _give_back(self, job: Job, why: str) -> None:
         with suppress(TidingsError, TimeoutError):  # the steward notices the silence
@@ -133,6 +139,7 @@ class Claims:
             claim = self.held(scope)
             if claim is not None:
                 self._return(scope, claim, "the host stops")
-        if self._returning:
-            await asyncio.wait(set(self._returning), timeout=GIVE_BACK + 0.5)
-        await end_tasks(self._returning)
+        returning = list(self._returning.values())
+        if returning:
+            await asyncio.wait(returning, timeout=GIVE_BACK + 0.5)
+        await end_tasks(returning)

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tidings import __version__
-from tidings.errors import ERRORS_BY_CODE, ConfigError, HostUnreachable, OutcomeUnknown, TidingsError, UsageError
+from tidings.errors import (
+    ERRORS_BY_CODE,
+    ConfigError,
+    HostBusy,
+    HostUnreachable,
+    OutcomeUnknown,
+    TidingsError,
+    UsageError,
+)
 from tidings.host.proof import prove
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import connect, peer_uid, socket_path
@@ -493,6 +501,8 @@ def _answer(status: int, body: bytes) -> Json:
         return found
     refusal = (found or {}).get("error") if isinstance(found, dict) else None
     if not isinstance(refusal, dict):
+        if status == 503:
+            raise HostBusy("the host has as many connections as it takes: ask again in a moment")
         raise TidingsError(f"the host answered {status} with something else than JSON: see `tidings host status`")
     known = ERRORS_BY_CODE.get(str(refusal.get("code")), TidingsError)
     raise known(str(refusal.get("message") or f"the host refused this ({status}) without a reason"))

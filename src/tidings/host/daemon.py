@@ -61,6 +61,8 @@ class Daemon:
         self.stopping = asyncio.Event()
         self.host = Host(home)
         self._protocol = protocol
+        #: what its requests are answered with, while it runs
+        self.desk: Desk | None = None
 
     async def run(self) -> None:
         """Until `stopping` is set. HostRuns if another one runs."""
@@ -83,7 +85,7 @@ class Daemon:
             claims = Claims()
             sessions.on_end(claims.ended)
             path = socket_path(self.home)
-            desk = Desk(self.host, sessions, claims, path, self.stopping, time.time())
+            self.desk = desk = Desk(self.host, sessions, claims, path, self.stopping, time.time())
             listener = bind(path)
             try:
                 await self._serve(desk, path, listener)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
-from tidings.errors import IdBurned, StoreError, TidingsError, UnreachableError
+from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.failpoints import reach
 from tidings.host.outbox import Lane, Leased, OutboxRow, OutboxStore, Place
 from tidings.host.outbox_moves import TOO_OLD
@@ -260,7 +260,7 @@ class SpaceDrain:
         except UnreachableError as error:
             if 0 <= self.store.now() - row.accepted_at < WINDOW_MS:
                 return None
-            raise _CannotLook(f"whether it arrived before cannot be found out yet: {error}") from error
+            raise OutcomeUnknown(f"whether it arrived before cannot be found out yet: {error}") from error
 
     # --- a broker that may have lost something ---
 
@@ -346,10 +346,6 @@ class SpaceDrain:
         while await self.store.release(self.space, incarnation, tick, self.horizon):
             reach("drain.released")
         return await self.store.has_confirmed(self.space, incarnation)
-
-
-class _CannotLook(TidingsError):
-    code = "steward_unreachable"
 
 
 def _prepared(leased: Leased) -> Prepared:

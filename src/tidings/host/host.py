@@ -16,7 +16,8 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from tidings.broker.private_files import private_dir
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.roster import Roster
-from tidings.errors import AuthRevoked, DeniedError, TidingsError, UnknownMessage
+from tidings.errors import AuthRevoked, DeniedError, StoreError, TidingsError, UnknownMessage
 from tidings.failpoints import reach
 from tidings.host.agents import AgentSession, Hooks, SessionState
 from tidings.host.composing import Composed, SendRequest, compose_again, compose_request
@@ -51,6 +52,8 @@ LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
 REMOTE_HORIZON_MS = 2 * 120_000
 #: a roster is compared with what is kept at most so often
 DIRECTORY_PAUSE = 0.5
+STORE_PAUSE = 0.5
+PROBLEMS_KEPT = 8
 #: in these states of a session its agent's rows leave
 LEAVING: tuple[SessionState, ...] = ("open", "superseded")
 log = logging.getLogger(__name__)
@@ -79,6 +82,8 @@ class AgentHealth:
     superseded: bool
     #: why it is not open
     reason: str | None
+    #: what its endpoint last complained of, such as mail that will not be delivered; newest last
+    problems: tuple[str, ...] = ()
 
 
 class Changed:
@@ -107,6 +112,7 @@ class _Agent:
         self.host, self.adopted, self.scope = host, adopted, adopted.scope
         #: as it was last read; without it nothing new can be signed
         self.identity = identity
+        self.problems: deque[str] = deque(maxlen=PROBLEMS_KEPT)
         self.changed: weakref.WeakSet[Changed] = weakref.WeakSet()
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
@@ -139,6 +145,7 @@ class _Agent:
     def _endpoint(self) -> Endpoint:
         endpoint = Endpoint(self._find_identity, state=self.host.state_file(self.scope), receive=self.adopted.receive)
         endpoint.on("roster", self._on_roster)
+        endpoint.on("error", self._on_error)
         return endpoint
 
     async def _find_identity(self) -> Identity:
@@ -158,21 +165,39 @@ class _Agent:
 
     async def _on_incarnation(self, _before: str | None, now: str) -> None:
         """The outbox meets this run of the broker before anything leaves for it."""
-        await self.host.outbox.meet(self.scope.space_id, now)
+        await self._insist(lambda: self.host.outbox.meet(self.scope.space_id, now))
         self.outlet.met = now
         await self.host.drain.of(self.scope.space_id).verify(self.scope.agent, now)
 
     async def _on_state(self, state: SessionState) -> None:
-        outbox = self.host.outbox
-        if state in LEAVING:
-            await outbox.unblock(self.lane)
-            await outbox.unblock(Lane(self.scope.space_id))
-            self.host.drain.of(self.scope.space_id).wake()
-            self.receiver.tell()
-        else:
-            why = self.session.health.error or f"{self.scope.name} is {state}"
-            await outbox.block(self.lane, "revoked" if state == "revoked" else "unreachable", why)
+        await self._insist(self._let_out if state in LEAVING else self._hold_back)
         self.wake_changed()
+
+    async def _let_out(self) -> None:
+        await self.host.outbox.unblock(self.lane)
+        await self.host.outbox.unblock(Lane(self.scope.space_id))
+        self.host.drain.of(self.scope.space_id).wake()
+        self.receiver.tell()
+
+    async def _hold_back(self) -> None:
+        health = self.session.health
+        why = health.error or f"{self.scope.name} is {health.state} in {self.scope.space}"
+        await self.host.outbox.block(self.lane, "revoked" if health.state == "revoked" else "unreachable", why)
+
+    @staticmethod
+    async def _insist(write: Callable[[], Awaitable[object]]) -> None:
+        """Nothing would leave if this was not written: a full disk is waited for."""
+        while True:
+            try:
+                await write()
+                return
+            except StoreError as error:
+                log.warning("the outbox cannot be written now: %s", error)
+            await asyncio.sleep(STORE_PAUSE)
+
+    def _on_error(self, error: BaseException) -> None:
+        log.warning("%s in %s: %s", self.scope.name, self.scope.space, error)
+        self.problems.append(str(error))
 
     # --- who is in its space ---
 
@@ -299,7 +324,7 @@ class Host:
         reason = found.error
         if superseded:
             reason = f"another session of {agent.scope.name} receives: its mail goes there until you take it back"
-        return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason)
+        return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason, tuple(agent.problems))
 
     def wake(self, scope: Scope) -> None:
         """The network may be back: try now."""
@@ -329,7 +354,7 @@ class Host:
         accepted = await self.outbox.accept(_draft(scope, composed))
         reach("host.accepted")
         row = accepted.row
-        if accepted.new:
+        if accepted.new and agent.session.state in LEAVING:
             self.drain.of(scope.space_id).wake()
         if wait > 0:
             row = await self._moved_within(row, wait)
@@ -431,7 +456,7 @@ class Host:
 
     def _horizon(self, space: str) -> int:
         agents = [agent for (its_space, _), agent in self._agents.items() if its_space == space]
-        local = bool(agents) and all(agent.adopted.is_local for agent in agents)
+        local = any(agent.adopted.is_local for agent in agents)
         return LOCAL_HORIZON_MS if local else REMOTE_HORIZON_MS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from tidings.host import shown
 from tidings.host.composing import MAX_BODY, read_request
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.ipc import Scoped, for_session
+from tidings.host.ipc_operator import health_of
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
@@ -24,6 +26,7 @@ MOST_ROWS = 500
 PAGE_BYTES = 4 * 1024 * 1024
 MOST_MARKED = 10_000
 FOREVER = 2**62
+NAMES_PATIENCE = 3.0
 
 
 class Rows(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,8 +38,10 @@ class Rows(msgspec.Struct, forbid_unknown_fields=True):
 
 async def send(asked: Scoped) -> Json:
     request = read_request(await asked.body(MAX_BODY))
-    waiting = asked.host.send(asked.scope, request, wait=asked.wait())
-    sent = await asked.desk.unless_stopping(waiting)
+    patience = asked.wait()
+    if (request.agent and not is_agent_id(request.agent)) or request.mentions:
+        await asked.desk.unless_stopping(_names_known(asked))
+    sent = await asked.desk.unless_stopping(asked.host.send(asked.scope, request, wait=patience))
     return {
         "id": sent.id,
         "row": sent.row,
@@ -45,6 +50,15 @@ async def send(asked: Scoped) -> Json:
         "seq": sent.seq,
         "warnings": list(sent.warnings),
     }
+
+
+async def _names_known(asked: Scoped) -> None:
+    """Nobody is refused because this host is just meeting the space for the first time."""
+    until = time.monotonic() + NAMES_PATIENCE
+    while asked.host.directories.of(asked.scope.space_id).at is None and time.monotonic() < until:
+        if health_of(asked.desk, asked.scope)["reason"]:
+            return  # it cannot be reached, so there is nothing to wait for
+        await asyncio.sleep(0.02)
 
 
 async def outbox(asked: Scoped) -> Json:
@@ -101,8 +115,13 @@ async def inbox(asked: Scoped) -> Json:
         )
         left = until - time.monotonic()
         if found or left <= 0:
-            return {"messages": page(found, asked.host.key(asked.scope))}
+            return await _paged(asked, found)
         await asked.desk.unless_stopping(changed.wait(left))
+
+
+async def _paged(asked: Scoped, rows: list[InboxRow]) -> Json:
+    """In a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
+    return {"messages": await asyncio.to_thread(page, rows, asked.host.key(asked.scope))}
 
 
 def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
@@ -155,8 +174,7 @@ async def read(asked: Scoped) -> Json:
 
 
 async def thread(asked: Scoped) -> Json:
-    found = await asked.host.inbox.thread(*asked.mine, asked.part("id"))
-    return {"messages": page(found, asked.host.key(asked.scope))}
+    return await _paged(asked, await asked.host.inbox.thread(*asked.mine, asked.part("id")))
 
 
 ROUTES = [

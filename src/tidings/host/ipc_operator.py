@@ -28,9 +28,10 @@ API = 1
 
 class Opening(msgspec.Struct, forbid_unknown_fields=True):
     source: list[str]
-    agent: str
     nonce: str
     signature: str
+    #: whose key it is; unless said, that of the agent in `source`
+    agent: str | None = None
     receive: bool = False
     program: str = ""
 
@@ -57,8 +58,8 @@ async def open_session(asked: Asked) -> Json:
         raise NoSession("this challenge was used or is too old: ask for another")
     source = check_source(tuple(wanted.source))
     identity = await _identity(source)
-    proven = is_proven(wanted.signature, identity.space_id, wanted.agent, str(asked.desk.socket), wanted.nonce)
-    if wanted.agent != identity.id or not proven:
+    proven = is_proven(wanted.signature, identity.space_id, identity.id, str(asked.desk.socket), wanted.nonce)
+    if wanted.agent not in (None, identity.id) or not proven:
         raise DeniedError(f"this is not signed with the key of {identity.name} in {identity.subjects.space}")
     scope = await asked.host.adopt(source, wanted.receive)
     if scope.agent != identity.id:

@@ -5,6 +5,8 @@ They need the space now, and say UnreachableError if it is away. Only `who` answ
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -14,10 +16,13 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import Reconnecting, UnreachableError, UsageError
 from tidings.host import shown
 from tidings.host.ipc import Scoped, for_session, seconds
+from tidings.host.ipc_operator import health_of
 from tidings.wire.roster import Level, Mode, Status
 
 Json = dict[str, Any]
 MOST_HISTORY = 200
+#: how long a connection that is being made is waited for
+CONNECT_PATIENCE = 3.0
 
 
 class Channel(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,17 +55,24 @@ class Failed(msgspec.Struct, forbid_unknown_fields=True):
     retry: bool = True
 
 
-def _endpoint(asked: Scoped) -> Endpoint:
-    """The agent's endpoint, connected: a question is not kept for later."""
-    endpoint = asked.host.endpoint(asked.scope)
-    if endpoint.state != "ready":
-        raise Reconnecting(f"{asked.scope.name} is not connected to {asked.scope.space} now: ask again in a moment")
-    return endpoint
+async def _endpoint(asked: Scoped) -> Endpoint:
+    """The agent's endpoint, connected. One that is just connecting is waited for; a question is not kept for later."""
+    until = time.monotonic() + CONNECT_PATIENCE
+    while True:
+        health = health_of(asked.desk, asked.scope)
+        if health["state"] in ("open", "superseded"):
+            endpoint = asked.host.endpoint(asked.scope)
+            if endpoint.state == "ready":
+                return endpoint
+        if health["reason"] or time.monotonic() > until:
+            why = f" ({health['reason']})" if health["reason"] else ""
+            raise Reconnecting(f"{asked.scope.name} is not connected to {asked.scope.space} now{why}: ask again later")
+        await asyncio.sleep(0.02)
 
 
 async def who(asked: Scoped) -> Json:
     try:
-        endpoint = _endpoint(asked)
+        endpoint = await _endpoint(asked)
         agents = await endpoint.who()
     except (UnreachableError, TimeoutError):
         seen = asked.host.directories.of(asked.scope.space_id).agents()
@@ -74,16 +86,16 @@ async def who(asked: Scoped) -> Json:
 
 
 async def channels(asked: Scoped) -> Json:
-    return {"channels": await _endpoint(asked).channels()}
+    return {"channels": await (await _endpoint(asked)).channels()}
 
 
 async def members(asked: Scoped) -> Json:
-    return {"members": await _endpoint(asked).members(_channel(asked))}
+    return {"members": await (await _endpoint(asked)).members(_channel(asked))}
 
 
 async def history(asked: Scoped) -> Json:
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
-    found = await _endpoint(asked).history(_channel(asked), limit, before=before or None)
+    found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
     return {"messages": [shown.heard(each) for each in found]}
 
 
@@ -96,12 +108,12 @@ def _channel(asked: Scoped) -> str:
 
 async def join(asked: Scoped) -> Json:
     channel = (await asked.fields(Channel)).channel
-    joined = await _endpoint(asked).join(channel)
+    joined = await (await _endpoint(asked)).join(channel)
     return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
 
 
 async def leave(asked: Scoped) -> Json:
-    left = await _endpoint(asked).leave((await asked.fields(Channel)).channel)
+    left = await (await _endpoint(asked)).leave((await asked.fields(Channel)).channel)
     return {name: left[name] for name in ("state", "seq", "still_covered_by")}
 
 
@@ -110,12 +122,12 @@ async def trace(asked: Scoped) -> Json:
     if message_id is None:
         raise UsageError("name the message by its `id`")
     row = await asked.host.outbox.find(*asked.mine, message_id)
-    found = await _endpoint(asked).trace(message_id)
+    found = await (await _endpoint(asked)).trace(message_id)
     return {key: value for key, value in found.items() if key != "ok"} | {"outbox": shown.owed(row) if row else None}
 
 
 async def status(asked: Scoped) -> Json:
-    told, endpoint = await asked.fields(Presence), _endpoint(asked)
+    told, endpoint = await asked.fields(Presence), await _endpoint(asked)
     endpoint.set_status(told.status, told.activity)
     if told.model is not None:
         endpoint.set_model(told.model)
@@ -124,7 +136,7 @@ async def status(asked: Scoped) -> Json:
 
 async def attention(asked: Scoped) -> Json:
     told = await asked.fields(Attention)
-    await _endpoint(asked).keep_attention(told.mode, told.channels)
+    await (await _endpoint(asked)).keep_attention(told.mode, told.channels)
     return {"mode": told.mode, "channels": told.channels}
 
 
@@ -133,7 +145,7 @@ async def attention(asked: Scoped) -> Json:
 
 async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
-    waiting = asked.desk.claims.claim(asked.session, _endpoint(asked), told.role, seconds(told.wait))
+    waiting = asked.desk.claims.claim(asked.session, await _endpoint(asked), told.role, seconds(told.wait))
     job = await asked.desk.unless_stopping(waiting)
     # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
     return {"task": shown.task(job) if job else None}
@@ -158,7 +170,7 @@ async def task(asked: Scoped) -> Json:
     row = await asked.host.outbox.find(*asked.mine, message_id)
     if row is not None and row.seq is None:
         return {"id": message_id, "state": row.state, "text": "", "reasons": [], "message": None} | _NOBODY
-    waiting = _endpoint(asked).task(message_id, asked.wait(), seq=row.seq if row else None)
+    waiting = (await _endpoint(asked)).task(message_id, asked.wait(), seq=row.seq if row else None)
     return shown.task_result(message_id, await asked.desk.unless_stopping(waiting))
 
 

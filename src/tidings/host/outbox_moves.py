@@ -173,7 +173,12 @@ WITH head (row) AS (
   SELECT min(row) FROM outbox WHERE state IN ('pending', 'inflight')
     AND space = :space AND sender = :sender AND kind = :kind AND destination = :destination)
 """
-_DUE = """
+# Less and greater are two lookups; "not equal" would read everything the lane has confirmed, for each of its rows.
+_OF_ANOTHER_RUN = """
+    SELECT 1 FROM outbox_space s JOIN outbox c ON c.state = 'confirmed' AND c.space = s.space AND c.sender = o.sender
+      AND c.kind = o.kind AND c.destination = o.destination AND c.incarnation {0} s.incarnation
+    WHERE s.space = o.space"""
+_DUE = f"""
 SELECT o.row FROM head JOIN outbox o ON o.row = head.row
 WHERE o.state = 'pending'
   AND (o.next_attempt_at <= :now OR o.next_attempt_at > :far)
@@ -183,10 +188,8 @@ WHERE o.state = 'pending'
       AND (b.sender = '' OR (b.sender = o.sender
         AND (b.kind = '' OR (b.kind = o.kind AND b.destination = o.destination))))
       AND (b.until IS NULL OR (b.until > :now AND b.until <= :far)))
-  AND NOT EXISTS (
-    SELECT 1 FROM outbox c JOIN outbox_space s ON s.space = c.space
-    WHERE c.state = 'confirmed' AND c.space = o.space AND c.sender = o.sender AND c.kind = o.kind
-      AND c.destination = o.destination AND c.incarnation <> s.incarnation)
+  AND NOT EXISTS ({_OF_ANOTHER_RUN.format("<")})
+  AND NOT EXISTS ({_OF_ANOTHER_RUN.format(">")})
 ORDER BY o.row LIMIT :limit"""
 _LEASE = f"""
 UPDATE outbox SET state = 'inflight', attempts = attempts + 1, lease_owner = ?, lease_until = ?

@@ -71,7 +71,7 @@ class Receiver:
     async def begin(self, endpoint: Endpoint) -> None:
         """Receive from this endpoint, in the place of the one before."""
         await self.end()
-        endpoint.keep_aside = self._keep_aside
+        endpoint.keep_aside, endpoint.tells_delivered = self._keep_aside, False
         self._untold.set()
         work = (self._receive(endpoint), self._tell(endpoint), self._follow_channels(endpoint))
         self._tasks = [asyncio.create_task(self._unless_superseded(each)) for each in work]

@@ -1,0 +1,368 @@
+"""The drain with outlets that do as they are told, over the real SQL: order, turns, doubt, verification, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from hosted import draft
+from tidings.endpoint.publishing import Prepared, Stored
+from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull
+from tidings.host import drain as drains
+from tidings.host.agents import AgentSession
+from tidings.host.drain import SpaceDrain
+from tidings.host.outbox import Lane, OutboxStore, Terms
+from tidings.host.outlets import SessionOutlet
+from tidings.host.schema import MIGRATIONS
+from tidings.store.database import Database
+from tidings.store.retry import Backoff
+from tidings.testing.waiting import eventually
+
+TERMS = Terms("this run", backoff=Backoff(first=10, longest=40))
+DAY = 86_400_000
+
+
+class Broker:
+    """What a space would be: a log of ids, and what it was told to do with each."""
+
+    def __init__(self) -> None:
+        self.run = "run 1"
+        self.log: list[str] = []
+        self.asked: list[str] = []
+        self.looked: list[str] = []
+        #: id -> what publishing it raises, the first times
+        self.fails: dict[str, list[Exception]] = {}
+        #: ids that are taken only when this is set
+        self.holds: dict[str, asyncio.Event] = {}
+        self.steward_away = False
+        self.at_work: dict[str, int] = {}
+        self.most_at_work = 0
+        self.lanes_at_work = 0
+
+    # the ways out of it
+    def of(self, _space: str, _sender: str) -> Broker:
+        return self
+
+    def any_of(self, _space: str) -> Broker:
+        return self
+
+    @property
+    def incarnation(self) -> str:
+        return self.run
+
+    async def prove(self) -> str:
+        return self.run
+
+    async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:  # noqa: ARG002
+        if incarnation != self.run:
+            raise Reconnecting("another run")
+        self.asked.append(prepared.id)
+        lane = prepared.subject
+        self.at_work[lane] = self.at_work.get(lane, 0) + 1
+        self.most_at_work = max(self.most_at_work, self.at_work[lane])
+        self.lanes_at_work = max(self.lanes_at_work, sum(self.at_work.values()))
+        try:
+            await asyncio.sleep(0)
+            if prepared.id in self.holds:
+                await self.holds[prepared.id].wait()
+            if self.fails.get(prepared.id):
+                raise self.fails[prepared.id].pop(0)
+        finally:
+            self.at_work[lane] -= 1
+        self.log.append(prepared.id)
+        return Stored(len(self.log), False, self.run)
+
+    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
+        if self.steward_away:
+            raise StewardUnreachable("away")
+        return seq <= len(self.log) and self.log[seq - 1] == prepared.id
+
+    async def find_stored(self, prepared: Prepared, since: float) -> int | None:  # noqa: ARG002
+        self.looked.append(prepared.id)
+        if self.steward_away:
+            raise StewardUnreachable("away")
+        return self.log.index(prepared.id) + 1 if prepared.id in self.log else None
+
+
+class Clock:
+    now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[OutboxStore]:
+    """Its clock goes on by itself, so that pauses end."""
+    database = Database(tmp_path / "host.db", MIGRATIONS, clock=lambda: clock() + time.monotonic())
+    yield OutboxStore(database, TERMS, lambda: int(time.monotonic() * 1000))
+    database.close()
+
+
+@asynccontextmanager
+async def draining(store: OutboxStore, broker: Broker, lanes: int = 64) -> AsyncIterator[SpaceDrain]:
+    drain = SpaceDrain("main", store, broker, 50, lanes=lanes, publish_within=5.0)
+    await store.meet("main", broker.run)
+    drain.start()
+    try:
+        yield drain
+    finally:
+        await drain.stop()
+
+
+def lane(to: str) -> Lane:
+    return Lane("main", "ada", "dm", to)
+
+
+async def accept(store: OutboxStore, *ids: str, to: str = "bob", **changed: object) -> list[int]:
+    return [(await store.accept(draft(each, lane(to), **changed))).row.row for each in ids]
+
+
+async def states(store: OutboxStore) -> dict[str, str]:
+    return {row.id: row.state for row in await store.listed(limit=10_000)}
+
+
+async def until(store: OutboxStore, *wanted: str) -> None:
+    async def found() -> bool:
+        return set((await states(store)).values()) <= set(wanted)
+
+    await eventually(found, what=f"every row is {' or '.join(wanted)}")
+
+
+async def test_lanes_leave_side_by_side_and_each_in_its_order(store: OutboxStore) -> None:
+    broker = Broker()
+    for number in range(15):
+        for to in ("bob", "eve", "zoe"):
+            await accept(store, f"{to} {number:02}", to=to)
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    for to in ("bob", "eve", "zoe"):
+        assert [each for each in broker.log if each.startswith(to)] == [f"{to} {n:02}" for n in range(15)]
+    assert broker.most_at_work == 1, "one row of a lane at a time"
+    assert broker.lanes_at_work > 1, "several lanes at a time"
+    assert len(broker.log) == 45
+
+
+async def test_more_lanes_than_turns_all_get_one(store: OutboxStore) -> None:
+    broker = Broker()
+    for number in range(60):
+        await accept(store, f"first {number}", f"second {number}", to=f"peer{number}")
+    async with draining(store, broker, lanes=4):
+        await until(store, "confirmed", "done")
+    assert len(broker.log) == 120
+    assert broker.lanes_at_work <= 4
+
+
+async def test_what_is_accepted_while_it_sleeps_leaves_at_once_and_a_stuck_lane_holds_up_nobody(
+    store: OutboxStore,
+) -> None:
+    broker = Broker()
+    broker.holds["stuck"] = asyncio.Event()
+    async with draining(store, broker) as drain:
+        await accept(store, "stuck", "behind it", to="bob")
+        drain.wake()
+        await eventually(lambda: "stuck" in broker.asked)
+        await accept(store, "another lane", to="eve")
+        drain.wake()
+        await eventually(lambda: broker.log == ["another lane"])
+        broker.holds["stuck"].set()
+        await until(store, "confirmed", "done")
+    assert broker.log == ["another lane", "stuck", "behind it"]
+
+
+async def test_a_failure_that_passes_keeps_the_order_and_one_that_does_not_ends_its_row_only(
+    store: OutboxStore,
+) -> None:
+    broker = Broker()
+    broker.fails = {"one": [OutcomeUnknown("no answer")] * 3, "two": [DeniedError("may not")]}
+    await accept(store, "one", "two", "three")
+    async with draining(store, broker):
+        await until(store, "confirmed", "done", "dead")
+    assert broker.log == ["one", "three"]
+    assert (await store.show(2)).code == "denied"
+
+
+async def test_a_row_whose_attempt_had_no_answer_is_looked_for_before_it_is_sent_again(store: OutboxStore) -> None:
+    """The broker's own deduplication may have forgotten it."""
+    broker = Broker()
+    await accept(store, "arrived", "did not", to="bob")
+    await accept(store, "never tried", to="eve")
+    earlier = OutboxStore(store.database, Terms("an earlier run"), store.tick)
+    (leased,) = await earlier.take(lane=lane("bob"))
+    broker.log.append(leased.row.id)
+    assert await store.recover() == 1
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert broker.looked == ["arrived"]
+    assert sorted(broker.log) == ["arrived", "did not", "never tried"], "each once"
+    assert "arrived" not in broker.asked
+
+
+async def test_a_doubtful_row_waits_alone_for_the_steward_once_the_broker_has_forgotten_its_id(
+    store: OutboxStore, clock: Clock
+) -> None:
+    broker = Broker()
+    broker.steward_away = True
+    broker.fails = {"doubtful": [OutcomeUnknown("no answer")]}
+    await accept(store, "doubtful", to="bob")
+    async with draining(store, broker) as drain:
+        await until(store, "confirmed", "done")
+        assert broker.looked == ["doubtful"]
+        assert broker.log == ["doubtful"], "within the window the broker itself knows its ids"
+        broker.fails = {"old": [OutcomeUnknown("no answer")]}
+        broker.holds["old"] = asyncio.Event()
+        await accept(store, "old", to="bob")
+        drain.wake()
+        await eventually(lambda: "old" in broker.asked)
+        clock.now += 3_600
+        broker.holds["old"].set()
+        await accept(store, "other lane", to="eve")
+        drain.wake()
+        await eventually(lambda: broker.looked.count("old") >= 2)
+        await eventually(lambda: "other lane" in broker.log)
+        assert broker.asked.count("old") == 1
+        broker.steward_away = False
+        drain.wake()
+        await until(store, "confirmed", "done")
+    assert broker.log.count("old") == 1
+
+
+@pytest.mark.parametrize(("answer", "state"), [(None, "confirmed"), (OutcomeUnknown("no answer"), "cancelled")])
+async def test_what_is_cancelled_on_its_way_is_what_its_answer_says(
+    store: OutboxStore, answer: Exception | None, state: str
+) -> None:
+    broker = Broker()
+    broker.holds["one"] = asyncio.Event()
+    broker.fails = {"one": [answer] if answer else []}
+    (row,) = await accept(store, "one")
+    async with draining(store, broker):
+        await eventually(lambda: broker.asked == ["one"])
+        assert (await store.cancel(row)).state == "inflight"
+        broker.holds["one"].set()
+        await eventually(lambda: is_in(store, row, state, "done" if state == "confirmed" else state))
+    assert len(broker.asked) == 1
+
+
+async def is_in(store: OutboxStore, row: int, *wanted: str) -> bool:
+    return (await store.show(row)).state in wanted
+
+
+async def test_what_another_run_lost_is_sent_again_before_what_follows_it(store: OutboxStore) -> None:
+    broker = Broker()
+    drain = SpaceDrain("main", store, broker, 600_000, lanes=8)
+    await store.meet("main", "run 1")
+    drain.start()
+    await accept(store, "kept", "lost 1", "lost 2")
+    drain.wake()
+    await until(store, "confirmed")
+    broker.run = "run 2"
+    del broker.log[1:]
+    broker.log.append("somebody else's")
+    await accept(store, "after it")
+    await store.meet("main", "run 2")
+    drain.wake()
+    await drain.verify("ada", "run 2")
+    await until(store, "confirmed")
+    await drain.stop()
+    assert broker.log == ["kept", "somebody else's", "lost 1", "lost 2", "after it"]
+    assert {row.incarnation for row in await store.listed()} == {"run 2"}
+
+
+async def test_nothing_is_done_before_the_broker_still_ran_a_horizon_later(store: OutboxStore) -> None:
+    broker = Broker()
+    proofs = 0
+
+    async def prove() -> str:
+        nonlocal proofs
+        proofs += 1
+        return "another run" if proofs <= 2 else broker.run
+
+    broker.prove = prove  # type: ignore[method-assign]
+    await accept(store, "one")
+    async with draining(store, broker) as drain:
+        await until(store, "confirmed")
+        await eventually(lambda: proofs >= 1)
+        assert await states(store) == {"one": "confirmed"}, "the run that answered did not confirm it"
+
+        def poked() -> bool:
+            drain._unreleased.set()
+            return proofs >= 3
+
+        await eventually(poked)
+        await until(store, "done")
+
+
+async def test_a_horizon_is_measured_from_the_confirmation_of_each_row(store: OutboxStore) -> None:
+    ticks, proofs = 1_000, 0
+    store.tick = lambda: ticks
+    broker = Broker()
+
+    async def prove() -> str:
+        nonlocal proofs
+        proofs += 1
+        return broker.run
+
+    broker.prove = prove  # type: ignore[method-assign]
+    await accept(store, "one")
+    async with draining(store, broker):
+        await until(store, "confirmed")
+        before = proofs
+        await eventually(lambda: proofs >= before + 3, what="the broker is asked again")
+        assert await states(store) == {"one": "confirmed"}
+        ticks += 50
+        await until(store, "done")
+
+
+def test_an_outlet_answers_only_for_the_run_of_the_broker_that_the_outbox_has_met() -> None:
+    connected = SimpleNamespace(incarnation="run 1")
+    outlet = SessionOutlet(cast("AgentSession", SimpleNamespace(endpoint=connected, agent="ada", space="main")))
+    with pytest.raises(Reconnecting):
+        _ = outlet.incarnation
+    outlet.met = "run 1"
+    assert outlet.incarnation == "run 1"
+    for now in ("run 2", None):
+        connected.incarnation = now
+        with pytest.raises(Reconnecting):
+            _ = outlet.incarnation
+
+
+async def test_what_is_too_old_is_not_sent(store: OutboxStore, clock: Clock) -> None:
+    broker = Broker()
+    await accept(store, "old", max_age=1_000)
+    clock.now += 3_600
+    await accept(store, "young", max_age=DAY)
+    async with draining(store, broker):
+        await until(store, "dead", "confirmed", "done")
+    assert broker.asked == ["young"]
+    assert (await store.show(1)).code == "too_old"
+
+
+async def test_a_store_that_fails_for_a_while_ends_nothing(store: OutboxStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, real, refused = Broker(), store.take, 0
+
+    async def full(*arguments: object, **named: object) -> object:
+        nonlocal refused
+        refused += 1
+        if refused <= 2:
+            raise StoreFull("no room")
+        return await real(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "take", full)
+    monkeypatch.setattr(drains, "STORE_PAUSE", 0.01)
+    await accept(store, "one")
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert refused >= 3
+    assert broker.log == ["one"]
