@@ -16,10 +16,12 @@ import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp_types import CallToolResult, TextResourceContents
 
+from terminal import Terminal
 from tidings.endpoint.identity import local_identity
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
-from tidings.testing.real_space import RealSpace
+from tidings.space.administration import create_space
+from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
 from tidings.testing.waiting import eventually
 
 SOURCES = str(Path(__file__).parents[2] / "src")
@@ -229,6 +231,13 @@ class Pipe:
         answer = await self.ask(number, "tools/call", {"name": tool, "arguments": arguments})
         return answer.get("structuredContent")
 
+    def vanish(self) -> None:
+        """As a client that was killed: an answer to it goes nowhere."""
+        transport: Any = self.process._transport  # type: ignore[attr-defined]
+        self.request(99, "tools/list", {})
+        for descriptor in (1, 0):
+            transport.get_pipe_transport(descriptor).close()
+
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
             self.process.kill()
@@ -244,7 +253,7 @@ async def piped(home: Path, agent: str) -> AsyncIterator[Pipe]:
         await pipe.kill()
 
 
-@pytest.mark.parametrize("how", ["closes its input", "sends SIGTERM"])
+@pytest.mark.parametrize("how", ["closes everything", "sends SIGTERM"])
 async def test_a_client_that_vanishes_in_a_call_frees_its_session_and_its_task(
     space: RealSpace, host: Daemon, how: str
 ) -> None:
@@ -260,9 +269,8 @@ async def test_a_client_that_vanishes_in_a_call_frees_its_session_and_its_task(
         bob.request(9, "tools/call", {"name": "read_inbox", "arguments": {"wait": 40}})
         await bob.call(10, "outbox_status")
         assert await _sessions(host) == 2
-        if how == "closes its input":
-            assert bob.process.stdin is not None
-            bob.process.stdin.close()
+        if how == "closes everything":
+            bob.vanish()
         else:
             bob.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(bob.process.wait(), 10) == 0
@@ -288,22 +296,35 @@ async def test_a_server_goes_on_when_its_host_was_started_anew(space: RealSpace)
             await stack.aclose()
 
 
+@asynccontextmanager
+async def stopping_the_host(home: Path) -> AsyncIterator[None]:
+    """Whoever started it."""
+    try:
+        yield
+    finally:
+        down = ["-m", "tidings.cli", "host", "down", "--home", str(home)]
+        stopping = await asyncio.create_subprocess_exec(sys.executable, *down, env=environment())
+        assert await asyncio.wait_for(stopping.wait(), 30) == 0
+
+
 async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_output(space: RealSpace) -> None:
     await space.add("ada")
-    home = space.home.home
-    async with piped(home, "ada") as ada:
-        try:
-            assert (await ada.call(2, "orient"))["name"] == "ada"
-        finally:
-            stopped = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tidings.cli", "host", "down", "--home", str(home), env=environment()
-            )
-            await asyncio.wait_for(stopped.wait(), 30)
-        assert stopped.returncode == 0
+    async with stopping_the_host(space.home.home), piped(space.home.home, "ada") as ada:
+        assert (await ada.call(2, "orient"))["name"] == "ada"
         assert ada.process.stdin is not None
         ada.process.stdin.close()
         assert await asyncio.wait_for(ada.process.wait(), 20) == 0
+        assert ada.process.stdout is not None
+        assert await ada.process.stdout.read() == b""
         assert ada.process.stderr is not None
-        said = (await ada.process.stderr.read()).decode()
-    assert "no host runs, starting one" in said
+        assert "no host runs, starting one" in (await ada.process.stderr.read()).decode()
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in ada.lines)
+
+
+def test_an_agent_that_is_not_there_is_refused_before_a_host_is_started(terminal: Terminal) -> None:
+    create_space(terminal.home, port=None, open_space=False, budget=DEFAULT_BUDGET)
+    ran = terminal.run("mcp", "--agent", "nobody")
+    assert ran.returncode != 0
+    assert "nobody" in ran.stderr
+    assert "starting" not in ran.stderr
+    assert ran.stdout == ""

@@ -209,7 +209,7 @@ async def test_small_rulings_do_not_make_retention_cut_too_far(space: RealSpace)
 class Unlimited(Retention):
     """Removes whatever the parts allow."""
 
-    async def _limit(self, space: Space, gate: GateState) -> int:
+    async def _limit(self, space: Space, gate: GateState) -> int:  # noqa: ARG002
         return await self._head() + 1
 
 

@@ -17,6 +17,7 @@ from tidings.cli.options import HomeOption, Place, SpaceOption, place
 from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
 
 if TYPE_CHECKING:
+    from tidings.endpoint.identity import Identity
     from tidings.host.client import HostClient, Session
 
 START_WITHIN = 30.0
@@ -53,6 +54,7 @@ def mcp(
     logging.basicConfig(level=logging.WARNING, format="tidings mcp: %(message)s", stream=sys.stderr)
     where = place(space, home, agent)
     if session_file is None:
+        asyncio.run(_identity(where))  # an agent that is not there is found before a host is started for it
         desk = HostDesk(lambda: running_host(where), lambda host: _session(host, where))
     else:
         desk = HostDesk(lambda: running_host(where), lambda _: _borrowed(session_file, where, agent), borrowed=True)
@@ -85,11 +87,14 @@ def _start_host(home: Path) -> None:
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=START_WITHIN, check=False)
 
 
-def _session(host: HostClient, where: Place) -> Session:
+async def _identity(where: Place) -> Identity:
     from tidings.endpoint.identity import local_identity
 
-    identity = asyncio.run(local_identity(where.home, where.agent))
-    return host.session(identity, receive=True, program="mcp")
+    return await local_identity(where.home, where.agent)
+
+
+def _session(host: HostClient, where: Place) -> Session:
+    return host.session(asyncio.run(_identity(where)), receive=True, program="mcp")
 
 
 def _borrowed(path: Path, where: Place, agent: str | None) -> Session:

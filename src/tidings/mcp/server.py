@@ -151,6 +151,8 @@ async def serve(desk: Desk) -> None:
     living = asyncio.create_task(server.tools.keep_held())
     try:
         await server.run_stdio_async()
+    except* BrokenPipeError:
+        log.info("the client was gone before its answer")
     finally:
         follower.stop()
         await end_tasks([living])
