@@ -267,3 +267,15 @@ def test_a_unit_for_systemd_is_written_once_and_removed(terminal: Terminal, tmp_
     assert not unit.exists()
     assert "there is no" in terminal.run("host", "uninstall", **env).stderr
     assert systemd._word('a %h $HOME "q" \\') == '"a %%h $$HOME \\"q\\" \\\\"'
+
+
+async def test_a_channel_that_is_joined_from_a_terminal_is_received_by_the_host(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    async with daemon_in(terminal.home.home):
+        assert await mail(terminal, "--as", "bob", "--wait", "0") == []
+        assert (await facts(terminal, "join", "general", "--as", "bob"))["state"] == "opened"
+        assert (await facts(terminal, "send", "general", "hello", "--as", "ada"))["stage"] == "confirmed"
+        found = await mail(terminal, "--as", "bob", "--channel", "general", "--wait", "10")
+        assert [(each["channel"], each["text"]) for each in found] == [("general", "hello")]
+        assert (await facts(terminal, "leave", "general", "--as", "bob"))["state"] == "left"

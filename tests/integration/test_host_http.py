@@ -146,6 +146,7 @@ async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
         follower = Follower(bob, None, give_up=False)
         await eventually(lambda: follower.events, what="it follows from now on")
+        assert (follower.events[0].kind, follower.events[0].row) == ("state", 0), "it knows where it began"
         await say(ada, 5)
         await eventually(lambda: len(follower.texts) == 5)
         short = Follower(bob, 0)

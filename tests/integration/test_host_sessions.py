@@ -287,7 +287,9 @@ async def test_a_stream_ends_with_its_session(pair: RealSpace) -> None:
         assert texts(await ask(other.inbox, wait=10)) == ["for the next session"]
 
 
-async def test_a_client_that_speaks_of_another_host_is_told_so(pair: RealSpace, tmp_path: Path) -> None:
+async def test_a_client_that_speaks_to_another_host_or_another_version_is_told_so(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with daemon_in(pair.home.home):
         ada = await session_of(pair, "ada")
         with pytest.raises(ConfigError, match="is of the host at"):
@@ -297,4 +299,19 @@ async def test_a_client_that_speaks_of_another_host_is_told_so(pair: RealSpace, 
         assert client.mismatch is None
         client.version = "9.9"
         assert "the host runs Tidings 9.9 and this is" in str(client.mismatch)
+        monkeypatch.setattr(ipc_operator, "API", 2)
+        with pytest.raises(ConfigError, match=r"speaks version 2, this is .* and speaks 1"):
+            await ask(HostClient.find, pair.home.home)
     assert HostClient.find(pair.home.home) is None
+
+
+async def test_a_key_that_was_replaced_gets_a_session_of_its_own(terminal: Terminal, pair: RealSpace) -> None:
+    """The commands keep a session of an agent; a name that came back with another key is another agent."""
+    async with daemon_in(pair.home.home) as daemon:
+        assert (await asyncio.to_thread(terminal.run, "send", "general", "one", "--as", "ada")).returncode == 0
+        (old,) = daemon.host.scopes()
+        async with pair.administer() as admin:
+            await admin.rotate("ada")
+        again = await asyncio.to_thread(terminal.run, "send", "general", "two", "--as", "ada")
+        assert again.returncode == 0, again.stderr
+        assert {scope.agent for scope in daemon.host.scopes()} > {old.agent}

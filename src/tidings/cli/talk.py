@@ -119,6 +119,7 @@ def show_receipt(receipt: Any, *, as_json: bool) -> None:
 
 def join(
     channel: ChannelArgument,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -134,24 +135,28 @@ def join(
     """
     where = place(space, home, acting_as)
 
-    async def act() -> Any:
+    async def act() -> dict[str, Any]:
         async with endpoint_at(where) as endpoint:
-            return await endpoint.join(channel, backfill=0)
+            joined = await endpoint.join(channel, backfill=0)
+            return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
 
-    joined = asyncio.run(act())
-    if joined.state == "live":  # an endpoint that stays up completes it later; this command ends here
-        raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined.reason}; see `tidings status`")
+    session = session_if_any(where, direct=direct)  # whose endpoint receives from then on
+    joined = session.join(channel) if session else asyncio.run(act())
+    if joined["state"] == "live" and session is None:
+        # an endpoint that stays up, as the host's does, completes it later; this command ends here
+        raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined['reason']}; see `tidings status`")
     if as_json:
-        output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
+        output.data(joined)
         return
-    output.say(f"{where.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
-    if joined.reason:
-        output.say(f"note: {joined.reason}")
+    output.say(f"{where.agent} is in {channel} ({joined['state']} at {joined['seq']}, {joined['cls']})")
+    if joined["reason"]:
+        output.say(f"note: {joined['reason']}")
     output.hint(f"tidings tail {channel}")
 
 
 def leave(
     channel: ChannelArgument,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -169,7 +174,8 @@ def leave(
         async with endpoint_at(where) as endpoint:
             return await endpoint.leave(channel)
 
-    left = asyncio.run(act())
+    session = session_if_any(where, direct=direct)
+    left = session.leave(channel) if session else asyncio.run(act())
     if as_json:
         output.data({key: left[key] for key in ("state", "seq", "still_covered_by")})
         return

@@ -108,7 +108,7 @@ def _channel(asked: Scoped) -> str:
 
 async def join(asked: Scoped) -> Json:
     channel = (await asked.fields(Channel)).channel
-    joined = await (await _endpoint(asked)).join(channel)
+    joined = await (await _endpoint(asked)).join(channel, backfill=0)  # history is asked for, not put into the inbox
     return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
 
 
