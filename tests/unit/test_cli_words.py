@@ -58,11 +58,16 @@ WITHOUT_JSON = {
     "down",
     "logs",
     "demo",
+    "mcp",
     "agent export",
     "space acknowledge",
     "space rotate-key",
     "space remove",
     "pipeline run",
+    "host up",
+    "host down",
+    "host install",
+    "host uninstall",
 }
 COMMANDS = dict(commands())
 

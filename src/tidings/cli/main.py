@@ -18,6 +18,10 @@ from tidings.cli import (
     channel,
     demo,
     doctor,
+    host,
+    inbox,
+    mcp,
+    outbox,
     output,
     people,
     pipeline,
@@ -48,7 +52,6 @@ for each in (
     talk.history,
     people.who,
     people.dm,
-    people.inbox,
     people.trace,
     attention.attention,
     tasks.ask,
@@ -56,8 +59,12 @@ for each in (
     about.config,
     about.version,
     demo.demo,
+    mcp.mcp,
 ):
     app.command()(each)
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(host.app, name="host")
 app.add_typer(channel.app, name="channels")
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")

@@ -1,0 +1,50 @@
+"""Challenges and the proofs that answer them: pure rules, without a host."""
+
+import pytest
+
+from tidings.errors import HostBusy, UsageError
+from tidings.host.proof import is_proven, proof_bytes, prove
+from tidings.host.sessions import CHALLENGE_SECONDS, MOST_CHALLENGES, Challenges
+from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KINDS, signed_bytes
+
+
+def test_a_challenge_is_good_once_and_for_a_while() -> None:
+    now = 0.0
+    challenges = Challenges(lambda: now)
+    first, second, third = (challenges.issue() for _ in range(3))
+    assert len({first, second, third}) == 3
+    assert challenges.spend(first)
+    assert not challenges.spend(first)
+    now = CHALLENGE_SECONDS - 0.1
+    assert challenges.spend(second)
+    now = CHALLENGE_SECONDS
+    assert not challenges.spend(third)
+    assert not challenges.spend("")
+
+
+def test_challenges_that_nobody_answers_are_bounded_and_make_room_when_they_end() -> None:
+    now = 0.0
+    challenges = Challenges(lambda: now)
+    for _ in range(MOST_CHALLENGES):
+        challenges.issue()
+    with pytest.raises(HostBusy):
+        challenges.issue()
+    now = CHALLENGE_SECONDS
+    assert challenges.spend(challenges.issue())
+
+
+def test_a_proof_is_for_one_space_agent_socket_and_nonce_and_is_no_signature_of_a_message() -> None:
+    key, other = KeyPair.generate(), KeyPair.generate()
+    asked = ("SPACE", "/run/host.sock", "nonce")
+    signature = prove(key, *asked)
+    assert is_proven(signature, "SPACE", key.id, "/run/host.sock", "nonce")
+    for wrong in (("OTHER", key.id, *asked[1:]), ("SPACE", other.id, *asked[1:]), ("SPACE", key.id, "/x", "nonce")):
+        assert not is_proven(signature, *wrong)
+    assert not is_proven(signature, "SPACE", key.id, "/run/host.sock", "nonce 2")
+    for garbage in ("", "=", "\u00e4", signature[:-2], signature + "AA", "\n"):
+        assert not is_proven(garbage, "SPACE", key.id, "/run/host.sock", "nonce")
+    with pytest.raises(UsageError):
+        proof_bytes("SPACE", key.id, "/run/a\nb", "nonce")
+    proven = proof_bytes("SPACE", key.id, "/run/host.sock", "nonce")
+    assert not any(proven.startswith(signed_bytes("SPACE", kind, key.id, "x", b"")[:4]) for kind in KINDS)
