@@ -34,6 +34,8 @@ SPARKS_OWN_WARNINGS = (
     "ignore::pytest.PytestUnraisableExceptionWarning",  # the same sockets, once they are collected
 )
 
+#: a JVM that lives for minutes never earns back what its second compiler costs
+QUICK_TO_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 NEEDS_BROKER = ("contract", "integration", "faults", "e2e", "spark")
 
 
@@ -86,7 +88,7 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSe
         work = tmp_path_factory.mktemp("spark")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Spark's start warns of is not ours
-            session = start_session(SessionSettings(work, master="local[2]"))
+            session = start_session(SessionSettings(work, master="local[2]", java=QUICK_TO_START))
     except (ImportError, PrerequisiteMissing) as error:
         if os.environ.get("CI"):
             raise

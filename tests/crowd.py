@@ -1,13 +1,15 @@
 """Agents who talk while a deliver job runs, and what each of them was handed: the words of its tests."""
 
 import asyncio
+import base64
+import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tidings.space.agents import AgentFile
 from tidings.testing.delivering import Mailbox, empty_mailbox, owed
 from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.wire.message import Mention, Sender, compose
+from tidings.wire.message import Mention, Message, Sender, compose
 
 AGENTS = ("ada", "bob", "cal", "dan")
 Crowd = dict[str, AgentClient]
@@ -38,6 +40,22 @@ async def say(agent: AgentClient, channel: str, text: str = "hello", mentions: t
 async def say_on(agent: AgentClient, channels: Iterable[str], text: str = "hello") -> list[int]:
     """One message on each channel, all at once."""
     return await asyncio.gather(*(say(agent, channel, text) for channel in channels))
+
+
+def large(agent: AgentClient, size: int, seed: int) -> Message:
+    """A message whose payload has exactly `size` bytes and cannot be made much smaller."""
+    noise = base64.b64encode(random.Random(seed).randbytes(size)).decode()
+    bare = len(compose(Sender(agent.id, agent.name), text="").raw)
+    return compose(Sender(agent.id, agent.name), text=noise[: size - bare])
+
+
+async def post_large(agent: AgentClient, channel: str, size: int, count: int) -> list[int]:
+    seqs = []
+    for n in range(count):
+        message = large(agent, size, n)
+        assert abs(len(message.raw) - size) < 64
+        seqs.append(int((await agent.post(channel, message.raw, Nats_Msg_Id=message.id))["seq"]))
+    return seqs
 
 
 async def join(agent: AgentClient, pattern: str) -> None:

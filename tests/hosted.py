@@ -1,8 +1,13 @@
-"""Messages for the tests of the host's database: drafts for the outbox, arrivals for the inbox, rows in every state."""
+"""For the tests of the host's database: drafts, arrivals, rows in every state, and jobs that share a commit."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from tidings.host import inbox
@@ -70,3 +75,31 @@ def _fill(connection: sqlite3.Connection) -> None:
     inbox.keep(connection, arrival("direct", "direct text"), NOW, words=False)
     inbox.keep(connection, arrival("posted", "posted text", channel="general"), NOW, words=False)
     inbox.quarantine(connection, "main", "bob", b"garbage", "does not open", NOW)
+
+
+@contextmanager
+def held_writer(database: Database) -> Iterator[None]:
+    """Whatever is asked for meanwhile is done in one group afterwards."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(_: sqlite3.Connection) -> None:
+        held.set()
+        assert go_on.wait(30)
+
+    with ThreadPoolExecutor(1) as thread:
+        holding = thread.submit(database.write_blocking, hold)
+        assert held.wait(30)
+        try:
+            yield
+        finally:
+            go_on.set()
+        holding.result(30)
+
+
+async def together(database: Database, *jobs: Callable[[sqlite3.Connection], Any]) -> list[Any]:
+    """The jobs in one group, and what each gave or raised."""
+    with held_writer(database):
+        asked = [asyncio.ensure_future(database.write(job)) for job in jobs]
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in asked)
+    return await asyncio.gather(*asked, return_exceptions=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.jetstream import NO_ROOM, ApiError
+from tidings.broker.answers import NO_ROOM, ApiError
 from tidings.errors import AuthRevoked, LogFull
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent

@@ -608,6 +608,7 @@ async def test_with_the_backstop_away_a_resumed_join_reads_the_log_and_later_fra
 
 async def test_a_backstop_far_behind_is_not_waited_for(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidings.endpoint.channels.NEARLY_LEVEL", 1)
+    monkeypatch.setattr("tidings.wire.roster.TOLERATED_S", 0.0)
     async with stub_pipeline(pair) as pipeline:
         await pipeline.level()
         await eventually(lambda: pair.steward and pair.steward.roster.backstop.running)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.acks import parse_delivery
+from tidings.broker.acks import ACK, Delivery, parse_delivery
+from tidings.broker.ending import end_tasks
 from tidings.endpoint import direct
+from tidings.endpoint.pull import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.steward import governance
 from tidings.steward.service import Pace
@@ -209,6 +211,30 @@ async def test_what_a_closed_endpoint_had_not_settled_comes_at_once_to_the_next(
     async with connect(space, "bob") as bob:
         message = await bob.next_message(5)
         assert (message.text, message.redelivered) == ("two", True)
+
+
+async def test_what_was_on_its_way_to_a_pull_that_is_cancelled_goes_to_the_next_at_once(space: RealSpace) -> None:
+    """Not after the broker's patience for an acknowledgement, which is half a minute."""
+    await people(space, "ada", "bob")
+    got: list[bytes] = []
+
+    async def take(message: Any, delivery: Delivery) -> None:
+        got.append(message.data)
+        await bob.connection.publish(delivery.reply, ACK)
+
+    async def pulled(batch: int) -> str:
+        return await pull(bob.connection, space.subjects.direct_stream, f"dm_{bob.id}", batch, 5, take)
+
+    async with space.agent("ada") as ada, space.agent("bob") as bob:
+        for number in range(20):
+            pulling = asyncio.create_task(pulled(2))
+            await asyncio.sleep(0)
+            await bob.connection.flush()
+            await raw_dm(ada, bob.id, says(ada, f"message {number}").raw, Nats_Msg_Id=new_id())
+            await end_tasks([pulling])
+            if len(got) <= number:
+                assert await pulled(1) == "full"
+            assert len(got) == number + 1
 
 
 @pytest.mark.requirement("D7")

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tidings.broker.answers import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.client import connect
-from tidings.broker.jetstream import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, JetStream
+from tidings.broker.jetstream import JetStream
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.space.fold import Verdict
 from tidings.space.log import fold_log

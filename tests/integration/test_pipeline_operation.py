@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tidings.broker.jetstream import JetStream
 from tidings.cli.main import main
@@ -22,6 +23,7 @@ from tidings.steward.status import delivery
 from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire import roster
 from tidings.wire.roster import Backstop
 
 DAY = 86_400
@@ -117,6 +119,26 @@ async def test_pipeline_status_says_what_is_behind_and_answers_with_its_exit_cod
     pair.broker.start()
 
 
+async def test_where_the_space_has_switched_delivery_off_its_silence_is_no_problem_and_status_says_so(
+    pair: RealSpace, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    pair.home.write_state({"phase": "ready", "pipeline": {"wanted": True, "phase": "restarting", "why": "it died"}})
+
+    async def problems() -> list[bool]:
+        said = [(await operator.json(*words))["problems"] for words in (("status",), ("pipeline", "status"))]
+        return [any("durable copies are delayed" in problem for problem in each) for each in said]
+
+    assert await problems() == [True, True]
+    assert (await operator.run("space", "set", "deliver=off"))[0] == 0
+    assert await problems() == [False, False]
+    assert "restarting (deliver=off)" in (await operator.run("status"))[1]
+    code, out, _ = await operator.run("pipeline", "status")
+    assert (code, "off for this space" in out) == (0, True)
+    assert (await operator.run("space", "set", "deliver=on"))[0] == 0
+    assert await problems() == [True, True]
+
+
 async def owe(space: RealSpace, *events: DebtEvent) -> None:
     from tidings.pipeline.ledger import DEBTS, LedgerPaths, append_events, open_table
 
@@ -177,6 +199,20 @@ async def test_a_debt_is_not_cancelled_without_a_yes(
     assert [row["after"] for row in await operator.json("pipeline", "debts")] == [1]
 
 
+def test_a_batch_that_is_repeated_quarantines_nothing_twice_and_the_next_one_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+
+    paths = LedgerPaths.below(tmp_path / "checkpoint", tmp_path / "lake")
+    poison = [Poison(seq, "td.main.chat.X.general", "json", "depth") for seq in (5, 6, 9)]
+    for _ in range(2):  # the process after this one knows it too
+        ledger = DeltaLedger(paths, app="deliver:test", epoch="e")
+        for number, found in ((0, poison[:2]), (0, poison[:2]), (1, []), (2, poison[2:]), (2, poison[2:])):
+            ledger.write_quarantine(number, found)
+    assert sorted(DeltaTable(paths.quarantine).to_pyarrow_table()["seq"].to_pylist()) == [5, 6, 9]
+
+
 async def test_what_was_quarantined_is_listed_once_with_its_reason(pair: RealSpace, operator: Operator) -> None:
     from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 
@@ -184,8 +220,8 @@ async def test_what_was_quarantined_is_listed_once_with_its_reason(pair: RealSpa
     paths = LedgerPaths.below(pair.home.checkpoint, pair.home.lake)
     ledger = DeltaLedger(paths, app="deliver:test", epoch="e")
     poison = [Poison(5, "td.main.chat.X.general", "signature", "it does not verify"), Poison(6, "y", "json", "depth")]
-    ledger.write_quarantine(poison)
-    ledger.write_quarantine(poison[:1])  # the batch was repeated
+    ledger.write_quarantine(0, poison)
+    DeltaLedger(paths, app="deliver:other", epoch="e").write_quarantine(0, poison[:1])  # the checkpoint was lost
     rows = await operator.json("pipeline", "quarantine")
     assert sorted((row["seq"], row["reason"], row["detail"]) for row in rows) == [
         (5, "signature", "it does not verify"),
@@ -215,6 +251,8 @@ async def test_n20_who_info_join_and_inbox_say_how_late_durable_copies_are(
         for text in ("one", "two"):
             assert (await operator.run("send", "general", text, "--as", "ada"))[0] == 0
         late = "durable copies delayed, 2 behind"
+        assert [text for text in await said() if "delayed" in text] == [], "a second or two is no delay"
+        monkeypatch.setattr(roster, "TOLERATED_S", 0.0)
         assert [text for text in await said() if f"note: {late}" not in text and f"copies\t{late}" not in text] == []
         assert "note: durable copies delayed, 3 behind" in (await operator.run("join", "general", "--as", "bob"))[2]
     await eventually(lambda: not told.backstop.running, what="its silence is noticed")

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import tidings
+from tidings.broker.answers import EPOCH_KEY
 from tidings.broker.private_files import write_private
-from tidings.broker.streams import EPOCH_KEY
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward

@@ -40,12 +40,13 @@ def test_the_joins_agree_with_the_rules_on_generated_logs(spark: SparkSession) -
                 allowed_by_rules |= {(log, record.seq, owner) for owner in allowed}
 
     rules = Rules.of(spark, facts)
-    pairs = owed(spark.createDataFrame(messages, MESSAGES), rules)
+    pairs = owed(spark.createDataFrame(messages, MESSAGES), rules).cache()  # asked for twice
     left = deliverable(pairs, rules.access, spark.createDataFrame(heads, "log long, head long"))
     marked = pairs.selectExpr("'owed' kind", "log", "seq", "owner").union(
         left.selectExpr("'allowed' kind", "log", "seq", "owner")
     )
     found = [(row.kind, (row.log, row.seq, row.owner)) for row in marked.collect()]
+    pairs.unpersist()
     assert sorted(key for kind, key in found if kind == "owed") == sorted(owed_by_rules)
     assert sorted(key for kind, key in found if kind == "allowed") == sorted(allowed_by_rules)
     assert len(owed_by_rules) > len(allowed_by_rules) > 150

@@ -51,6 +51,7 @@ async def test_members_get_exactly_what_they_are_owed_through_joins_leaves_patte
     assert not any(box.repeats for box in boxes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("X11")
 @pytest.mark.parametrize("point", ["deliver.read", "deliver.published", "deliver.recorded", "deliver.floor"])
 async def test_a_crash_and_a_narrowing_between_two_attempts_hand_out_exactly_what_is_owed_and_allowed(

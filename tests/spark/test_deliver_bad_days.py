@@ -1,9 +1,7 @@
 """The deliver job when something around it is full, gone, set back, or hostile: everybody else gets everything."""
 
 import asyncio
-import base64
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, read_all, say, say_on
+from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, post_large, read_all, say, say_on
 from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline import delivering as rules
@@ -21,9 +19,10 @@ from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.keeping import MAILBOX_FRAMES, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
+from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
-from tidings.wire.message import MAX_PAYLOAD, Message, Sender, compose
+from tidings.wire.message import MAX_PAYLOAD, Sender, compose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,20 +48,8 @@ def strike_once(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], N
     return struck
 
 
-def large(agent: AgentClient, size: int, seed: int) -> Message:
-    """A message whose payload has exactly `size` bytes and cannot be made much smaller."""
-    noise = base64.b64encode(random.Random(seed).randbytes(size)).decode()
-    bare = len(compose(Sender(agent.id, agent.name), text="").raw)
-    return compose(Sender(agent.id, agent.name), text=noise[: size - bare])
-
-
-async def post_large(agent: AgentClient, channel: str, size: int, count: int) -> list[int]:
-    seqs = []
-    for n in range(count):
-        message = large(agent, size, n)
-        assert abs(len(message.raw) - size) < 64
-        seqs.append(int((await agent.post(channel, message.raw, Nats_Msg_Id=message.id))["seq"]))
-    return seqs
+def fail() -> None:
+    raise TidingsError("struck")
 
 
 async def operator(space: RealSpace, root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -280,29 +267,40 @@ async def test_f28_a_broker_killed_with_9_in_the_middle_of_a_batch_costs_nobody_
 async def test_a_broker_killed_with_9_while_workers_read_the_log_starts_the_query_again(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It goes while a worker has some of a range and waits for the rest."""
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "general")
-    await say(ada, "general", "before")
-    encode, struck = DeliverJob._encode, list[str]()
+    await post_large(ada, "general", 250_000, 20)
+    encode, reading, heard_then, struck = DeliverJob._encode, list[int](), list[int](), list[str]()
 
     def away(job: DeliverJob, *arguments: Any) -> Any:
-        if not struck:
+        if struck:
+            return encode(job, *arguments)
+        reading.append(proxy.connections)
+        try:
+            return encode(job, *arguments)
+        except Exception as error:
+            space.broker.start()
+            struck.append(str(error))
+            raise
+
+    def kill(connection: int, heard: int) -> None:
+        if reading and not heard_then and connection > reading[0] and heard >= MIB:
             space.broker.kill()
-            try:
-                return encode(job, *arguments)
-            finally:
-                space.broker.start()
-                struck.append("killed")
-        return encode(job, *arguments)
+            heard_then.append(heard)
 
     monkeypatch.setattr(DeliverJob, "_encode", away)
-    async with delivering(spark, space, tmp_path) as job:
-        await eventually(lambda: struck, within=60, what="the broker was killed")
-        await job.caught_up()
-        async with clients(space, ["bob"]) as again:
-            boxes = await read_all(again)
-            await check(space, again, boxes)
-    assert len(boxes["bob"].records) == 1
+    async with fault_proxy(space.info.port) as proxy:
+        proxy.on_answer = kill
+        async with delivering(spark, space, tmp_path, url=proxy.url) as job:
+            await eventually(lambda: struck or job.failure, within=60, what="the broker was killed")
+            await job.caught_up()
+            async with clients(space, ["bob"]) as again:
+                boxes = await read_all(again)
+                await check(space, again, boxes)
+    assert MIB <= heard_then[0] < 20 * 250_000, "it had some, and not all"
+    assert len(struck) == 1, "and no batch was made of that: the worker failed, or was told to stop"
+    assert len(boxes["bob"].records) == 20
 
 
 @pytest.mark.slow
@@ -385,8 +383,9 @@ async def test_f33_a_lost_checkpoint_goes_on_at_the_deliver_floor_and_nothing_is
 
 
 async def test_poison_is_kept_aside_with_its_reason_and_stops_nobody(
-    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its row is there once, although the batch is repeated."""
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "general")
     honest = compose(Sender(ada.id, "ada"), text="fine").raw
@@ -401,10 +400,12 @@ async def test_poison_is_kept_aside_with_its_reason_and_stops_nobody(
         int(json.loads(unsigned.data)["seq"]): "signature",
     }
     await say(ada, "general", "after")
+    struck = strike_once(monkeypatch, "deliver.published", fail)
     async with delivering(spark, space, tmp_path) as job:
         await job.caught_up()
-        assert job.job.tally.poison == len(poison)
+        assert (job.job.tally.poison, len(struck)) == (len(poison), 1)
     rows = DeltaTable(str(tmp_path / "lake" / "quarantine")).to_pyarrow_table().to_pylist()
+    assert len(rows) == len(poison)
     assert {row["seq"]: row["reason"] for row in rows} == poison
     assert all(row["detail"] and row["subject"].endswith(".general") for row in rows)
     boxes = await read_all({"bob": bob})
@@ -428,9 +429,16 @@ async def test_f17_a_message_of_256_kib_and_a_run_of_10_mb_arrive_whole(spark: "
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("point", ["deliver.published", "deliver.recorded"])
 async def test_records_the_log_has_lost_are_told_to_every_member_once_even_if_the_batch_is_repeated(
-    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession",
+    space: RealSpace,
+    crowd: Crowd,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
 ) -> None:
+    """At the first point the second telling would be the same frame, which the broker knows; at the other it is not."""
     ada, bob, cal, dan = crowd.values()
     for agent in (bob, cal):
         await join(agent, "team.>")
@@ -442,13 +450,14 @@ async def test_records_the_log_has_lost_are_told_to_every_member_once_even_if_th
         for seq in seqs[1:3]:
             await js.api(f"STREAM.MSG.DELETE.{space.subjects.log_stream}", {"seq": seq})
 
-    def fail() -> None:
-        raise TidingsError("struck")
-
-    strike_once(monkeypatch, "deliver.published", fail)
+    struck = strike_once(monkeypatch, point, fail)
     async with delivering(spark, space, tmp_path) as job:
         await job.caught_up()
+        await eventually(lambda: job.job.tally.batches, within=60, what="the batch was repeated")
         await eventually(lambda: not job.job.deliverer.debts.untold, what="everybody was told")
+    assert struck == [point]
+    events = DeltaTable(job.job.ledger.paths.debts).to_pyarrow_table().to_pylist()
+    assert sorted(event["owner"] for event in events if event["kind"] == "lost") == sorted([bob.id, cal.id])
     boxes = await read_all({"bob": bob, "cal": cal, "dan": dan})
     await check(space, crowd | {"bob": bob}, boxes | {"ada": Mailbox()})
     for name in ("bob", "cal"):

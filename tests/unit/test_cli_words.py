@@ -58,6 +58,7 @@ WITHOUT_JSON = {
     "down",
     "logs",
     "demo",
+    "mcp",
     "agent export",
     "space acknowledge",
     "space rotate-key",

@@ -64,7 +64,7 @@ def test_a_message_to_a_channel_is_what_its_readers_will_verify() -> None:
     assert made.max_age == DEFAULT_MAX_AGE
 
 
-@pytest.mark.parametrize("named", ["bob", "BOB", KEYS["bob"].id])
+@pytest.mark.parametrize("named", ["bob", "BOB", KEYS["bob"].id], ids=["name", "other case", "id"])
 def test_a_message_to_an_agent_is_sealed_for_it(named: str) -> None:
     made = composed(agent=named, text="between us", context="a talk")
     received = opened(made.prepared)

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 import tidings
+from hosted import held_writer, together
 from tidings.errors import (
     ConfigError,
     StoreBroken,
@@ -67,34 +67,6 @@ def texts(connection: sqlite3.Connection) -> list[str]:
 def on_disk(path: Path) -> list[str]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return texts(connection)
-
-
-@contextmanager
-def held_writer(database: Database) -> Iterator[None]:
-    """Whatever is asked for meanwhile is done in one group afterwards."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold(_: sqlite3.Connection) -> None:
-        held.set()
-        assert go_on.wait(30)
-
-    with ThreadPoolExecutor(1) as thread:
-        holding = thread.submit(database.write_blocking, hold)
-        assert held.wait(30)
-        try:
-            yield
-        finally:
-            go_on.set()
-        holding.result(30)
-
-
-async def together(database: Database, *jobs: Callable[[sqlite3.Connection], Any]) -> list[Any]:
-    """The jobs in one group, and what each gave or raised."""
-    with held_writer(database):
-        asked = [asyncio.ensure_future(database.write(job)) for job in jobs]
-        await asyncio.sleep(0)
-        assert not any(one.done() for one in asked)
-    return await asyncio.gather(*asked, return_exceptions=True)
 
 
 # ---------------------------------------------------------------------------------------------------- group commit

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import ConnectionClosedError
 
-from tidings.broker.ending import end_tasks, next_message
+from tidings.broker.ending import already_here, end_tasks, next_message
 
 
 def subscription() -> Any:
@@ -19,14 +20,31 @@ def arrive(where: Any) -> None:
     where._pending_queue.put_nowait(Msg(_client=where._conn, subject="s", data=b"x"))
 
 
-async def test_a_cancellation_gets_through_in_the_turn_in_which_a_message_arrives() -> None:
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancellation_gets_through_and_takes_no_message_with_it(turns: int) -> None:
     waited_on = subscription()
     waiting = asyncio.create_task(next_message(waited_on, 5))
     await asyncio.sleep(0.01)
     arrive(waited_on)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    told = waiting.cancel()
+    got = [each.data for each in await asyncio.gather(waiting, return_exceptions=True) if isinstance(each, Msg)]
+    assert waiting.cancelled() == told, "who was told before the end stops"
+    assert got + [each.data for each in already_here(waited_on)] == [b"x"], "and the message is not lost"
+
+
+async def test_a_connection_that_closes_ends_the_waiting() -> None:
+    waited_on = subscription()
+    waiting = asyncio.create_task(next_message(waited_on, 5))
+    await asyncio.sleep(0.01)
+    for call in waited_on._pending_next_msgs_calls.values():
+        call.cancel()
+    with pytest.raises(ConnectionClosedError):
         await waiting
+    waited_on._conn.is_closed = True
+    with pytest.raises(ConnectionClosedError):
+        await next_message(waited_on, 5)
 
 
 async def test_a_message_that_arrived_is_handed_over_and_none_is_a_timeout() -> None:

@@ -161,6 +161,37 @@ async def test_what_the_broker_lost_is_owed_again_before_what_came_after_it(host
     assert await host.taken() == ["two"]
 
 
+async def test_what_the_broker_lost_waits_for_the_one_in_flight_behind_it_and_other_lanes_go_on(host: Host) -> None:
+    await host.accept(draft("one"))
+    await host.accept(draft("two"))
+    await host.meet("main", "server 1")
+    (one,) = await host.take()
+    await host.confirmed(one.row, PLACE)
+    (two,) = await host.take()
+    await host.meet("main", "server 2")
+    (lost,) = await host.to_verify("main", "server 2")
+    assert await host.lost(lost)
+    await host.accept(draft("elsewhere", Lane("main", "ada", "dm", "bob")))
+    assert await host.taken() == ["elsewhere"]
+    await host.confirmed(two.row, Place(8, "LOG", "server 2"))
+    assert await host.taken() == ["one"]
+
+
+async def test_what_was_confirmed_before_the_machine_started_again_is_kept_one_horizon_and_no_longer(
+    host: Host,
+) -> None:
+    host.ticks = 9_000_000
+    await host.accept(draft("one"))
+    (leased,) = await host.take()
+    await host.confirmed(leased.row, PLACE)
+    host.ticks = 1_000
+    await host.recover()
+    assert await host.release("main", "server 1", 1_000 + 3_999, horizon=4_000) == 0
+    assert (await host.show(leased.row.row)).state == "confirmed"
+    assert await host.release("main", "server 1", 1_000 + 4_000, horizon=4_000) == 1
+    assert (await host.show(leased.row.row)).state == "done"
+
+
 async def test_a_requeued_row_goes_where_the_old_one_went_and_the_chain_is_walkable(host: Host) -> None:
     lane = Lane("main", "ada", "dm", "bob")
     await host.accept(draft("one", lane, priority="now", max_age=5_000))

@@ -105,6 +105,9 @@ NOW = 10_000.0
         ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, DOWN, "restarting (exit code -9)"),
         ({"wanted": True, "phase": "unavailable", "why": "no Java."}, DOWN, "7 records wait): no Java."),
         ({"wanted": True, "phase": "restarting"}, None, None),
+        ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, {**DOWN, "deliver": "off"}, None),
+        ({"wanted": True, "phase": "running"}, {**RUNS, "behind": 9, "behind_s": 1e4, "deliver": "off"}, None),
+        ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, {**DOWN, "deliver": "on"}, "exit code -9"),
     ],
 )
 def test_delivery_is_a_problem_when_it_should_run_and_does_not_or_is_a_minute_behind(

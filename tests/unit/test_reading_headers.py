@@ -8,7 +8,7 @@ from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
 
 pytest.importorskip("pyarrow")
 
-from tidings.broker.jetstream import parse_time
+from tidings.broker.answers import parse_time
 from tidings.pipeline.plain import status_of
 from tidings.pipeline.reading import Page
 

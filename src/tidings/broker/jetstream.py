@@ -8,40 +8,22 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from tidings.broker.answers import NO_MESSAGE, ApiError, parse_time
 from tidings.broker.client import Connection, raw_headers, status_of
-from tidings.broker.ending import next_message
-from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, TidingsError, WireError
+from tidings.broker.ending import already_here, next_message
+from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, WireError
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
 
-EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
-EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-WRONG_LAST_SEQUENCE = 10071
-NO_ROOM = 10077
-NO_MESSAGE = 10037
-NO_STREAM = 10059
-NO_CONSUMER = 10014
 PAGE = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
-
-
-class ApiError(TidingsError):
-    """The broker answered, and its answer was no."""
-
-    code = "broker_refused"
-
-    def __init__(self, what: str, error: Mapping[str, Any]) -> None:
-        self.err_code = int(error.get("err_code", error.get("code", 0)))
-        self.description = str(error.get("description", ""))
-        super().__init__(f"{what}: {self.description} ({self.err_code})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +184,7 @@ class JetStream:
             await self.connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
                 first = await next_message(subscription, self.timeout)
-                for message in (first, *_already_here(subscription)):
+                for message in (first, *already_here(subscription)):
                     if (status := status_of(message)) is not None:
                         _check_status(stream, status)
                         return records
@@ -224,16 +206,6 @@ class JetStream:
         return int(answer["purged"])
 
 
-def _already_here(subscription: Any) -> Iterator[Any]:
-    """What has arrived, without waiting: `next_msg` costs a task and two turns of the loop for every message."""
-    queue = subscription._pending_queue
-    while not queue.empty():
-        message = queue.get_nowait()
-        subscription._pending_size -= len(message.data)
-        queue.task_done()
-        yield message
-
-
 def _check_status(stream: str, headers: Headers) -> None:
     """204 ends a page, 404 means there is nothing; anything else is a fault of ours or the broker's."""
     if headers.status in (204, 404):
@@ -250,15 +222,3 @@ def _direct_record(stream: str, block: bytes, payload: bytes) -> StoredRecord:
     except KeyError as error:
         raise LogGap(f"{stream} sent a record without its {error}") from None
     return StoredRecord(int(seq), parse_time(when), subject, own, payload)
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of the broker's RFC 3339 time (up to nine fractional digits)."""
-    base, _, fraction = text.rstrip("Z").partition(".")
-    return _seconds(base) * 1_000_000_000 + int((fraction + "000000000")[:9])
-
-
-@lru_cache(maxsize=64)
-def _seconds(base: str) -> int:
-    """Many records share their second."""
-    return int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp())

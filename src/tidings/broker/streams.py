@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidings.broker.answers import EPOCH_KEY, NO_STREAM, ApiError
 from tidings.broker.config import RESERVE
 from tidings.broker.grants import MAX_MESSAGE
-from tidings.broker.jetstream import NO_STREAM, ApiError, JetStream
+from tidings.broker.jetstream import JetStream
 from tidings.errors import StreamMismatch
 from tidings.wire.subjects import Subjects
 
 MINUTE_NS = 60 * 1_000_000_000
 BUDGET_KEY = "td.budget"
-EPOCH_KEY = "td.epoch"
 MAX_BUDGET = 8 * 1024**3
 MIN_BUDGET = 1024 * 1024
 MAX_FRAME = 600 * 1024

@@ -20,6 +20,7 @@ from tidings.cli import (
     doctor,
     host,
     inbox,
+    mcp,
     outbox,
     output,
     people,
@@ -58,6 +59,7 @@ for each in (
     about.config,
     about.version,
     demo.demo,
+    mcp.mcp,
 ):
     app.command()(each)
 app.add_typer(inbox.app, name="inbox")

@@ -121,6 +121,8 @@ async def _end_when(stopping: asyncio.Event, process: Any) -> None:
 def status(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """How durable delivery is. Exit code 3 if it should run and does not, or is more than a minute behind.
 
+    In a space with `deliver=off` neither is a problem.
+
     Examples:
 
       tidings pipeline status
@@ -148,6 +150,7 @@ def _show(facts: dict[str, Any]) -> None:
     rows = [
         ("running", f"yes, {facts['holder']}" if facts["running"] else "no"),
         ("supervisor", supervised["phase"] if supervised["wanted"] else "leaves it out"),
+        ("deliver", None if facts["deliver"] == "on" else "off for this space: nobody waits for durable copies"),
         ("behind", f"{facts['behind']} records, {facts['behind_s']:.1f} s"),
         ("delivered through", f"{facts['floor']} of {facts['head']}"),
         ("debts", f"{facts['debts'] or 0} of {facts['owners_in_debt'] or 0} agents"),
@@ -341,7 +344,7 @@ def quarantine(
 
 
 def _quarantined(path: str, count: int) -> list[dict[str, Any]]:
-    """A batch that was repeated wrote its rows again: each record counts once."""
+    """A lost checkpoint may have made a batch write its rows again: each record counts once."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(path):

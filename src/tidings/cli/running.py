@@ -298,7 +298,7 @@ def delivery_words(pipeline: dict[str, Any]) -> str:
     last = pipeline["figures"].get("last_batch_ms")
     return ", ".join(
         (
-            state,
+            state if pipeline["deliver"] == "on" else f"{state} (deliver=off)",
             f"{pipeline['behind']} records / {pipeline['behind_s']:.1f} s behind",
             f"{pipeline['debts'] or 0} debts",
             f"last batch {last:.0f} ms" if last else "no batch yet",

@@ -2,7 +2,8 @@
 
 A message with a `$JS.ACK` reply is a message, whatever its headers say; anything else is a word of the server, read
 only from the protocol's first line. Nothing is retried and nothing acknowledged here. The inbox is unsubscribed when
-the pull ends, which is also how the broker learns that nobody waits any more.
+the pull ends, which is also how the broker learns that nobody waits any more; what was on its way to a pull that is
+cancelled is given back.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, Literal
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import Delivery, parse_delivery
+from tidings.broker.acks import NAK, Delivery, parse_delivery
 from tidings.broker.client import Connection, status_of
-from tidings.broker.ending import next_message
+from tidings.broker.ending import already_here, next_message
 
 #: seconds beyond its own end after which a pull is taken to have been lost
 GRACE = 2.0
@@ -36,10 +37,25 @@ async def pull(connection: Connection, stream: str, consumer: str, batch: int, e
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(wanted).encode(), reply=inbox
         )
         return await _receive(subscription, batch, expires + GRACE, take)
+    except asyncio.CancelledError:
+        with suppress(NatsError, OSError, TimeoutError):
+            await _give_back(connection, subscription)
+        raise
     finally:
         if not connection.is_closed:
             with suppress(NatsError, OSError):
                 await subscription.unsubscribe()
+
+
+async def _give_back(connection: Connection, subscription: Any) -> None:
+    """Nobody looks any more: the broker is told, and what it had handed to this pull goes to the next one at once."""
+    if connection.is_closed:
+        return
+    await connection._send_unsubscribe(subscription._id)
+    await connection.flush(timeout=1)
+    for message in already_here(subscription):
+        if parse_delivery(message.reply) is not None:
+            await connection.publish(message.reply, NAK)
 
 
 async def _receive(subscription: Any, batch: int, patience: float, take: Take) -> Ended:

@@ -20,6 +20,7 @@ from tidings.wire.message import ExtensionPart, Part
 
 Kind = Literal["chat", "dm", "task"]
 _DOMAIN = b"tidings request 1\n"
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def fingerprint(request: Request) -> bytes:
     if request.data is not UNSET:
         fields["data"] = request.data
     try:
-        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        canonical = _CANONICAL.encode(fields)
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedMessage(f"cannot be written as JSON: {error}") from error
     return hashlib.sha256(_DOMAIN + canonical.encode("ascii")).digest()

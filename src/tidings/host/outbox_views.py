@@ -27,24 +27,24 @@ class OutboxRow(NamedTuple):
     accepted_at: int
     max_age: int
     state: str
-    attempts: int
-    next_attempt_at: int
-    lease_owner: str | None
-    lease_until: int | None
-    cancel_asked: int
-    doubt: int
-    seq: int | None
-    stream: str | None
-    incarnation: str | None
-    confirmed_at: int | None
-    confirmed_tick: int | None
-    late_seq: int | None
-    late_incarnation: str | None
-    code: str | None
-    words: str | None
-    ended_at: int | None
-    supersedes: int | None
-    superseded_by: int | None
+    attempts: int = 0
+    next_attempt_at: int = 0
+    lease_owner: str | None = None
+    lease_until: int | None = None
+    cancel_asked: int = 0
+    doubt: int = 0
+    seq: int | None = None
+    stream: str | None = None
+    incarnation: str | None = None
+    confirmed_at: int | None = None
+    confirmed_tick: int | None = None
+    late_seq: int | None = None
+    late_incarnation: str | None = None
+    code: str | None = None
+    words: str | None = None
+    ended_at: int | None = None
+    supersedes: int | None = None
+    superseded_by: int | None = None
 
 
 class BlockRow(NamedTuple):

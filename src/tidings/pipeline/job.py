@@ -376,7 +376,7 @@ class DeliverJob:
             if encoded.first <= self._cuts_from:  # a batch from before what we thought: its runs may span a cut
                 self._cuts_from = encoded.first - 1
                 encoded = self._encode(frame, self._cuts_from, None)
-            self.ledger.write_quarantine(encoded.poison)
+            self.ledger.write_quarantine(number, encoded.poison)
             self.deliverer.report_missing(self.folded.table, encoded.missing)
             batch = Batch(number, encoded.first - 1, encoded.last, head)
             self._offer(encoded, head)

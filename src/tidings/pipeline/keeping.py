@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.jetstream import EXPECT_SEQUENCE, NO_CONSUMER, NO_MESSAGE, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.answers import EXPECT_SEQUENCE, NO_CONSUMER, NO_MESSAGE, WRONG_LAST_SEQUENCE, ApiError
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.pipeline.delivering import Emptied
 from tidings.pipeline.plain import PlainConnection, PlainLine

@@ -1,7 +1,8 @@
 """The ledger: debts, deliveries and quarantine as Delta tables, readable by anyone without Spark.
 
-`deliveries` has one row for each range of a channel in a frame; a batch is written in one commit that carries its
-number, and a number already there is not written again. Delta does not check that: we do, against the same snapshot.
+`deliveries` has one row for each range of a channel in a frame, `quarantine` one for each poisoned record; a batch is
+written to each in one commit that carries its number, and a number already there is not written again. Delta does not
+check that: we do, against the same snapshot.
 `debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs; it is folded
 up now and then. The application id holds the identity of the checkpoint: a new checkpoint counts batches from zero.
 """
@@ -98,7 +99,7 @@ class DeltaLedger:
         self.epoch = epoch
         self._deliveries = open_table(paths.deliveries, DELIVERIES)
         self._debts = open_table(paths.debts, DEBTS)
-        open_table(paths.quarantine, QUARANTINE)
+        self._quarantine = open_table(paths.quarantine, QUARANTINE)
         self._order = 0
         self._debts_version = -1
         #: orders of the events of others that were applied: each counts once
@@ -157,8 +158,11 @@ class DeltaLedger:
     # --- the port of the deliverer ---
 
     def is_done(self, batch: Batch) -> bool:
-        version = self._deliveries.transaction_version(self._app)
-        return batch.number is not None and version is not None and version >= batch.number
+        return batch.number is not None and self._has(self._deliveries, batch.number)
+
+    def _has(self, table: DeltaTable, number: int) -> bool:
+        version = table.transaction_version(self._app)
+        return version is not None and version >= number
 
     def next_order(self) -> int:
         self._order = max(self._order + 1, time.time_ns())
@@ -187,19 +191,17 @@ class DeltaLedger:
             "at_ns": time.time_ns(),
         }
         table = pa.Table.from_pylist([asdict(row) | stamp for row in rows], schema=DELIVERIES)
-        transactions = [] if batch.number is None else [Transaction(self._app, batch.number)]
+        self._append(self._deliveries, table, batch.number)
+
+    def _append(self, to: DeltaTable, rows: pa.Table, number: int | None) -> None:
+        """One commit that carries the number of its batch; whoever else writes meanwhile is one too many."""
+        transactions = [] if number is None else [Transaction(self._app, number)]
+        commit = CommitProperties(app_transactions=transactions, max_commit_retries=0)
         try:
-            write_deltalake(
-                self._deliveries,
-                table,
-                mode="append",
-                commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
-            )
+            write_deltalake(to, rows, mode="append", commit_properties=commit)
         except CommitFailedError as error:
-            raise ConflictError(
-                f"somebody else writes {self.paths.deliveries}: is another pipeline running?"
-            ) from error
-        self._deliveries.update_incremental()
+            raise ConflictError(f"somebody else writes {to.table_uri}: is another pipeline running?") from error
+        to.update_incremental()
 
     def unread(self, owner: str, above: int) -> Mapping[str, int]:
         rows = self._deliveries.to_pyarrow_table(
@@ -208,10 +210,11 @@ class DeltaLedger:
         found = rows.group_by("channel").aggregate([("first", "min")]).to_pylist()
         return {row["channel"]: row["first_min"] for row in found}
 
-    def write_quarantine(self, poison: Iterable[Poison]) -> None:
+    def write_quarantine(self, number: int, poison: Iterable[Poison]) -> None:
+        """Keep aside what batch `number` found, unless an earlier attempt of it did."""
         rows = [asdict(each) | {"epoch": self.epoch, "at_ns": time.time_ns()} for each in poison]
-        if rows:
-            write_deltalake(self.paths.quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), mode="append")
+        if rows and not self._has(self._quarantine, number):
+            self._append(self._quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), number)
 
     def fold_debts(self, debts: Debts) -> None:
         """Write the table of debts anew once it has grown long; only what is open and untold is kept."""

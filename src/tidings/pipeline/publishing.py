@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidings.broker.jetstream import EXPECT_SEQUENCE, EXPECT_SUBJECT, WRONG_LAST_SEQUENCE
+from tidings.broker.answers import EXPECT_SEQUENCE, EXPECT_SUBJECT, WRONG_LAST_SEQUENCE
 from tidings.errors import LeaseLost
 from tidings.failpoints import reach
 from tidings.pipeline.plain import PlainConnection, Reply

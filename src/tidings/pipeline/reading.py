@@ -21,7 +21,7 @@ from operator import lt
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tidings.broker.jetstream import NO_MESSAGE, NO_STREAM, ApiError, parse_time
+from tidings.broker.answers import NO_MESSAGE, NO_STREAM, ApiError, parse_time
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, TidingsError, UsageError
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.plain import PlainConnection, PlainLost, status_of
@@ -129,6 +129,10 @@ class StreamReader:
     def following(self, subject: str, seq: int) -> Stored | None:
         """The first record of `subject` at or after a sequence, from the leader."""
         return self._get({"seq": seq, "next_by_subj": subject})
+
+    def newest(self, subject: str) -> Stored | None:
+        """The last record of `subject`, from the leader."""
+        return self._get({"last_by_subj": subject})
 
     def _get(self, body: dict[str, Any]) -> Stored | None:
         try:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,13 +47,17 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """`work`: a folder for Spark's files; `log`: where its words go (`work`/spark.log); `more`: any Spark settings."""
+    """`work`: a folder for Spark's files; `log`: where its words go (`work`/spark.log).
+
+    `java`: options of the driver's JVM; `more`: any Spark settings.
+    """
 
     work: Path
     master: str = "local[*]"
     name: str = "tidings"
     memory: str = "700m"
     log: Path | None = None
+    java: str = "-XX:+UseSerialGC"
     more: dict[str, str] = field(default_factory=dict)
 
 
@@ -113,7 +118,9 @@ def missing() -> str | None:
     return None
 
 
+@cache
 def _version(java: str) -> int:
+    """Asking takes as long as starting a JVM, and is asked twice before each start."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
         words = said.split('"')[1].split(".")
@@ -173,7 +180,7 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     config.write_text(_logging(log))
     chosen = {
         "spark.driver.memory": settings.memory,
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Dlog4j2.configurationFile=file:{config}",
+        "spark.driver.extraJavaOptions": f"{settings.java} -Dlog4j2.configurationFile=file:{config}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",

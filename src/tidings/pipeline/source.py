@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tidings.broker.streams import EPOCH_KEY
+from tidings.broker.answers import EPOCH_KEY
 from tidings.errors import LogGap, LogRegressed, UsageError
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.reading import Missing, Page, Place, StreamReader

@@ -1,7 +1,8 @@
 """How durable delivery is, asked of the broker with the pipeline's own credential. Needs neither Spark nor the steward.
 
 A pipeline runs if it beat within `SILENCE` seconds and did not say that it stopped. It is behind by the records after
-its floor, and by the age of the oldest of them. Ages compare the broker's clock with this machine's.
+its floor, and by the age of the oldest of them. Ages compare the broker's clock with this machine's. Whether the space
+wants delivery is taken from its newest record as it stands: only the steward can write there.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tidings.errors import OutcomeUnknown
+from tidings.errors import OutcomeUnknown, WireError
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.keeping import BEAT_KEY, FIGURES_KEY, FLOOR_KEY
 from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.reading import Page, Place, StreamReader
 from tidings.space.home import SpaceHome
+from tidings.wire import rulings
 from tidings.wire.subjects import Subjects
 
 #: a beat older than this is no life: the lease passes on after six seconds, and two cores may be busy
@@ -47,6 +49,8 @@ class Delivery:
     owners_in_debt: int | None = None
     figures: dict[str, Any] = field(default_factory=dict)
     figures_at: float | None = None
+    #: what the space record says: with "off" nobody waits for durable copies
+    deliver: str = "on"
     at: float = field(default_factory=time.time)
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) 
         kept = {key: reader.ask(partial(_kept, subjects=info.subjects, key=key)) for key in keys}
         floor = min(int(_value(kept[FLOOR_KEY]).get("seq", 0)), head)
         waiting = reader.following(">", floor + 1) if floor < head else None
-        return _delivery(head, floor, waiting, kept, time.time())
+        return replace(_delivery(head, floor, waiting, kept, time.time()), deliver=_switch(reader, info.subjects))
     finally:
         reader.close()
 
@@ -86,6 +90,15 @@ def _delivery(head: int, floor: int, waiting: Stored | None, kept: Mapping[str, 
         figures_at=reported.time_ns / 1e9 if reported else None,
         at=now,
     )
+
+
+def _switch(reader: StreamReader, subjects: Subjects) -> str:
+    record = reader.newest(subjects.space_record)
+    try:
+        said = rulings.decode("space", record.payload) if record else None
+    except WireError:
+        return "on"
+    return said.parts.deliver if isinstance(said, rulings.Space) else "on"
 
 
 def _beats(beat: Stored | None, now: float) -> bool:
@@ -111,9 +124,10 @@ def _kept(connection: PlainConnection, subjects: Subjects, key: str) -> Stored |
 def problems_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float) -> list[str]:
     """What is wrong with durable delivery. `told`: the supervisor's word on it; `facts`: the broker's, if it answered.
 
-    It should run if the supervisor was not told to leave it out. Starting is no problem for three minutes.
+    It should run if the supervisor was not told to leave it out. Starting is no problem for three minutes. A space that
+    switched delivery off has no problem with it.
     """
-    if facts is None:
+    if facts is None or facts.get("deliver") == "off":
         return []
     late = f"durable copies are delayed, {facts['behind']} records behind"
     if facts["running"]:

@@ -9,7 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.jetstream import EXPECT_SEQUENCE, WRONG_LAST_SEQUENCE, ApiError, JetStream
+from tidings.broker.answers import EXPECT_SEQUENCE, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.jetstream import JetStream
 from tidings.errors import ConflictError
 from tidings.wire.names import check_token
 from tidings.wire.subjects import Subjects

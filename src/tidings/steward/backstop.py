@@ -2,7 +2,7 @@
 
 Learnt from the state bucket, looked at once a second at most. Whoever delivers beats there; it runs while its beat
 changes, timed by this steward's own clock, so that clocks which differ do not matter and a beat that was already there
-when we looked for the first time proves nothing. The steward never waits for it.
+when we looked for the first time proves nothing. How late it is, is timed by the same clock. The steward never waits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ BEAT_KEY, FLOOR_KEY, FIGURES_KEY = "beat.deliver", "floor.deliver", "figures.del
 LOOK_EVERY = 1.0
 #: twice the time to live of the deliver lease
 SILENT_AFTER = 6.0
+MOST_WAITING = 64
 
 
 class BackstopWatch:
@@ -30,6 +31,8 @@ class BackstopWatch:
         self._changed = float("-inf")
         self._floor: int | None = None
         self._figures: dict[str, Any] = {}
+        #: (when a head was seen first, that head), oldest first, those that are not delivered yet
+        self._waiting: list[tuple[float, int]] = []
 
     @property
     def running(self) -> bool:
@@ -57,7 +60,17 @@ class BackstopWatch:
         """For agents. `behind` is None while nothing was ever delivered."""
         if self._floor is None:
             return Backstop(running=self.running)
-        return Backstop(running=self.running, behind=max(0, head - self._floor), floor=self._floor)
+        late = round(self._late(head, self._floor), 1)
+        return Backstop(running=self.running, behind=max(0, head - self._floor), floor=self._floor, late_s=late)
+
+    def _late(self, head: int, floor: int) -> float:
+        """Seconds since we saw the oldest head that is not delivered yet."""
+        self._waiting = [(seen, seq) for seen, seq in self._waiting if floor < seq <= head]
+        if head > floor and (not self._waiting or self._waiting[-1][1] < head):
+            self._waiting.append((self._clock(), head))
+        if len(self._waiting) > MOST_WAITING:  # a backstop that stands still: how long is all that matters
+            del self._waiting[1::2]
+        return self._clock() - self._waiting[0][0] if self._waiting else 0.0
 
     def health(self, head: int) -> dict[str, Any]:
         known = self.fact(head)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.broker.acks import ACK_WAIT
-from tidings.broker.jetstream import NO_CONSUMER, ApiError
+from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, NameTaken, UsageError
 from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView

@@ -15,14 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.jetstream import (
-    EXPECT_SEQUENCE,
-    EXPECT_SUBJECT,
-    NO_ROOM,
-    WRONG_LAST_SEQUENCE,
-    ApiError,
-    JetStream,
-)
+from tidings.broker.answers import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.jetstream import JetStream
 from tidings.broker.streams import set_gate
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
 from tidings.space.state import StateBucket

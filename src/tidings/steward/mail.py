@@ -17,7 +17,8 @@ import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from tidings.broker.jetstream import NO_CONSUMER, ApiError, StoredRecord
+from tidings.broker.answers import NO_CONSUMER, ApiError
+from tidings.broker.jetstream import StoredRecord
 from tidings.steward.quotas import MOST_INVENTED
 from tidings.steward.receipts import tell_senders
 from tidings.steward.retention import archive_needs

@@ -23,10 +23,11 @@ from typing import Any
 import msgspec
 from nats.errors import Error as NatsError
 
+from tidings.broker.answers import EPOCH_KEY, NO_STREAM, ApiError
 from tidings.broker.client import Connection, close_quietly, connect
-from tidings.broker.jetstream import NO_STREAM, ApiError, JetStream
+from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import read_private, write_private
-from tidings.broker.streams import EPOCH_KEY, GateState, gate_of, set_epoch, set_gate
+from tidings.broker.streams import GateState, gate_of, set_epoch, set_gate
 from tidings.errors import (
     ConflictError,
     LeaseLost,

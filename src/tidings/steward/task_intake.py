@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from nats.errors import Error as NatsError
 
+from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.client import raw_headers
 from tidings.broker.ending import next_message
-from tidings.broker.jetstream import NO_CONSUMER, ApiError, StoredRecord
+from tidings.broker.jetstream import StoredRecord
 from tidings.steward.task_rules import TaskState, asked_deadline
 from tidings.wire.envelope import Refused, open_record
 from tidings.wire.subjects import Task

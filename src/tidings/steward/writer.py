@@ -14,7 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from tidings import failpoints
-from tidings.broker.jetstream import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, JetStream
+from tidings.broker.answers import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.jetstream import JetStream
 from tidings.broker.streams import set_gate
 from tidings.errors import LeaseLost, LogFull, OutcomeUnknown, TidingsError, UnhealthyError
 from tidings.space.fold import LogRecord, Table, Verdict

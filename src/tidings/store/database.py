@@ -1,17 +1,19 @@
 """A SQLite database of this host: one writer thread with group commit, readers that cannot write, typed failures.
 
-    caller -> queue -> writer: BEGIN IMMEDIATE, each job in a savepoint, COMMIT (synced) -> every caller is answered
+    caller -> queue -> writer: BEGIN IMMEDIATE, every job that waits, COMMIT (synced) -> every caller is answered
 
-Nobody is answered before the commit that holds its job has returned. A job that raises is undone alone; a commit that
-fails fails all of it, leaves nothing, and the next job tries anew, so that a full disk needs no restart. Nobody else
-writes or checkpoints: a lock of the kernel beside the file keeps other processes out. A file that is damaged, not ours
-or newer than this code is refused by name and never replaced. What a job does is not known here.
+Nobody is answered before the commit that holds its job has returned. A job that raises is undone alone: its group is
+done again, each job in a savepoint of its own. A commit that fails fails all of it, leaves nothing, and the next job
+tries anew, so that a full disk needs no restart. Nobody else writes or checkpoints: a lock of the kernel beside the
+file keeps other processes out. A file that is damaged, not ours or newer than this code is refused by name and never
+replaced. What a job does is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import sqlite3
 import tempfile
@@ -28,6 +30,7 @@ from urllib.parse import quote
 
 from tidings.broker.private_files import check_private, locked, private_dir
 from tidings.errors import (
+    ConfigError,
     SpaceBusy,
     StoreBroken,
     StoreBusy,
@@ -39,8 +42,11 @@ from tidings.errors import (
 )
 from tidings.failpoints import reach
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
+#: opens a file in a mode of SQLite's ("rw", "ro"); `testing/power.py` has another one
+Connect = Callable[[Path, str], sqlite3.Connection]
 
 #: jobs in one commit
 GROUP = 256
@@ -53,6 +59,8 @@ CHECKED_BYTES = 64 * 1024 * 1024
 CLOSE_PATIENCE = 10.0
 #: steps of SQLite's machine after which a long statement looks whether the database is being closed
 LOOK_UP_EVERY = 100_000
+#: how every commit reaches the disk before anybody is answered
+DURABILITY = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 67108864")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -84,6 +92,17 @@ class _Job(Generic[T]):
             self.future.set_exception(self.error)
 
 
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection for any thread that begins no transaction by itself."""
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=CACHED_STATEMENTS,
+    )
+
+
 class Database:
     """`write` and `read` take a job, a function of a connection. Opening it blocks, and is done in `__init__`."""
 
@@ -94,8 +113,10 @@ class Database:
         *,
         clock: Callable[[], float] = time.time,
         readers: int = 2,
+        connect: Connect = connect,
     ) -> None:
         self.path, self.clock = path, clock
+        self._connect = connect
         #: commits and jobs done since this was opened
         self.commits = self.jobs = 0
         self._migrations = migrations
@@ -109,7 +130,7 @@ class Database:
             self._lock()
             self._connection: sqlite3.Connection | None = self._opened()
             opening.pop_all()
-        self._own_readers = _Readers(path, readers, self._failure)
+        self._own_readers = _Readers(path, readers, self._failure, connect)
         self._writer = threading.Thread(target=self._write_until_closed, name=f"{path.name} writer", daemon=True)
         self._writer.start()
 
@@ -202,17 +223,41 @@ class Database:
         return found
 
     def _do(self, group: list[_Job[Any]]) -> None:
-        """Do a group in as few transactions as it can be: one, unless SQLite itself gave one up."""
+        """Do a group in as few transactions as it can be: one, unless a job fails or SQLite itself gave one up."""
+        hopeful = len(group) > 1
         while group:
             try:
                 connection = self._begun()
             except Exception as error:  # noqa: BLE001  it belongs to every caller; the next group tries anew
                 self._fail_all(group, self._failure(error))
                 return
+            if hopeful:
+                done = self._do_all(connection, group)
+                self._end(connection, group[:done])
+                group, hopeful = group[done:], bool(done)
+                continue
             taken = self._do_each(connection, group)
             again = self._innocent(connection, group[:taken])
             self._end(connection, [job for job in group[:taken] if job not in again])
             group = again + group[taken:]
+
+    def _do_all(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
+        """Do a group in which nothing fails, as in most: all of it, or as far as there was a transaction.
+
+        0: a job failed, everything was undone, and each needs a savepoint.
+        """
+        try:
+            for number, job in enumerate(group, 1):
+                job.value = job.run(connection)
+                if not connection.in_transaction:
+                    return number
+        except Exception as error:  # noqa: BLE001  it is met again when the job is done alone
+            log.debug("a group of %d is done one by one: %s", len(group), error)
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            return 0
+        return len(group)
 
     def _do_each(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> int:
         """How many were done until the transaction was gone, or all."""
@@ -268,6 +313,8 @@ class Database:
 
     def _end(self, connection: sqlite3.Connection, group: list[_Job[Any]]) -> None:
         """Commit, then answer. Without a transaction to commit nothing of the group is kept."""
+        if not group:
+            return
         try:
             if connection.in_transaction:
                 reach("store.before_commit")
@@ -315,11 +362,16 @@ class Database:
     # ------------------------------------------------------------------------------------------- opening the file
 
     def _lock(self) -> None:
-        private_dir(self.path.parent)
         try:
+            private_dir(self.path.parent)
             self._held.enter_context(locked(self.path.with_name(f"{self.path.name}.lock"), f"use {self.path}"))
         except SpaceBusy as error:
             raise StoreBusy(f"{error}: one process uses it at a time; `tidings host status` shows which") from error
+        except (ConfigError, OSError) as error:
+            cause = error.__cause__ if isinstance(error, ConfigError) else error
+            if isinstance(cause, OSError) and cause.errno in (*_NO_ROOM, errno.EROFS):
+                raise self._disk_failure(cause) from error
+            raise
 
     def _opened(self, *, again: bool = False) -> sqlite3.Connection:
         """A connection that may write, its schema ours. `again`: the file was there and must still be."""
@@ -327,13 +379,7 @@ class Database:
             self._create_if_missing()
         try:
             check_private(self.path)
-            connection = sqlite3.connect(
-                f"file:{quote(str(self.path))}?mode={WRITER_MODE}",
-                uri=True,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=CACHED_STATEMENTS,
-            )
+            connection = self._connect(self.path, WRITER_MODE)
         except sqlite3.Error as error:
             raise self._failure(error) from error
         try:
@@ -367,9 +413,8 @@ class Database:
                 f"{self.path} has version {version}, this Tidings knows {len(steps)}: use the Tidings that wrote it, "
                 "or set TIDINGS_HOME to another directory"
             )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        for setting in DURABILITY:
+            connection.execute(f"PRAGMA {setting}")
         for number in range(version, len(steps)):
             self._migrate(connection, number, steps[number], ours)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -470,8 +515,10 @@ def _answer_each(jobs: list[_Job[Any]]) -> None:
 class _Readers:
     """A few threads with a connection each that cannot write."""
 
-    def __init__(self, path: Path, count: int, failure: Callable[[BaseException], BaseException]) -> None:
-        self._path, self._failure = path, failure
+    def __init__(
+        self, path: Path, count: int, failure: Callable[[BaseException], BaseException], connect: Connect
+    ) -> None:
+        self._path, self._failure, self._connect = path, failure, connect
         self._mine = threading.local()
         self._closed = False
         self._connections: list[sqlite3.Connection] = []
@@ -509,8 +556,7 @@ class _Readers:
     def _connected(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._mine, "connection", None)
         if connection is None:
-            address = f"file:{quote(str(self._path))}?mode=ro"
-            connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+            connection = self._connect(self._path, "ro")
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
             connection.set_progress_handler(lambda: self._closed, LOOK_UP_EVERY)

@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,15 +81,17 @@ class StewardChild(Child):
 
 
 @asynccontextmanager
-async def child(*command: str | Path, failpoint: str = "") -> AsyncIterator[Child]:
-    """Run `python <command>`; `failpoint` is where it strikes itself."""
+async def child(
+    *command: str | Path, failpoint: str = "", more: Mapping[str, str] | None = None
+) -> AsyncIterator[Child]:
+    """Run `python <command>`; `failpoint` is where it strikes itself, `more` is added to its environment."""
     sources = str(Path(tidings.__file__).parents[1])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": sources, "TIDINGS_FAILPOINT": failpoint},
+        env={**os.environ, "PYTHONPATH": sources, "TIDINGS_FAILPOINT": failpoint, **(more or {})},
         preexec_fn=die_with_parent,
     )
     try:

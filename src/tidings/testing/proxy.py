@@ -10,7 +10,7 @@ No root is needed, and only what runs through this proxy is affected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 CHUNK = 65_536
@@ -31,6 +31,8 @@ class FaultProxy:
         #: forward a byte at a time
         self.split = False
         self.connections = 0
+        #: called with the number of a connection and the bytes that came back through it so far
+        self.on_answer: Callable[[int, int], None] = lambda _connection, _bytes: None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -54,18 +56,22 @@ class FaultProxy:
             return
         self.connections += 1
         self._writers |= {writer, onward}
-        for source, sink in ((reader, onward), (there, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
+        for source, sink, number in ((reader, onward, None), (there, writer, self.connections)):
+            task = asyncio.create_task(self._pump(source, sink, number))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, number: int | None) -> None:
         """Chunks keep their order and each its delay: they are stamped when read and written when due."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         writing = asyncio.create_task(self._drain(waiting, sink))
         loop = asyncio.get_running_loop()
+        heard = 0
         with suppress(OSError):
             while data := await source.read(CHUNK):
+                heard += len(data)
+                if number is not None:
+                    self.on_answer(number, heard)
                 while self.stalled:
                     await asyncio.sleep(0.01)
                 if not self.black_hole:

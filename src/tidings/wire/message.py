@@ -176,6 +176,20 @@ def compose(
     return _frozen(draft)
 
 
+def around(message: Message, part: ExtensionPart) -> Message:
+    """`part` as the only content of a message with the id, time, sender and priority of `message`.
+
+    For what we make ourselves and know to be readable: if `message` was read back once, so would this be.
+    """
+    outer = Message(id=message.id, ts=message.ts, sender=message.sender, parts=(part,), priority=message.priority)
+    if not message.raw:
+        return _frozen(outer)
+    payload = strict_json.write(document(outer))
+    if len(payload) > MAX_PAYLOAD:
+        raise TooLarge(f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD}: send an artifact reference")
+    return msgspec.structs.replace(outer, raw=payload)
+
+
 def encode(message: Message) -> bytes:
     """The bytes to send. A message that has bytes keeps them; one that was changed since must be composed anew."""
     if message.raw:

@@ -87,17 +87,23 @@ class Agent:
         return self.status != "offline"
 
 
+#: seconds a record may wait for its copies before they are called late: a batch and a look of the steward take as long
+TOLERATED_S = 3.0
+
+
 class Backstop(msgspec.Struct, frozen=True):
     """How far durable copies are: whether somebody makes them, how many records they lag, and where they are."""
 
     running: bool = False
     behind: int | None = None
     floor: Count = 0
+    #: seconds since the steward knows of the oldest record that is behind
+    late_s: float = 0.0
 
     @property
     def delay(self) -> str:
         """What to say of durable copies that are late; empty if they are not."""
-        if self.running and not self.behind:
+        if self.running and (not self.behind or self.late_s < TOLERATED_S):
             return ""
         late = "durable copies delayed" + (f", {self.behind:,} behind" if self.behind else "")
         return late if self.running else f"the backstop is not running: {late}"

@@ -61,13 +61,7 @@ def seal_message(key: KeyPair, target_id: str, message: Message, *, nonce: bytes
         plaintext, _bound_to(target_id, message.id), nonce, _pair_key(key, key.id, check_agent_id(target_id))
     )
     body = {"v": VERSION, "n": base64.b64encode(nonce).decode(), "ct": base64.b64encode(ciphertext).decode()}
-    return wire.compose(
-        message.sender,
-        parts=[ExtensionPart(SEALED_KIND, body)],
-        priority=message.priority,
-        id=message.id,
-        ts=message.ts,
-    )
+    return wire.around(message, ExtensionPart(SEALED_KIND, body))
 
 
 def open_sealed(key: KeyPair, sender_id: str, message: Message, *, target_id: str | None = None) -> Message:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tidings.broker import jwt
+from tidings.broker.answers import ApiError
 from tidings.broker.client import connect, raw_headers
-from tidings.broker.jetstream import ApiError, JetStream
+from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
 from tidings.space.administration import administer

@@ -1,0 +1,106 @@
+"""`tidings mcp`: an agent of a space for a coding agent, over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidings.cli import completion, output
+from tidings.cli.options import HomeOption, Place, SpaceOption, place
+from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
+
+if TYPE_CHECKING:
+    from tidings.endpoint.identity import Identity
+    from tidings.host.client import HostClient, Session
+
+START_WITHIN = 30.0
+
+
+def mcp(
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Agent to be.", metavar="NAME", autocompletion=completion.agents),
+    ] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    session_file: Annotated[
+        Path | None,
+        typer.Option("--session-file", help="Use the session in this file, and leave it open.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Serve the Model Context Protocol on standard input and output: for coding agents, not for people.
+
+    Uses the host of this machine, and starts it if none runs. Standard output holds the protocol and nothing else. It
+    ends when its client does; what it has claimed goes back. `docs/mcp.md` tells how to add it to your coding agent.
+
+    Examples:
+
+      tidings mcp --agent ada
+
+      tidings mcp --agent ada --space lab
+    """
+    try:
+        from tidings.mcp.host_desk import HostDesk
+        from tidings.mcp.server import serve
+    except ImportError as error:
+        raise PrerequisiteMissing(f"{error.name} is not installed: pip install 'tidings[host,mcp]'") from error
+    logging.basicConfig(level=logging.WARNING, format="tidings mcp: %(message)s", stream=sys.stderr)
+    where = place(space, home, agent)
+    if session_file is None:
+        asyncio.run(_identity(where))  # an agent that is not there is found before a host is started for it
+        desk = HostDesk(lambda: running_host(where), lambda host: _session(host, where))
+    else:
+        desk = HostDesk(lambda: running_host(where), lambda _: _borrowed(session_file, where, agent), borrowed=True)
+    output.say(f"tidings mcp: {desk.name} in {desk.space}")
+    asyncio.run(serve(desk))
+
+
+def running_host(where: Place) -> HostClient:
+    """The host of this home; started if there is none, and said so."""
+    from tidings.host.client import HostClient
+
+    home = where.settings.home
+    found = HostClient.find(home)
+    if found is not None:
+        return found
+    output.say("tidings mcp: no host runs, starting one")
+    _start_host(home)
+    deadline = time.monotonic() + START_WITHIN
+    while time.monotonic() < deadline:
+        found = HostClient.find(home)
+        if found is not None:
+            return found
+        time.sleep(0.05)
+    raise HostUnreachable(f"the host of {home} did not answer within {START_WITHIN:.0f} s: see `tidings host status`")
+
+
+def _start_host(home: Path) -> None:
+    # its words go to standard error: standard output is the protocol's
+    command = [sys.executable, "-m", "tidings.cli", "host", "up", "--home", str(home)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=START_WITHIN, check=False)
+
+
+async def _identity(where: Place) -> Identity:
+    from tidings.endpoint.identity import local_identity
+
+    return await local_identity(where.home, where.agent)
+
+
+def _session(host: HostClient, where: Place) -> Session:
+    return host.session(asyncio.run(_identity(where)), receive=True, program="mcp")
+
+
+def _borrowed(path: Path, where: Place, agent: str | None) -> Session:
+    from tidings.host.client import Session
+
+    session = Session.from_file(path, where.settings.home)
+    if agent is not None and session.name != agent:
+        raise UsageError(f"the session in {path} is of {session.name}, not of {agent}")
+    return session

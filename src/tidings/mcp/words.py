@@ -1,0 +1,122 @@
+"""From the host's facts to the models of the answers, and from those to words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidings.mcp import answers
+from tidings.mcp.answers import in_words
+from tidings.mcp.desk import Facts
+from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted
+
+
+def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str]) -> list[str]:
+    steps = [f'finish_task(task="{task}", ...): you hold it' for task in held]
+    if unread:
+        steps.append("read_inbox: messages wait for you")
+    if roles and not held:
+        steps.append(f'claim_task(role="{roles[0]}"): see whether somebody needs you')
+    return [*steps, "who and channels: see who is here and where they talk"]
+
+
+def orientation(found: answers.Orientation) -> str:
+    lines = [
+        f"You are {found.name} ({found.id}) in the space {found.space}.",
+        f"Roles: {', '.join(found.roles) or 'none known'}. Channels: {', '.join(found.channels) or 'none known'}.",
+        f"Unread: {found.unread_direct} direct, {found.unread_channel} in channels.",
+        f"Here now: {', '.join(found.here) or 'nobody else'}.",
+    ]
+    lines += [f"{found.waiting_to_leave} of your messages wait to leave."] if found.waiting_to_leave else []
+    return "\n".join([*lines, *found.notes, "Next:", *(f"- {each}" for each in found.next)])
+
+
+def agent(facts: Facts, me: str) -> answers.AgentLine:
+    seen = facts.get("last_seen")
+    return answers.AgentLine(
+        name=on_a_line(str(facts["name"])),
+        id=str(facts["id"]),
+        roles=[on_a_line(str(role)) for role in facts.get("roles") or ()],
+        status=str(facts.get("status") or "offline"),
+        activity=neutral(facts["activity"]) if facts.get("activity") else None,
+        model=neutral(facts["model"]) if facts.get("model") else None,
+        attention=facts.get("attention"),
+        last_seen=None if seen is None else moment(seen * 1000),
+        me=facts["id"] == me,
+    )
+
+
+def agent_line(agent: answers.AgentLine) -> str:
+    about = [
+        agent.status,
+        "you" if agent.me else "",
+        f"roles {', '.join(agent.roles)}" if agent.roles else "",
+        f"activity {quoted(agent.activity)}" if agent.activity else "",
+        f"last seen {agent.last_seen}" if agent.status == "offline" and agent.last_seen else "",
+    ]
+    return f"{agent.name}: " + ", ".join(part for part in about if part)
+
+
+def channel(facts: Facts) -> answers.ChannelLine:
+    known = neutral_data(facts)
+    name = known.pop("name", None) or known.pop("channel", "")
+    joined = known.pop("joined", None)
+    return answers.ChannelLine(
+        name=on_a_line(str(name)), joined=joined, facts={k: v for k, v in known.items() if v is not None}
+    )
+
+
+def outbox_line(facts: Facts, names: Mapping[str, str]) -> answers.OutboxLine:
+    to = str(facts["to"])
+    return answers.OutboxLine(
+        id=str(facts["id"]),
+        to=on_a_line(names.get(to, to)),
+        kind=str(facts["kind"]),
+        state=str(facts["state"]),
+        attempts=int(facts.get("attempts") or 0),
+        accepted_at=facts.get("accepted"),
+        reason=neutral(str(facts["words"])) if facts.get("words") else None,
+    )
+
+
+def waits(facts: Facts) -> bool:
+    """Has it still to leave?"""
+    return facts["state"] in ("pending", "inflight")
+
+
+def sent(sent: answers.Sent) -> str:
+    how = {
+        "stored": "is stored on this machine and leaves by itself",
+        "confirmed": "is confirmed: the space has it",
+    }.get(sent.stage, f"is {sent.stage}")
+    return "\n".join([f"Message {sent.id} {how}.", *(f"Note: {each}" for each in sent.warnings)])
+
+
+def window(window: answers.InboxWindow) -> str:
+    opening = [f"{window.acknowledged} messages became read."] if window.acknowledged else []
+    if not window.messages:
+        return "\n".join([*opening, "Nothing is unread."])
+    opening.append(f"{len(window.messages)} unread messages{', and more wait' if window.more else ''}.")
+    closing = [
+        f'Call acknowledge_inbox with receipt="{window.receipt}" once you have them; until then they stay unread.'
+    ]
+    closing += [
+        f'Call read_message with id="{each.id}" for the rest of that message.'
+        for each in window.messages
+        if each.truncated
+    ]
+    return in_words(window.messages, opening, closing)
+
+
+def report(report: answers.TaskReport) -> str:
+    lines = [f"Task {report.id} is {report.state}" + (f", attempt {report.attempt}." if report.attempt else ".")]
+    lines += [f"Cause: {report.cause}."] if report.cause else []
+    lines += [f"Reason: {quoted(each)}" for each in report.reasons]
+    if report.text or report.parts:
+        content = answers.with_parts(report.text, report.parts)
+        fence = Fence([content])
+        lines += [fence.legend, fence.around(report.worker or "the worker", content)]
+    return "\n".join(lines)
+
+
+def deadline(moment_in_time: float | str | None) -> str | None:
+    return moment(moment_in_time * 1000) if isinstance(moment_in_time, int | float) else moment_in_time

@@ -1,0 +1,330 @@
+"""Coding agents on a real space: `tidings mcp` as a process, asked by the SDK's own client, over the real host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp_types import CallToolResult, TextResourceContents
+
+from terminal import Terminal
+from tidings.endpoint.identity import local_identity
+from tidings.host.client import HostClient, Session
+from tidings.host.daemon import Daemon
+from tidings.space.administration import create_space
+from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
+from tidings.testing.waiting import eventually
+
+SOURCES = str(Path(__file__).parents[2] / "src")
+PATIENCE = 20.0
+
+
+def command(home: Path, agent: str) -> list[str]:
+    return ["-m", "tidings.cli", "mcp", "--agent", agent, "--home", str(home)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": SOURCES}
+
+
+@asynccontextmanager
+async def hosted(home: Path) -> AsyncIterator[Daemon]:
+    """The host of a home, in this process."""
+    daemon = Daemon(home)
+    running = asyncio.create_task(daemon.run())
+    await eventually(lambda: daemon.ready.is_set() or running.done(), what="the host answers")
+    try:
+        yield daemon
+    finally:
+        daemon.stopping.set()
+        await asyncio.wait_for(running, 30)
+
+
+@pytest.fixture
+async def host(space: RealSpace) -> AsyncIterator[Daemon]:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with hosted(space.home.home) as daemon:
+        yield daemon
+
+
+async def peer(space: RealSpace, name: str) -> Session:
+    """Another program of this machine: it needs no server of its own. Its calls block, so they are made in threads."""
+    identity = await local_identity(space.home, name)
+    return await asyncio.to_thread(HostClient(space.home.home).session, identity, receive=True, program="test")
+
+
+class CodingAgent:
+    """What a coding agent does with its server."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def raw(self, tool: str, **arguments: Any) -> CallToolResult:
+        async with asyncio.timeout(PATIENCE):
+            answer = await self.client.call_tool(tool, arguments)
+        assert isinstance(answer, CallToolResult)
+        return answer
+
+    async def __call__(self, tool: str, **arguments: Any) -> Any:
+        answer = await self.raw(tool, **arguments)
+        assert not answer.is_error, answer.content
+        return answer.structured_content
+
+    async def connected(self) -> None:
+        """Its agent's session is open: asked again while it is not."""
+        await eventually(lambda: self._reachable(), what="the space answers", within=PATIENCE)
+
+    async def _reachable(self) -> bool:
+        return bool((await self("orient"))["reachable"])
+
+
+@asynccontextmanager
+async def coding(home: Path, *names: str) -> AsyncIterator[list[CodingAgent]]:
+    async with AsyncExitStack() as stack:
+        found = []
+        for name in names:
+            started = StdioServerParameters(command=sys.executable, args=command(home, name), env=environment())
+            found.append(CodingAgent(await stack.enter_async_context(Client(stdio_client(started)))))
+        for each in found:
+            await each.connected()
+        yield found
+
+
+async def test_two_coding_agents_talk_through_two_servers(space: RealSpace, host: Daemon) -> None:
+    async with coding(space.home.home, "ada", "bob") as (ada, bob):
+        await _channel(ada, bob)
+        await _mail(ada, bob)
+        await _task(ada, bob)
+    assert await _sessions(host) == 0
+
+
+async def _sessions(daemon: Daemon) -> int:
+    """How many programs have a session."""
+    return await daemon.host.database.read(lambda c: int(c.execute("SELECT count(*) FROM session").fetchone()[0]))
+
+
+async def _channel(ada: CodingAgent, bob: CodingAgent) -> None:
+    """What ada says in a channel reaches bob, who was told that it came."""
+    assert (await bob("join", channel="general"))["facts"]["state"] in ("opened", "resumed")
+    uris = ["tidings://inbox", "tidings://channel/general"]
+    async with bob.client.listen(resource_subscriptions=uris) as changes:
+        sent = await ada("send", channel="general", text="hello all", mentions=["bob"], wait=10)
+        assert sent["stage"] == "confirmed"
+        async with asyncio.timeout(PATIENCE):
+            assert {(await anext(changes)).uri, (await anext(changes)).uri} == set(uris)  # type: ignore[union-attr]
+    (page,) = (await bob.client.read_resource("tidings://channel/general")).contents
+    assert isinstance(page, TextResourceContents)
+    assert [each["text"] for each in json.loads(page.text)["messages"]] == ["hello all"]
+    window = await bob("read_inbox")
+    (message,) = window["messages"]
+    assert (message["sender"]["name"], message["text"], message["mentions_me"]) == ("ada", "hello all", True)
+    assert await bob("acknowledge_inbox", receipt=window["receipt"]) == {"acknowledged": 1}
+    assert [each["name"] for each in (await bob("channels"))["channels"]] == ["general"]
+
+
+async def _mail(ada: CodingAgent, bob: CodingAgent) -> None:
+    """A direct message waits until bob has acknowledged it; then ada can see that it was read."""
+    waiting = asyncio.create_task(bob("read_inbox", wait=15))
+    first = await ada("direct_message", to="bob", text="for you \x1b[2J only", data={"n": 1}, wait=10)
+    lost, again = await waiting, await bob("read_inbox")
+    assert [each["id"] for each in lost["messages"]] == [each["id"] for each in again["messages"]] == [first["id"]]
+    (message,) = again["messages"]
+    assert message["text"] == "for you \\u{1b}[2J only"
+    assert {"kind": "data", "data": {"n": 1}} in message["parts"]
+    reply = await bob("direct_message", to="ada", text="thanks", reply_to=first["id"])
+    assert (await bob("read_inbox", acknowledge=again["receipt"]))["messages"] == []
+    (heard,) = (await ada("read_inbox", wait=15))["messages"]
+    assert (heard["id"], heard["reply_to"]) == (reply["id"], first["id"])
+
+    async def read() -> bool:
+        receipts = (await ada("trace", id=first["id"]))["facts"]["receipts"]
+        return any(each["stage"] == "read" for each in receipts)
+
+    await eventually(read, what="ada is told that bob has read it")
+    repeated = await ada("direct_message", to="bob", text="for you \x1b[2J only", data={"n": 1}, id=first["id"])
+    assert repeated["id"] == first["id"]
+    other = await ada.raw("direct_message", to="bob", text="something else", id=first["id"])
+    assert other.is_error
+    assert "id_reused" in str(other.content)
+
+
+async def _task(ada: CodingAgent, bob: CodingAgent) -> None:
+    """What ada asks of a role bob does, and ada has the result."""
+    asked = await ada("ask_role", role="reviewer", text="is it right?", wait=10)
+    claimed = await bob("claim_task", role="reviewer", wait=10)
+    assert (claimed["task"], claimed["request"]["text"]) == (asked["id"], "is it right?")
+    assert (await ada("task_result", id=asked["id"]))["state"] == "claimed"
+    assert (await bob("orient"))["held_tasks"] == [asked["id"]]
+    await bob("finish_task", task=asked["id"], outcome="done", text="it is", data={"sure": True})
+    done = await ada("task_result", id=asked["id"], wait=10)
+    assert (done["state"], done["text"], done["worker"]) == ("done", "it is", "bob")
+    assert {"kind": "data", "data": {"sure": True}} in done["parts"]
+    (line,) = (await ada("outbox_status", id=asked["id"]))["messages"]
+    assert line["state"] in ("confirmed", "done")
+
+
+async def test_what_is_sent_while_the_space_is_down_is_stored_and_arrives_when_it_returns(
+    space: RealSpace, host: Daemon
+) -> None:
+    bob = await peer(space, "bob")
+    async with coding(space.home.home, "ada") as (ada,):
+        space.broker.stop()
+        sent = await ada("direct_message", to="bob", text="while you were away")
+        assert sent["stage"] == "stored"
+        assert (await ada("outbox_status"))["waiting"] == 1
+        assert (await ada.raw("history", channel="general")).is_error
+        unknown = await ada.raw("direct_message", to="nobody", text="who?")
+        assert "unknown_peer" in str(unknown.content)
+        space.broker.start()
+        (message,) = await asyncio.to_thread(bob.inbox, unread=True, wait=40)
+        assert (message["id"], message["text"]) == (sent["id"], "while you were away")
+
+
+class Pipe:
+    """A server whose client is this test, line by line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    @classmethod
+    async def start(cls, home: Path, agent: str) -> Pipe:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command(home, agent), stdin=pipe, stdout=pipe, stderr=pipe, env=environment()
+        )
+        started = cls(process)
+        client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        await started.ask(1, "initialize", client)
+        started.say({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        return started
+
+    def say(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def request(self, number: int, method: str, params: dict[str, Any]) -> None:
+        self.say({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+
+    async def ask(self, number: int, method: str, params: dict[str, Any]) -> Any:
+        self.request(number, method, params)
+        assert self.process.stdout is not None
+        while True:
+            line = await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)
+            assert line, (await self.process.stderr.read()).decode() if self.process.stderr else ""
+            self.lines.append(line.decode())
+            answer = json.loads(line)
+            if answer.get("id") == number:
+                return answer["result"]
+
+    async def call(self, number: int, tool: str, **arguments: Any) -> Any:
+        answer = await self.ask(number, "tools/call", {"name": tool, "arguments": arguments})
+        return answer.get("structuredContent")
+
+    def vanish(self) -> None:
+        """As a client that was killed: an answer to it goes nowhere."""
+        transport: Any = self.process._transport  # type: ignore[attr-defined]
+        self.request(99, "tools/list", {})
+        for descriptor in (1, 0):
+            transport.get_pipe_transport(descriptor).close()
+
+    async def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def piped(home: Path, agent: str) -> AsyncIterator[Pipe]:
+    pipe = await Pipe.start(home, agent)
+    try:
+        yield pipe
+    finally:
+        await pipe.kill()
+
+
+@pytest.mark.parametrize("how", ["closes everything", "sends SIGTERM"])
+async def test_a_client_that_vanishes_in_a_call_frees_its_session_and_its_task(
+    space: RealSpace, host: Daemon, how: str
+) -> None:
+    ada = await peer(space, "ada")
+    asked = await asyncio.to_thread(ada.send, role="reviewer", text="look", wait=10)
+    async with piped(space.home.home, "bob") as bob:
+
+        async def claimed() -> bool:
+            found = await bob.call(2, "claim_task", role="reviewer", wait=5)
+            return bool(found and found["task"] == asked.id)
+
+        await eventually(claimed, what="bob has the task")
+        bob.request(9, "tools/call", {"name": "read_inbox", "arguments": {"wait": 40}})
+        await bob.call(10, "outbox_status")
+        assert await _sessions(host) == 2
+        if how == "closes everything":
+            bob.vanish()
+        else:
+            bob.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(bob.process.wait(), 10) == 0
+        assert bob.process.stderr is not None
+        assert "Traceback" not in (await bob.process.stderr.read()).decode()
+        assert await _sessions(host) == 1
+
+    async def back() -> bool:
+        return bool((await asyncio.to_thread(ada.task, asked.id))["state"] == "queued")
+
+    await eventually(back, what="the task is given back")
+
+
+async def test_a_server_goes_on_when_its_host_was_started_anew(space: RealSpace) -> None:
+    await space.add("ada")
+    async with AsyncExitStack() as stack:
+        async with hosted(space.home.home):
+            (ada,) = await stack.enter_async_context(coding(space.home.home, "ada"))
+            assert (await ada("join", channel="general"))["channel"] == "general"
+        async with hosted(space.home.home):
+            await ada.connected()
+            assert (await ada("send", channel="general", text="still here", wait=10))["stage"] == "confirmed"
+            await stack.aclose()
+
+
+@asynccontextmanager
+async def stopping_the_host(home: Path) -> AsyncIterator[None]:
+    """Whoever started it."""
+    try:
+        yield
+    finally:
+        down = ["-m", "tidings.cli", "host", "down", "--home", str(home)]
+        stopping = await asyncio.create_subprocess_exec(sys.executable, *down, env=environment())
+        assert await asyncio.wait_for(stopping.wait(), 30) == 0
+
+
+async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_output(space: RealSpace) -> None:
+    await space.add("ada")
+    async with stopping_the_host(space.home.home), piped(space.home.home, "ada") as ada:
+        assert (await ada.call(2, "orient"))["name"] == "ada"
+        assert ada.process.stdin is not None
+        ada.process.stdin.close()
+        assert await asyncio.wait_for(ada.process.wait(), 20) == 0
+        assert ada.process.stdout is not None
+        assert await ada.process.stdout.read() == b""
+        assert ada.process.stderr is not None
+        assert "no host runs, starting one" in (await ada.process.stderr.read()).decode()
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in ada.lines)
+
+
+def test_an_agent_that_is_not_there_is_refused_before_a_host_is_started(terminal: Terminal) -> None:
+    create_space(terminal.home, port=None, open_space=False, budget=DEFAULT_BUDGET)
+    ran = terminal.run("mcp", "--agent", "nobody")
+    assert ran.returncode != 0
+    assert "nobody" in ran.stderr
+    assert "starting" not in ran.stderr
+    assert ran.stdout == ""

@@ -1,0 +1,58 @@
+"""How late durable copies are, by the steward's own clock, and when that is worth a word."""
+
+import asyncio
+
+import pytest
+
+from tidings.space.state import Entry
+from tidings.steward.backstop import BEAT_KEY, FLOOR_KEY, MOST_WAITING, BackstopWatch
+from tidings.wire.roster import TOLERATED_S, Backstop
+
+
+class Scene:
+    """A state bucket, a clock, and a pipeline that beats whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now, self.floor, self.looks = 1_000.0, 0, 0
+        self.watch = BackstopWatch(self, lambda: self.now)  # type: ignore[arg-type]
+
+    async def get(self, key: str) -> Entry | None:
+        self.looks += 1
+        return {BEAT_KEY: Entry(self.looks, {}, 0), FLOOR_KEY: Entry(1, {"seq": self.floor}, 0)}.get(key)
+
+    def after(self, seconds: float, head: int, floor: int) -> Backstop:
+        self.now, self.floor = self.now + seconds, floor
+        asyncio.run(self.watch.look())
+        return self.watch.fact(head)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    made = Scene()
+    made.after(0, 10, 10)
+    made.after(2, 10, 10)
+    return made
+
+
+def test_copies_that_always_lag_a_little_are_not_late_however_long_that_goes_on(scene: Scene) -> None:
+    for n in range(30):
+        known = scene.after(1, 20 + 5 * n, 15 + 5 * n)
+        assert (known.running, known.behind, known.delay) == (True, 5, "")
+
+
+def test_one_record_that_waits_longer_than_is_tolerated_is_late_and_delivered_it_is_forgotten(scene: Scene) -> None:
+    assert scene.after(1, 11, 10).delay == ""
+    assert scene.after(TOLERATED_S - 1, 12, 10).delay == ""
+    known = scene.after(1, 13, 10)
+    assert (known.late_s, known.delay) == (TOLERATED_S, "durable copies delayed, 3 behind")
+    assert scene.after(1, 13, 12).late_s == 1.0, "13 is known since the last look"
+    assert scene.after(1, 13, 13) == Backstop(True, 0, 13)
+
+
+def test_a_backstop_that_stands_still_is_timed_from_the_first_record_it_left_and_what_is_kept_is_bounded(
+    scene: Scene,
+) -> None:
+    for n in range(10 * MOST_WAITING):
+        known = scene.after(1, 11 + n, 10)
+    assert known.late_s == 10 * MOST_WAITING - 1
+    assert len(scene.watch._waiting) <= MOST_WAITING
