@@ -25,7 +25,7 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import AuthRevoked, Reconnecting, TidingsError
 
 SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 15.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0
 #: between two tries of an agent that was revoked: only an operator changes that
 REVOKED_PAUSE = 60.0
 #: an endpoint that does not close in this time is abandoned
