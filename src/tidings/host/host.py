@@ -233,6 +233,8 @@ class Host:
         self._agents: dict[tuple[str, str], _Agent] = {}
         self._waiting: dict[int, list[asyncio.Event]] = {}
         self._adopting = asyncio.Lock()
+        #: spaces for which nothing leaves, with the reason: as `host.db` has it
+        self._paused: dict[str, str] = {}
 
     # --- life ---
 
@@ -242,6 +244,7 @@ class Host:
         try:
             self.outbox = OutboxStore(self.database, Terms(f"run {new_id()}"), self._tick)
             await self.outbox.recover()
+            self._paused = {each.space: each.pause_reason for each in await self.outbox.spaces() if each.pause_reason}
             self.inbox = await InboxStore.open(self.database)
             self.registry = Registry(self.database)
             self.directories = await Directories.open(self.database)
@@ -358,7 +361,7 @@ class Host:
             self.drain.of(scope.space_id).wake()
         if wait > 0:
             row = await self._moved_within(row, wait)
-        warnings = (*composed.warnings, *await self._why_it_waits(agent, row))
+        warnings = (*composed.warnings, *self._why_it_waits(agent, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
         return Sent(row.id, row.row, row.state, stage, row.seq, warnings)
 
@@ -368,15 +371,15 @@ class Host:
             raise AuthRevoked(f"nothing can be sent as {agent.scope.name} of {agent.scope.space}: {why}")
         return agent.identity
 
-    async def _why_it_waits(self, agent: _Agent, row: OutboxRow) -> tuple[str, ...]:
+    def _why_it_waits(self, agent: _Agent, row: OutboxRow) -> tuple[str, ...]:
         if row.state in ("dead", "cancelled"):
             return (f"{row.state}: {row.words}",)
         if row.state not in ("pending", "inflight"):
             return ()
         space = agent.scope.space
-        paused = [each for each in await self.outbox.spaces() if each.space == agent.scope.space_id and each.paused_at]
-        if paused:
-            return (f"stored: {space} is paused here ({paused[0].pause_reason}); it leaves when that ends",)
+        paused = self._paused.get(agent.scope.space_id)
+        if paused is not None:
+            return (f"stored: {space} is paused here ({paused}); it leaves when that ends",)
         if not agent.session.is_connected:
             return (f"stored: {space} cannot be reached now; it leaves when it can",)
         return ()
@@ -430,9 +433,11 @@ class Host:
     async def pause(self, space: str, reason: str = "paused by its user") -> None:
         """Nothing leaves for this space (its id) until `resume`."""
         await self.outbox.pause(space, reason)
+        self._paused[space] = reason
 
     async def resume(self, space: str) -> None:
         await self.outbox.resume(space)
+        self._paused.pop(space, None)
         self.drain.of(space).wake()
 
     # --- receiving ---
