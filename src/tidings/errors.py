@@ -15,12 +15,14 @@
     │   ├── TooLarge                payload beyond the limit, found before sending
     │   └── BadSignature            missing or wrong signature
     ├── DeniedError                 the access record or the broker does not allow it
-    │   └── AuthRevoked             this credential was revoked
+    │   ├── AuthRevoked             this credential was revoked
+    │   └── NoSession               the host does not know this program: no token, or one that ended
     ├── UnreachableError            nobody answered
     │   ├── BrokerUnreachable       no broker on that address
     │   ├── ConnectionLost          the connection went while we waited for an answer
     │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
-    │   └── StewardUnreachable      the broker answers, the steward does not
+    │   ├── StewardUnreachable      the broker answers, the steward does not
+    │   └── HostUnreachable         no host answers on this machine
     ├── ConflictError               somebody else holds it, or it changed meanwhile
     │   ├── LeaseHeld               another steward holds the space
     │   ├── LeaseLost               we held it; the broker refused a stale write
@@ -29,12 +31,14 @@
     │   ├── IdReused                this id was accepted before, for another message
     │   ├── WrongState              what is kept here is not in a state that allows it
     │   ├── Superseded              a newer session of this identity receives now
+    │   ├── HostRuns                another host runs in this home
     │   └── SpaceBusy               another process runs or administers this space
     ├── OutcomeUnknown              it may have happened or not; read before you repeat
     ├── UnhealthyError              it runs, but not as promised
     │   ├── LogFull                 the gate is closed: no new messages until space is made
     │   ├── MailboxFull             too many unread messages of yours in somebody's mailbox
     │   ├── QueueFull               too many unfinished tasks of yours wait for a role
+    │   ├── HostBusy                the host has as much at hand as it takes; ask again
     │   ├── LogRegressed            the log went backwards (power cut, restore)
     │   ├── DeliveryLost            something owed to this agent will not be delivered; it says how many and where
     │   ├── LogGap                  a sequence is missing above the floor
@@ -129,6 +133,10 @@ class AuthRevoked(DeniedError):
     code = "revoked"
 
 
+class NoSession(DeniedError):
+    code = "no_session"
+
+
 class UnreachableError(TidingsError):
     exit_code = 5
     code = "unreachable"
@@ -148,6 +156,10 @@ class Reconnecting(UnreachableError):
 
 class StewardUnreachable(UnreachableError):
     code = "steward_unreachable"
+
+
+class HostUnreachable(UnreachableError):
+    code = "host_unreachable"
 
 
 class ConflictError(TidingsError):
@@ -183,6 +195,10 @@ class Superseded(ConflictError):
     code = "superseded"
 
 
+class HostRuns(ConflictError):
+    code = "host_runs"
+
+
 class SpaceBusy(ConflictError):
     code = "space_busy"
 
@@ -206,6 +222,10 @@ class MailboxFull(UnhealthyError):
 
 class QueueFull(UnhealthyError):
     code = "queue_full"
+
+
+class HostBusy(UnhealthyError):
+    code = "host_busy"
 
 
 class LogRegressed(UnhealthyError):
@@ -284,3 +304,14 @@ class BrokerFailed(TidingsError):
 
 class PrerequisiteMissing(TidingsError):
     code = "prerequisite_missing"
+
+
+def _by_code(cls: type[TidingsError]) -> dict[str, type[TidingsError]]:
+    found = {cls.code: cls}
+    for each in cls.__subclasses__():
+        found |= _by_code(each)
+    return found
+
+
+#: the class of each code, for whoever reads an answer of another process
+ERRORS_BY_CODE = _by_code(TidingsError)

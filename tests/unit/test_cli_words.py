@@ -63,6 +63,10 @@ WITHOUT_JSON = {
     "space rotate-key",
     "space remove",
     "pipeline run",
+    "host up",
+    "host down",
+    "host install",
+    "host uninstall",
 }
 COMMANDS = dict(commands())
 

@@ -85,6 +85,7 @@ def test_a_sound_installation_has_nothing_to_mend(tmp_path: Path, capsys: pytest
         "open files",
         "java",
         "spark",
+        "host",
     }
     assert set(found) == wanted
     assert "problem" not in found.values()

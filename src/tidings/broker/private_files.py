@@ -20,9 +20,11 @@ from tidings.errors import ConfigError, SpaceBusy
 
 
 def private_dir(path: Path) -> Path:
-    """Create a 0700 directory, or check that an existing one is."""
+    """Create a 0700 directory, and those above it that are missing, or check that an existing one is."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for missing in [each for each in reversed(path.parents) if not each.exists()]:
+            missing.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
         raise ConfigError(f"cannot use directory {path}: {error.strerror}; set TIDINGS_HOME to one you own") from error

@@ -51,6 +51,7 @@ def examine(home: Path, nats_server: str | None) -> Iterator[Finding]:
         _files,
         _java,
         _spark,
+        lambda: _host(home),
     ]
     for check in checks:
         yield check()
@@ -177,6 +178,25 @@ def _spark() -> Finding:
         do = "only durable copies need it: `pip install 'tidings[spark]'`"
         return Finding("spark", "note", f"{', '.join(lacking)} not installed", do)
     return Finding("spark", "ok", f"pyspark {version('pyspark')}, deltalake {version('deltalake')}")
+
+
+def _host(home: Path) -> Finding:
+    """The program that sends and receives for the agents of this machine; nothing needs it."""
+    from tidings.cli.host import look
+
+    lacking = [name for name in ("starlette", "uvicorn", "sse-starlette") if not _installed(name)]
+    if lacking:
+        return Finding("host", "note", f"{', '.join(lacking)} not installed", "`pip install 'tidings[host]'` to use it")
+    try:
+        facts = look(home)
+    except TidingsError as error:
+        return Finding("host", "problem", str(error), "`tidings host status`")
+    if facts["runs"] and not facts["problems"]:
+        return Finding("host", "ok", f"runs (pid {facts['pid']}), every agent is connected")
+    verdict: Verdict = "problem" if facts["pid"] and not facts["runs"] else "note"
+    return Finding(
+        "host", verdict, facts["problems"][0], "`tidings host status`" if facts["pid"] else "`tidings host up`"
+    )
 
 
 def _installed(name: str) -> bool:

@@ -18,6 +18,9 @@ from tidings.cli import (
     channel,
     demo,
     doctor,
+    host,
+    inbox,
+    outbox,
     output,
     people,
     pipeline,
@@ -48,7 +51,6 @@ for each in (
     talk.history,
     people.who,
     people.dm,
-    people.inbox,
     people.trace,
     attention.attention,
     tasks.ask,
@@ -58,6 +60,9 @@ for each in (
     demo.demo,
 ):
     app.command()(each)
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(host.app, name="host")
 app.add_typer(channel.app, name="channels")
 app.add_typer(agent.app, name="agent")
 app.add_typer(spaces.app, name="space")

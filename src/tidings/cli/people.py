@@ -1,9 +1,11 @@
-"""`who`, `dm`, `inbox`, `trace`: one agent to another."""
+"""`who`, `dm`, `trace`: one agent to another."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +13,6 @@ from tidings.cli import output
 from tidings.cli.options import (
     AgentArgument,
     AsOption,
-    CountOption,
     HomeOption,
     JsonOption,
     PriorityOption,
@@ -19,7 +20,19 @@ from tidings.cli.options import (
     TextArgument,
     place,
 )
-from tidings.cli.talk import checked_priority, endpoint_at, printable, show_message, show_receipt, spoken
+from tidings.cli.talk import checked_priority, endpoint_at, printable, show_receipt, spoken
+from tidings.cli.through_host import (
+    DirectOption,
+    IdOption,
+    chosen_id,
+    handed_over,
+    session_if_any,
+    show_sent,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    from tidings.host.client import Session
 
 
 def who(
@@ -77,12 +90,16 @@ def dm(
     priority: PriorityOption = "next",
     wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
     seconds: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
+    message_id: IdOption = None,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write to one agent, sealed. It is kept until it is read.
+
+    With the host it is `stored` at once and leaves by itself, `confirmed` once the space has it.
 
     Examples:
 
@@ -95,60 +112,45 @@ def dm(
     if wait not in (None, "delivered", "read"):
         raise UsageError(f"--wait is delivered or read, not {wait!r}")
     where = place(space, home, acting_as)
-    words, wakes = spoken(text), checked_priority(priority)
+    words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
+    session = session_if_any(where, direct=direct)
+    sent = handed_over(session, agent=to, text=words, priority=wakes, id=chosen) if session else None
+    if session is not None and sent is not None:
+        stage = _stage_within(session, chosen, wait, seconds) if wait else sent.stage
+        show_sent(replace(sent, stage=stage), as_json=as_json)  # type: ignore[arg-type]
+        _note_stage(chosen, stage, wait, seconds)
+        return
 
     async def act() -> Any:
         async with endpoint_at(where) as endpoint:
-            receipt = await endpoint.dm(to, words, priority=wakes)
+            receipt = await endpoint.dm(to, words, priority=wakes, id=chosen)
             return await endpoint.receipt(receipt, wait, timeout=seconds) if wait else receipt
 
     receipt = asyncio.run(act())
     show_receipt(receipt, as_json=as_json)
-    if wait and receipt.stage not in (wait, "read"):
-        output.say(f"note: not {wait} after {seconds:g} s; `tidings trace {receipt.id}` tells what becomes of it")
-    output.hint(f"tidings trace {receipt.id}")
+    _note_stage(receipt.id, receipt.stage, wait, seconds)
 
 
-def inbox(
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 2.0,
-    count: CountOption = 50,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read your direct messages, and durable copies of your channels. What is shown is settled; the rest stays.
+def _note_stage(message_id: str, stage: str, wait: str | None, seconds: float) -> None:
+    if wait and stage not in (wait, "read"):
+        output.say(f"note: not {wait} after {seconds:g} s; `tidings trace {message_id}` tells what becomes of it")
+    output.hint(f"tidings trace {message_id}")
 
-    It receives as you: a program of the same agent that is receiving is superseded, and told so.
 
-    Examples:
+def _stage_within(session: Session, message_id: str, stage: str, seconds: float) -> str:
+    """How far it has come, at last or in time."""
+    found = "stored"
 
-      tidings inbox
+    def reached(left: float) -> bool:
+        nonlocal found
+        asked = time.monotonic()
+        found = session.receipt(message_id, stage, wait=left)["stage"]
+        if found == "stored":  # it has not left, so there is nobody to ask yet
+            time.sleep(max(0.0, min(left, 0.2) - (time.monotonic() - asked)))
+        return found in (stage, "read")
 
-      tidings inbox --as bob --wait 30 -n 1 --json
-    """
-    where = place(space, home, acting_as)
-
-    async def act() -> tuple[int, str]:
-        shown = 0
-        async with endpoint_at(where, receive=True) as endpoint:
-            patience = wait
-            while shown < count:
-                try:
-                    message = await endpoint.next_message(patience)
-                except TimeoutError:
-                    break
-                show_message(message, as_json=as_json)
-                await message.ack()
-                shown, patience = shown + 1, 0.5
-            return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
-
-    shown, delay = asyncio.run(act())
-    if not shown:
-        output.say(f"the mailbox of {where.agent} is empty")
-    if shown < count:
-        _note_delay(delay)
-    output.hint("tidings who")
+    wait_until(reached, seconds)
+    return found
 
 
 def trace(

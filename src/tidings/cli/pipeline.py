@@ -28,7 +28,7 @@ from tidings.cli.options import (
     YesOption,
     place,
 )
-from tidings.errors import PrerequisiteMissing, TidingsError, UsageError
+from tidings.errors import ERRORS_BY_CODE, PrerequisiteMissing, TidingsError, UsageError
 
 if TYPE_CHECKING:
     from tidings.pipeline.debts import Debt, Debts
@@ -84,7 +84,6 @@ def _absolute(value: str | Path) -> str | Path:
 
 
 async def _run(where: Place, options: list[str]) -> None:
-    from tidings.space.control import ERRORS_BY_CODE
     from tidings.steward.pipeline_process import PipelineProcess
 
     where.home.make()

@@ -231,11 +231,22 @@ def status(
     from tidings.steward.status import collect
 
     where = place(space, home, acting_as)
-    facts = asyncio.run(collect(where.home, where.agent))
+    facts = asyncio.run(collect(where.home, where.agent)) | {"host": _host(where)}
     output.data(facts) if as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
     output.hint("tidings who")
+
+
+def _host(where: Place) -> dict[str, Any]:
+    """What is to be said of the host; how a space is does not depend on it."""
+    from tidings.cli.host import look, outbox_words
+
+    facts = look(where.home.home)
+    mine = next((each for each in facts.get("spaces", []) if each["space"] == where.home.name), None)
+    said = outbox_words(mine["outbox"]) if mine else "works for nobody in this space"
+    words = f"pid {facts['pid']}, {said}" if facts["runs"] else "not running"
+    return {"runs": facts["runs"], "pid": facts["pid"], "said": words, "problems": facts["problems"]}
 
 
 def _show_status(facts: dict[str, Any]) -> None:
@@ -253,6 +264,7 @@ def _show_status(facts: dict[str, Any]) -> None:
         rows += _steward_rows(steward, now)
     if facts["pipeline"]["answers"]:
         rows.append(("pipeline", delivery_words(facts["pipeline"]), output.age(facts["pipeline"]["at"], now)))
+    rows.append(("host", facts["host"]["said"], output.age(now, now)))
     output.table(("what", "value", "age"), rows, empty="")
     if steward["answers"]:
         output.line()

@@ -25,6 +25,7 @@ from tidings.cli.options import (
     TextArgument,
     place,
 )
+from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, show_sent
 from tidings.errors import DeniedError, StewardUnreachable, UsageError
 from tidings.wire.ids import is_message_id
 
@@ -68,12 +69,16 @@ def send(
     priority: PriorityOption = "next",
     reply_to: Annotated[str | None, typer.Option(help="Id of the message this answers.", metavar="ID")] = None,
     context: Annotated[str | None, typer.Option(help="Conversation this belongs to.")] = None,
+    message_id: IdOption = None,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Post to a channel. Prints the id once the log has it.
+    """Post to a channel. Prints the id once the log has it, or the host.
+
+    With the host it is `stored` at once and leaves by itself, `confirmed` once the log has it; --direct goes without.
 
     Examples:
 
@@ -86,14 +91,18 @@ def send(
     if reply_to is not None and not is_message_id(reply_to):
         raise UsageError(f"--reply-to is the id of a message, as `tidings history --json` shows it, not {reply_to!r}")
     mentions: Any = tuple(mention or ())
+    session = session_if_any(where, direct=direct)
+    same = {"priority": wakes, "reply_to": reply_to, "context": context, "id": chosen_id(message_id)}
+    sent = handed_over(session, channel=channel, text=words, mentions=mentions, **same) if session else None
 
     async def act() -> Any:
         async with endpoint_at(where) as endpoint:
-            return await endpoint.send(
-                channel, words, mentions=mentions, priority=wakes, reply_to=reply_to, context=context
-            )
+            return await endpoint.send(channel, words, mentions=mentions, **same)  # type: ignore[arg-type]
 
-    show_receipt(asyncio.run(act()), as_json=as_json)
+    if sent is not None:
+        show_sent(sent, as_json=as_json)
+    else:
+        show_receipt(asyncio.run(act()), as_json=as_json)
     output.hint(f"tidings history {channel}")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -25,6 +26,7 @@ from tidings.cli.options import (
     place,
 )
 from tidings.cli.talk import spoken
+from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, wait_until
 from tidings.errors import ConflictError, TidingsError, UnreachableError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.tasks import Job, TaskResult
+    from tidings.host.client import Sent, Session
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
 SeqArgument = Annotated[int, typer.Argument(help="Number of the task, from `tidings dead list`.", metavar="SEQ")]
@@ -52,6 +55,8 @@ def ask(
     deadline: Annotated[
         float | None, typer.Option("--deadline", help="Seconds from now after which nobody may finish it.")
     ] = None,
+    message_id: IdOption = None,
+    direct: DirectOption = False,
     acting_as: AsOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -68,11 +73,22 @@ def ask(
       tidings ask reviewer 'look at it' --wait 600 --deadline 3600
     """
     where = place(space, home, acting_as)
-    words = spoken(text)
+    words, chosen = spoken(text), chosen_id(message_id)
     where.home.read_info()
+    session = session_if_any(where, direct=direct)
+    sent = handed_over(session, role=role, text=words, deadline=deadline, id=chosen) if session else None
+    if session is not None and sent is not None:
+        for warning in sent.warnings:
+            output.say(f"note: {warning}")
+        with output.working(f"waiting for a {role}") if wait else nullcontext():
+            found = _result_within(session, sent, wait)
+        _show_asked(
+            {"id": chosen, "seq": sent.seq, "role": role, "warnings": list(sent.warnings)}, found, wait, as_json
+        )
+        return
 
     async def act(endpoint: Endpoint) -> tuple[Any, TaskResult]:
-        ticket = await endpoint.ask(role, words, deadline=deadline)
+        ticket = await endpoint.ask(role, words, deadline=deadline, id=chosen)
         for warning in ticket.warnings:
             output.say(f"note: {warning}")
         try:
@@ -83,18 +99,42 @@ def ask(
 
     with output.working(f"waiting for a {role}") if wait else nullcontext():
         ticket, result = asyncio.run(_connected(where, act))
+    facts = {"id": ticket.id, "seq": ticket.seq, "role": role, "warnings": list(ticket.warnings)}
+    _show_asked(facts, _result_facts(result), wait, as_json)
+
+
+def _show_asked(facts: dict[str, Any], result: dict[str, Any], wait: float, as_json: bool) -> None:
+    state, task = result["state"], facts["id"]
     if as_json:
-        facts = {"id": ticket.id, "seq": ticket.seq, "role": role, "warnings": list(ticket.warnings)}
-        output.data(facts | _result_facts(result))
-    elif result.state == "done":
-        output.line(result.text)
+        output.data(facts | result)
     else:
-        output.line(ticket.id)
-    if result.state in ("dead", "dropped"):
-        raise TidingsError(f"task {ticket.id} was not done ({result.cause}): {'; '.join(result.reasons)}")
-    if wait and result.state != "done" and not as_json:
-        output.say(f"the task is {result.state} after {wait:g} s; it goes on without us")
-    output.hint("tidings dead list" if result.state != "done" else f"tidings ask {role} '...' --wait 600")
+        output.line(result["text"] if state == "done" else task)
+    if state in ("dead", "dropped"):
+        raise TidingsError(f"task {task} was not done ({result['cause']}): {'; '.join(result['reasons'])}")
+    if wait and state != "done" and not as_json:
+        output.say(f"the task is {state} after {wait:g} s; it goes on without us")
+    output.hint("tidings dead list" if state != "done" else f"tidings ask {facts['role']} '...' --wait 600")
+
+
+def _result_within(session: Session, sent: Sent, seconds: float) -> dict[str, Any]:
+    """What became of a task that was handed to the host; `stored` until the space has it."""
+    found: dict[str, Any] = {"state": "stored", "text": "", "cause": None, "reasons": [], "message": None}
+
+    def is_over(left: float) -> bool:
+        nonlocal found
+        try:
+            found = session.task(sent.id, wait=left)
+        except UnreachableError as error:
+            output.say(f"note: task {sent.id} is {found['state']}, but nobody tells how it goes: {error}")
+            return True
+        if found["state"] in ("pending", "inflight"):  # it has not left, so there is nobody to ask yet
+            found["state"] = "stored"
+            time.sleep(min(left, 0.2))
+        return found["state"] in ("done", "dead", "dropped", "gone", "unknown")
+
+    if sent.stage == "confirmed" or seconds:
+        wait_until(is_over, seconds)
+    return found | {"stage": sent.stage}
 
 
 def _result_facts(result: TaskResult) -> dict[str, Any]:

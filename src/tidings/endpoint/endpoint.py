@@ -38,7 +38,7 @@ from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
 from tidings.endpoint.supervision import State, Supervision
-from tidings.endpoint.tasks import Job, Tasks, TaskTicket
+from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
     DeniedError,
@@ -462,6 +462,14 @@ class Endpoint:
     def work(self, role: str) -> AsyncIterator[Job]:
         """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
         return self._tasks.work(role)
+
+    async def claim(self, role: str, wait: float = 0.0) -> Job | None:
+        """One task of a role, yours to settle with `done` or `fail`; None if none came within `wait` seconds."""
+        return await self._tasks.claim(role, wait)
+
+    async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
+        """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
+        return await self._tasks.result(message_id, seq, timeout)
 
     # --- receiving ---
 

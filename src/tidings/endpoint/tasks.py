@@ -257,6 +257,14 @@ class Tasks:
             finally:
                 await self._leave(job)
 
+    async def claim(self, role: str, wait: float) -> Job | None:
+        """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
+        asked: dict[str, Any] = {"role": check_role(role), "wait": wait, "session": self.session}
+        answer = await self._or_closed(self.link.call("task", "claim", timeout=wait + PATIENCE, **asked))
+        if answer is None or answer["task"] is None:
+            return None
+        return self._open.get(answer["task"]["seq"]) or await self._start(answer)
+
     async def _leave(self, job: Job) -> None:
         """The loop's body is over: what it did not settle is another worker's."""
         if not job.settled:

@@ -43,6 +43,7 @@ from tidings.host.registry import Adopted, Registry, Scope, Source, check_source
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.wire.ids import new_id
+from tidings.wire.keys import KeyPair
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope", "Sent"]
 
@@ -303,6 +304,11 @@ class Host:
 
     def scopes(self) -> list[Scope]:
         return [agent.scope for agent in self._agents.values()]
+
+    def key(self, scope: Scope) -> KeyPair | None:
+        """The key of an agent, to open what is sealed for it; None if its identity cannot be read."""
+        identity = self._agent(scope).identity
+        return None if identity is None else identity.key
 
     def endpoint(self, scope: Scope) -> Endpoint:
         """The endpoint of an agent, for what needs its space now; UnreachableError says why there is none."""

@@ -107,6 +107,8 @@ class Wanted:
     after: int = 0
     limit: int = 50
     direct_first: bool = False
+    #: the last of them instead of the first, in the same order
+    newest: bool = False
 
 
 EVERYTHING = Wanted()
@@ -172,9 +174,18 @@ def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: 
 def listed(connection: sqlite3.Connection, space: str, recipient: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
     """A page in the order of arrival; direct messages before the others if asked for."""
     where, asked = _filters(space, recipient, wanted)
-    order = "i.kind = 'direct' DESC, i.row" if wanted.direct_first else "i.row"
-    query = f"SELECT {_TOP} FROM inbox i WHERE {where} ORDER BY {order} LIMIT ?"
-    return _rows(connection.execute(query, (*asked, wanted.limit)))
+    direct, way = ("i.kind = 'direct' DESC, " if wanted.direct_first else ""), ("DESC" if wanted.newest else "ASC")
+    query = f"SELECT {_TOP} FROM inbox i WHERE {where} ORDER BY {direct}i.row {way} LIMIT ?"
+    found = _rows(connection.execute(query, (*asked, wanted.limit)))
+    if wanted.newest:
+        found.sort(key=lambda row: (wanted.direct_first and row.kind != "direct", row.row))
+    return found
+
+
+def last(connection: sqlite3.Connection, space: str, recipient: str) -> int:
+    """The newest row of this recipient; 0 if there is none."""
+    query = "SELECT coalesce(max(row), 0) FROM inbox WHERE space = ? AND recipient = ? AND expired_at IS NULL"
+    return int(connection.execute(query, (space, recipient)).fetchone()[0])
 
 
 def _filters(space: str, recipient: str, wanted: Wanted) -> tuple[str, list[Any]]:
@@ -351,6 +362,9 @@ class InboxStore:
 
     async def search(self, space: str, recipient: str, text: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
         return await self._read(lambda c: search(c, space, recipient, text, wanted, words=self.words))
+
+    async def last(self, space: str, recipient: str) -> int:
+        return await self._read(lambda c: last(c, space, recipient))
 
     async def thread(self, space: str, recipient: str, message_id: str) -> list[InboxRow]:
         return await self._read(lambda c: thread(c, space, recipient, message_id))

@@ -140,6 +140,9 @@ class OutboxStore:
     ) -> list[OutboxRow]:
         return await self.database.read(lambda c: views.listed(c, space, sender, states, after, limit))
 
+    async def newest(self, space: str, sender: str, states: Sequence[str], before: int, limit: int) -> list[OutboxRow]:
+        return await self.database.read(lambda c: views.newest(c, space, sender, states, before, limit))
+
     async def counts(self) -> dict[tuple[str, str], int]:
         return await self.database.read(views.counts)
 

@@ -118,6 +118,15 @@ def listed(
     return [as_row(one) for one in connection.execute(query, (*asked, limit))]
 
 
+def newest(
+    connection: sqlite3.Connection, space: str, sender: str, states: Sequence[str], before: int, limit: int
+) -> list[OutboxRow]:
+    """What one agent handed over, newest first, beginning below row `before`."""
+    among = f"AND state IN ({', '.join('?' * len(states))})" if states else ""
+    query = f"SELECT {COLUMNS} FROM outbox WHERE space = ? AND sender = ? AND row < ? {among} ORDER BY row DESC LIMIT ?"
+    return [as_row(one) for one in connection.execute(query, (space, sender, before, *states, limit))]
+
+
 def counts(connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
     """How many rows by (space, state)."""
     found = connection.execute("SELECT space, state, count(*) FROM outbox GROUP BY space, state")

@@ -241,4 +241,20 @@ CREATE TABLE directory (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS))
+_SESSIONS = """
+-- programs that proved to be an agent; of a token only its hash is kept
+CREATE TABLE session (
+  digest BLOB PRIMARY KEY CHECK (typeof(digest) = 'blob' AND length(digest) = 32),
+  id TEXT NOT NULL UNIQUE CHECK (id <> ''),
+  space TEXT NOT NULL CHECK (space <> ''),
+  space_id TEXT NOT NULL CHECK (space_id <> ''),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
+  program TEXT NOT NULL,
+  opened_at INTEGER NOT NULL,
+  used_at INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS))

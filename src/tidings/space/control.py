@@ -13,19 +13,10 @@ from typing import Any
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from tidings import errors
 from tidings.broker.client import Connection
-from tidings.errors import BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
+from tidings.errors import ERRORS_BY_CODE, BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
 from tidings.wire.ids import new_id
 from tidings.wire.subjects import Subjects
-
-
-def _by_code() -> dict[str, type[TidingsError]]:
-    classes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TidingsError)]
-    return {cls.code: cls for cls in classes}
-
-
-ERRORS_BY_CODE = _by_code()
 
 
 def request_body(do: str, op: str | None, arguments: Mapping[str, Any]) -> bytes:

@@ -27,6 +27,7 @@ from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, die_with_parent, find_binary
 from tidings.errors import (
+    ERRORS_BY_CODE,
     AuthRevoked,
     BrokerFailed,
     ConfigError,
@@ -37,7 +38,6 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.space.administration import broker_config
-from tidings.space.control import ERRORS_BY_CODE
 from tidings.space.home import SpaceHome
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
 from tidings.wire.keys import KeyPair

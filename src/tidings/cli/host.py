@@ -1,0 +1,292 @@
+"""`tidings host`: the program of this machine that sends and receives for its agents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import HomeOption, JsonOption, place
+from tidings.errors import ConfigError, HostRuns, HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
+
+app = typer.Typer(no_args_is_help=True, help="The host: sends and receives for the agents of this machine.")
+START_SECONDS = 30.0
+STOP_SECONDS = 40.0
+WELL = ("open", "superseded")
+
+
+@app.command("up")
+def up(
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Start the host of this home. What is sent while a space is away is stored, and leaves when it is back.
+
+    It needs no space to be running, and knows its agents from the commands and programs that used it.
+
+    Examples:
+
+      tidings host up                    in the background
+
+      tidings host up --foreground       for a supervisor; `tidings host install` writes a unit for systemd
+    """
+    where = place(None, home)
+    _check_installed()
+    if foreground:
+        _run(where.home.home)
+    else:
+        _detach(where.home.home)
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("starlette", "uvicorn", "sse_starlette") if find_spec(name) is None]
+    if missing:
+        raise PrerequisiteMissing(f"the host needs {', '.join(missing)}: `pip install 'tidings[host]'`")
+
+
+def _run(home: Path) -> None:
+    from tidings.host.daemon import Daemon, run_until_told
+
+    def announce(daemon: Daemon) -> None:
+        output.say(f"the host of {daemon.home} runs (pid {os.getpid()}). Ctrl-C stops it.")
+
+    asyncio.run(run_until_told(home, announce))
+    output.say("the host is down; what it holds stays on disk")
+
+
+def _detach(home: Path) -> None:
+    from tidings.broker.private_files import private_dir
+
+    private_dir(home)
+    said = private_dir(home / "logs") / "host.out"
+    with said.open("w") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tidings.cli", "host", "up", "--foreground", "--home", str(home)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            cwd="/",
+        )
+    try:
+        with output.working("starting the host"):
+            _wait_until_it_answers(home, child, said)
+    except BaseException:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(STOP_SECONDS)
+        raise
+    output.say(f"the host of {home} runs (pid {child.pid}); `send`, `dm`, `ask` and `inbox` go through it from now on")
+    output.hint("tidings host status")
+
+
+def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Path) -> None:
+    from tidings.host.client import HostClient
+
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            words = said.read_text().strip().splitlines() or ["it said nothing"]
+            kind = HostRuns if child.returncode == HostRuns.exit_code else TidingsError
+            error = kind(words[-1].removeprefix("tidings: "))
+            error.exit_code = child.returncode or 1  # type: ignore[misc]
+            raise error
+        client = HostClient.find(home)
+        if client is not None and client.health()["pid"] == child.pid:
+            return
+        time.sleep(0.05)
+    raise TidingsError(f"the host did not answer within {START_SECONDS:.0f} s; see {home / 'logs' / 'host.log'}")
+
+
+@app.command("down")
+def down(home: HomeOption = None) -> None:
+    """Stop the host. What it holds stays on disk, and goes on when it runs again.
+
+    Example:
+
+      tidings host down
+    """
+    import signal
+
+    where = place(None, home).home.home
+    pid = _pid(where)
+    if pid is None:
+        output.say(f"no host of {where} runs")
+        return
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise ConfigError(f"the host of {where} runs as another user (pid {pid}); stop it as that user") from error
+    except ProcessLookupError:
+        pass
+    with output.working("stopping the host"):
+        _wait_until_gone(where, pid)
+    output.say("the host is down; what it holds stays on disk")
+    output.hint("tidings host up")
+
+
+def _pid(home: Path) -> int | None:
+    """The process that holds the host's lock; a host that hangs is one too."""
+    from tidings.broker.private_files import lock_pid
+
+    return lock_pid(home / "run" / "host.lock")
+
+
+def _wait_until_gone(home: Path, pid: int) -> None:
+    from tidings.cli.running import _lives
+
+    deadline = time.monotonic() + STOP_SECONDS
+    while _pid(home) is not None or _lives(pid):
+        if time.monotonic() > deadline:
+            raise TidingsError(f"the host (pid {pid}) did not stop within {STOP_SECONDS:.0f} s")
+        time.sleep(0.02)
+
+
+# --- how it is ---
+
+
+@app.command("status")
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show the host: its agents with the age of their last round trip, and what waits to leave.
+
+    Exit code 0 if every agent is connected or just connecting, 3 if one cannot, 5 if no host runs.
+
+    Examples:
+
+      tidings host status
+
+      tidings host status --json
+    """
+    where = place(None, home).home.home
+    facts = look(where)
+    if as_json:
+        output.data(facts)
+    elif facts["runs"]:
+        _show(facts)
+    if not facts["runs"]:
+        raise HostUnreachable(facts["problems"][0])
+    for problem in facts["problems"]:
+        output.say(f"problem: {problem}")
+    if facts["problems"]:
+        raise typer.Exit(UnhealthyError.exit_code)
+    output.hint("tidings outbox list")
+
+
+def look(home: Path) -> dict[str, Any]:
+    """What is true of the host now: `runs`, `problems`, and what it says of itself."""
+    from tidings.host.client import HostClient
+
+    client = HostClient.find(home)
+    if client is None:
+        pid = _pid(home)
+        if pid is not None:
+            said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
+            return {"runs": False, "pid": pid, "problems": [said]}
+        return {"runs": False, "pid": None, "problems": [f"no host runs in {home}: `tidings host up` starts one"]}
+    facts = client.status()
+    problems = [client.mismatch] if client.mismatch else []
+    for space in facts["spaces"]:
+        problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
+    return {"runs": True, "problems": problems, **facts}
+
+
+def _is_well(agent: dict[str, Any]) -> bool:
+    """Connected, or just connecting: what fails has a reason."""
+    return agent["state"] in WELL or (agent["state"] == "waiting" and not agent["reason"])
+
+
+def _trouble(space: str, agent: dict[str, Any]) -> str:
+    seen = "never reached" if agent["age"] is None else f"last reached {_ago(agent['age'])} ago"
+    reason = f": {agent['reason']}" if agent["reason"] else ""
+    return f"{agent['name']} is not connected to {space} ({agent['state']}, {seen}){reason}"
+
+
+def _ago(age: float | None) -> str:
+    return "-" if age is None else output.age(0.0, age)
+
+
+def _show(facts: dict[str, Any]) -> None:
+    running = f"pid {facts['pid']}, Tidings {facts['version']}, since {output.age(facts['started'])}"
+    output.line(f"host: {running}; {facts['sessions']} sessions, {facts['streams']} followed")
+    output.table(
+        ("space", "agent", "state", "receives", "unread", "last round trip"),
+        [
+            (
+                space["space"],
+                agent["name"],
+                agent["state"],
+                "yes" if agent["receiving"] else "no",
+                agent["unread"],
+                _ago(agent["age"]),
+            )
+            for space in facts["spaces"]
+            for agent in space["agents"]
+        ],
+        empty="no agent uses this host yet: `tidings send` or `tidings inbox` makes one of yours known",
+    )
+    for space in facts["spaces"]:
+        output.line(f"outbox of {space['space']}: {outbox_words(space['outbox'])}{_paused(space)}")
+
+
+def _paused(space: dict[str, Any]) -> str:
+    return f"; PAUSED ({space['paused']})" if space["paused"] else ""
+
+
+def outbox_words(counts: dict[str, int]) -> str:
+    waiting = counts.get("pending", 0) + counts.get("inflight", 0)
+    gone = counts.get("confirmed", 0) + counts.get("done", 0)
+    return f"{waiting} waiting, {gone} sent, {counts.get('dead', 0)} dead, {counts.get('cancelled', 0)} cancelled"
+
+
+# --- systemd ---
+
+
+@app.command("install")
+def install(home: HomeOption = None) -> None:
+    """Write a systemd unit of this user that keeps the host running, and start it if systemd answers.
+
+    Doing it again changes nothing that is right. Without systemd the file is written all the same.
+
+    Example:
+
+      tidings host install
+    """
+    from tidings.cli import systemd
+
+    where = place(None, home).home.home
+    _check_installed()
+    unit = systemd.unit_of(where)
+    changed = systemd.write(unit)
+    output.say(f"{unit.path} {'was written' if changed else 'is as it should be'}")
+    for sentence in systemd.start(unit, changed=changed, running=_pid(where)):
+        output.say(sentence)
+    output.hint("tidings host status")
+
+
+@app.command("uninstall")
+def uninstall(home: HomeOption = None) -> None:
+    """Stop the host's systemd unit and remove it. What the host holds stays on disk.
+
+    Example:
+
+      tidings host uninstall
+    """
+    from tidings.cli import systemd
+
+    unit = systemd.unit_of(place(None, home).home.home)
+    if not unit.path.exists():
+        output.say(f"there is no {unit.path}")
+        return
+    for sentence in systemd.remove(unit):
+        output.say(sentence)
+    output.say(f"{unit.path} was removed")
+    output.hint("tidings host status")

@@ -1,0 +1,183 @@
+"""`tidings inbox`: what you were sent. With the host it is kept here for ever; without, it is read from the mailbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidings.cli import completion, output
+from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli.talk import endpoint_at, printable, show_message
+from tidings.cli.through_host import DirectOption, required_session, session_if_any
+from tidings.errors import HostUnreachable, UsageError
+
+if TYPE_CHECKING:
+    from tidings.host.client import Session
+
+app = typer.Typer()
+Message = dict[str, Any]
+WITH_HOST = ("from", "channel", "search", "follow", "unread")
+
+
+@app.callback(invoke_without_command=True)
+def inbox(
+    context: typer.Context,
+    unread: Annotated[bool, typer.Option("--unread", help="Only what was not read.")] = False,
+    sender: Annotated[
+        str | None, typer.Option("--from", help="Only of this agent.", autocompletion=completion.agents)
+    ] = None,
+    channel: Annotated[
+        str | None, typer.Option("--channel", help="Only of this channel.", autocompletion=completion.channels)
+    ] = None,
+    search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 2.0,
+    count: CountOption = 50,
+    direct: DirectOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show your direct messages, and durable copies of your channels.
+
+    With the host: the newest, with their row; they stay, and `tidings inbox read ROW` marks what you have read (`*` is
+    new). Without it they are read from the mailbox: what is shown is settled, the rest stays. Either way this receives
+    as you: a program of the same agent that is receiving is superseded, and told so.
+
+    Examples:
+
+      tidings inbox
+
+      tidings inbox --unread --from bob
+
+      tidings inbox --follow --json
+
+      tidings inbox --as bob --wait 30 -n 1 --json
+    """
+    if context.invoked_subcommand is not None:
+        return
+    where = place(space, home, acting_as)
+    if count < 1:
+        raise UsageError("--count must be at least 1")
+    session = session_if_any(where, direct=direct, receive=True)
+    if session is None:
+        given = {"from": sender, "channel": channel, "search": search, "follow": follow, "unread": unread}
+        _check_without_host(where, given, direct=direct)
+        _from_mailbox(where, wait, count, as_json=as_json)
+        return
+    wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
+    found = session.inbox(**wanted, newest=True, limit=count, wait=0.0 if follow else wait)  # type: ignore[arg-type]
+    if search:
+        found.sort(key=lambda message: message["row"])
+    for message in found:
+        _show(message, as_json=as_json)
+    if follow:
+        _follow(session, found, wanted, as_json=as_json)
+        return
+    if not found:
+        output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
+    fresh = [message["row"] for message in found if message["read"] is None]
+    output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
+
+
+def _check_without_host(where: Place, given: dict[str, Any], *, direct: bool) -> None:
+    """Reading from the mailbox settles what it passes, so nothing can be left out there."""
+    named = [name for name in WITH_HOST if given[name]]
+    if named:
+        why = "goes without it (--direct)" if direct else f"no host runs in {where.home.home}: `tidings host up`"
+        raise HostUnreachable(f"--{named[0]} needs the host, which keeps mail, and this {why}")
+
+
+def _from_mailbox(where: Place, wait: float, count: int, *, as_json: bool) -> None:
+    async def act() -> tuple[int, str]:
+        shown = 0
+        async with endpoint_at(where, receive=True) as endpoint:
+            patience = wait
+            while shown < count:
+                try:
+                    message = await endpoint.next_message(patience)
+                except TimeoutError:
+                    break
+                show_message(message, as_json=as_json)
+                await message.ack()
+                shown, patience = shown + 1, 0.5
+            return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
+
+    shown, delay = asyncio.run(act())
+    if not shown:
+        output.say(f"the mailbox of {where.agent} is empty")
+    if shown < count and delay:
+        output.say(f"note: {delay}")
+    output.hint("tidings who")
+
+
+def _follow(session: Session, found: list[Message], wanted: dict[str, Any], *, as_json: bool) -> None:
+    """Everything behind what was shown, as it comes. Which agent is meant is known by what it is called or its id."""
+    after = found[-1]["row"] if found else None
+    words = (wanted["search"] or "").lower().split()
+    try:
+        for event in session.events(after):
+            message = event.data
+            if wanted["sender"] not in (None, message["from"]["name"], message["from"]["id"]):
+                continue
+            if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
+                _show(message, as_json=as_json)
+    except KeyboardInterrupt:
+        output.say("stopped")
+
+
+def _show(message: Message, *, as_json: bool) -> None:
+    if as_json:
+        output.line(json.dumps(message))
+        sys.stdout.flush()
+        return
+    when = datetime.fromisoformat(message["time"]).astimezone()
+    mark = " " if message["read"] else "*"
+    where = f"#{message['channel']}" if message["channel"] else "direct"
+    # further lines are set in, so that nobody's text can pass for a message of somebody else
+    words = printable(message["text"]).replace("\n", "\n    ")
+    output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {printable(message['from']['name'])}: {words}")
+    sys.stdout.flush()
+
+
+@app.command("read")
+def read(
+    rows: Annotated[
+        list[int] | None, typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything you have.")] = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Mark messages as read; senders of direct messages are told. Needs the host, which keeps them.
+
+    Examples:
+
+      tidings inbox read 12 13
+
+      tidings inbox read --all --as bob
+    """
+    if bool(rows) == everything:
+        raise UsageError("name the rows that were read, or --all; one of the two")
+    session = required_session(place(space, home, acting_as), receive=True)
+    marked = session.mark_read(rows) if rows else _mark_all(session)
+    if as_json:
+        output.data({"read": marked})
+        return
+    output.say(f"{marked} message{'' if marked == 1 else 's'} marked as read")
+    output.hint("tidings inbox --unread")
+
+
+def _mark_all(session: Session) -> int:
+    marked = 0
+    while found := session.inbox(unread=True, limit=500):
+        marked += session.mark_read([message["row"] for message in found])
+    return marked

@@ -1,0 +1,175 @@
+"""`tidings outbox`: what this host owes to the spaces of its agents, and what became of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tidings.cli import completion, output
+from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.through_host import required_host, required_session
+from tidings.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="What was handed to the host: list, show, send again, cancel, hold back.")
+STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
+MessageArgument = Annotated[str, typer.Argument(help="Id of the message.", metavar="ID")]
+
+
+@app.command("list")
+def list_outbox(
+    state: Annotated[
+        str | None,
+        typer.Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES)),
+    ] = None,
+    count: CountOption = 20,
+    before: Annotated[int | None, typer.Option(help="Only below this row.", metavar="ROW")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what you handed to the host, newest first.
+
+    Examples:
+
+      tidings outbox list
+
+      tidings outbox list --state pending --json
+    """
+    if state is not None and state not in STATES:
+        raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
+    rows = required_session(place(space, home, acting_as)).outbox(state, count, before)
+    if as_json:
+        output.data(rows)
+        return
+    output.table(
+        ("row", "id", "to", "state", "attempts", "accepted", "why"),
+        [(row["row"], row["id"], _to(row), row["state"], row["attempts"], row["accepted"], _why(row)) for row in rows],
+        empty="nothing was handed to the host" + (f" that is {state}" if state else ""),
+    )
+    output.hint(f"tidings outbox show {rows[0]['id']}" if rows else "tidings send general 'hello'")
+
+
+def _to(row: dict[str, Any]) -> str:
+    return {"chat": "#", "dm": "", "task": "role "}[row["kind"]] + str(row["to"])
+
+
+def _why(row: dict[str, Any]) -> str:
+    from tidings.cli.talk import printable
+
+    return printable(f"{row['code']}: {row['words']}") if row["code"] else ""
+
+
+@app.command("show")
+def show(
+    message: MessageArgument,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one message you handed to the host: how far it is, why it waits, what replaced it.
+
+    Example:
+
+      tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
+    """
+    row = required_session(place(space, home, acting_as)).outbox_show(message)
+    if as_json:
+        output.data(row)
+        return
+    chain = row.pop("chain")
+    facts = [(key, value) for key, value in row.items() if value not in (None, False)]
+    facts += [("replaced by" if each["row"] > row["row"] else "replaces", each["id"]) for each in chain[:20]]
+    facts = [(what, value) for what, value in facts if (what, value) != ("replaces", row["id"])]
+    output.table(("what", "value"), facts, empty="")
+    output.hint(f"tidings outbox requeue {message}" if row["state"] in ("dead", "cancelled") else "tidings outbox list")
+
+
+@app.command("requeue")
+def requeue(
+    message: MessageArgument,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a dead or cancelled message again, under a new id.
+
+    Example:
+
+      tidings outbox requeue 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
+    """
+    row = required_session(place(space, home, acting_as)).requeue(message)
+    if as_json:
+        output.data(row)
+        return
+    output.line(row["id"])
+    output.say(f"stored again as {row['id']}, in place of {message}")
+    output.hint(f"tidings outbox show {row['id']}")
+
+
+@app.command("cancel")
+def cancel(
+    message: MessageArgument,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Do not send a message that has not left. One that is on its way may still arrive, and that is said.
+
+    Example:
+
+      tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
+    """
+    row = required_session(place(space, home, acting_as)).cancel(message)
+    if as_json:
+        output.data(row)
+        return
+    if row["state"] == "cancelled":
+        output.say(f"message {message} is cancelled")
+    elif row["cancel_asked"]:
+        output.say(f"message {message} is on its way: it is cancelled unless the space has it already")
+    else:
+        output.say(f"message {message} is {row['state']}: there is nothing to cancel")
+    output.hint(f"tidings outbox show {message}")
+
+
+@app.command("pause")
+def pause(
+    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks.")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold everything for a space back until `resume`. It is still taken and stored.
+
+    Examples:
+
+      tidings outbox pause
+
+      tidings outbox pause --space lab --reason 'on a plane'
+    """
+    _held(place(space, home).home.name, required_host(place(space, home).home.home).pause, as_json, reason)
+
+
+@app.command("resume")
+def resume(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Let what is held back for a space leave.
+
+    Example:
+
+      tidings outbox resume --space lab
+    """
+    _held(place(space, home).home.name, required_host(place(space, home).home.home).resume_space, as_json)
+
+
+def _held(space: str, act: Any, as_json: bool, *more: Any) -> None:
+    answer = act(space, *more)
+    if as_json:
+        output.data(answer)
+        return
+    output.say(f"the outbox of {space} {'is held back' if answer['paused'] else 'leaves again'}")
+    output.hint(f"tidings outbox resume --space {space}" if answer["paused"] else "tidings outbox list")

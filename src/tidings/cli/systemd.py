@@ -1,0 +1,142 @@
+"""The systemd unit of the host: what it says, where it lies, and telling systemd of it if it is there to be told.
+
+One unit per home; that of the default home has the plain name. The interpreter is named by its absolute path, so the
+unit runs the Tidings that wrote it. A user's units end at logout unless the user lingers, which is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidings.broker.private_files import write_atomic
+from tidings.errors import ConfigError
+from tidings.space.settings import default_home
+
+SYSTEMCTL_SECONDS = 30.0
+RESTART_SECONDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    path: Path
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def unit_of(home: Path) -> Unit:
+    """The unit of a home, as it should be."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    folder = (Path(base) if base else Path.home() / ".config") / "systemd" / "user"
+    plain = home == default_home(os.environ).expanduser().absolute()
+    mark = "" if plain else f"-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
+    command = [sys.executable, "-m", "tidings.cli", "host", "up", "--foreground", "--home", str(home)]
+    text = "\n".join(
+        (
+            "# written by `tidings host install`; `tidings host uninstall` removes it",
+            "[Unit]",
+            f"Description=Tidings host of {_literal(str(home))}",
+            "",
+            "[Service]",
+            f"ExecStart={' '.join(map(_word, command))}",
+            "Restart=always",
+            f"RestartSec={RESTART_SECONDS}",
+            # another host of this home runs: starting again and again would not change it
+            "RestartPreventExitStatus=6",
+            "TimeoutStopSec=60",
+            "UMask=0077",
+            "",
+            "[Install]",
+            "WantedBy=default.target",
+            "",
+        )
+    )
+    return Unit(folder / f"tidings-host{mark}.service", text)
+
+
+def _literal(text: str) -> str:
+    """Text in which systemd sees nothing of its own."""
+    return text.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """A word of a command line as systemd reads it."""
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{_literal(quoted)}"'
+
+
+def write(unit: Unit) -> bool:
+    """Whether it had to be written."""
+    try:
+        unit.path.parent.mkdir(parents=True, exist_ok=True)
+        if unit.path.exists() and unit.path.read_text() == unit.text:
+            return False
+    except OSError as error:
+        raise ConfigError(f"cannot write {unit.path}: {error.strerror}") from error
+    write_atomic(unit.path, unit.text)
+    return True
+
+
+def start(unit: Unit, *, changed: bool, running: int | None) -> Iterator[str]:
+    """Enable it, and start it unless a host runs already; every step is said, and what is left to type."""
+    linger = "to keep it running after logout: `loginctl enable-linger`"
+    if not _answers():
+        yield f"systemd does not answer here. Where it does: `systemctl --user enable --now {unit.name}`; {linger}"
+        return
+    if changed:
+        yield from _tell("daemon-reload")
+    yield from _tell("enable", unit.name)
+    if running is None or _is_active(unit):
+        yield from _tell("restart" if changed else "start", unit.name)
+        yield f"{unit.name} runs; {linger}"
+    else:
+        yield (
+            f"a host runs already (pid {running}), not by systemd: `tidings host down`, then "
+            f"`systemctl --user start {unit.name}`; {linger}"
+        )
+
+
+def remove(unit: Unit) -> Iterator[str]:
+    if _answers():
+        yield from _tell("disable", "--now", unit.name)
+    else:
+        yield "systemd does not answer here, so nothing was stopped: `tidings host down` stops a host that runs"
+    unit.path.unlink()
+    if _answers():
+        yield from _tell("daemon-reload")
+
+
+def _answers() -> bool:
+    return shutil.which("systemctl") is not None and _systemctl("is-system-running").stdout.strip() not in (
+        "",
+        "offline",
+        "unknown",
+    )
+
+
+def _is_active(unit: Unit) -> bool:
+    return _systemctl("is-active", unit.name).stdout.strip() == "active"
+
+
+def _tell(*words: str) -> Iterator[str]:
+    done = _systemctl(*words)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        yield f"`systemctl --user {' '.join(words)}` failed: {said[-1] if said else done.returncode}"
+
+
+def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ["systemctl", "--user", *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))

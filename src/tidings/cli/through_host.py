@@ -1,0 +1,194 @@
+"""How a command speaks through the host of this machine, if one runs: the session it uses, and what it says of it.
+
+A command keeps its session of an agent in a file of this home, so that the next one needs no proof; one it was told of
+(`TIDINGS_SESSION_FILE`) is used if it is of the same agent. A command chooses the id of what it sends before the first
+try: if it goes another way after a failure it sends the same message, not a second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import Place
+from tidings.errors import ERRORS_BY_CODE, ConfigError, HostUnreachable, NoSession, TidingsError, UsageError
+from tidings.wire.ids import is_message_id, new_id
+
+if TYPE_CHECKING:
+    from tidings.host.client import HostClient, Sent, Session
+
+DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
+IdOption = Annotated[
+    str | None, typer.Option("--id", help="Id of the message: sent again under it, it is sent once.", metavar="ID")
+]
+#: how long a command waits that a space which can be reached confirms
+CONFIRM_PATIENCE = 3.0
+
+
+def chosen_id(given: str | None) -> str:
+    """Known before the first try."""
+    if given is not None and not is_message_id(given):
+        raise UsageError(f"--id is the id of a message, a UUIDv7 in lower case, not {given!r}")
+    return given or new_id()
+
+
+def required_host(home: Path) -> HostClient:
+    from tidings.host.client import HostClient
+
+    client = HostClient.find(home)
+    if client is None:
+        raise HostUnreachable(f"no host runs in {home}: `tidings host up` starts one")
+    _note_mismatch(client)
+    return client
+
+
+def required_session(where: Place, *, receive: bool = False) -> Session:
+    return _session(required_host(where.home.home), where, receive=receive)
+
+
+def session_if_any(where: Place, *, direct: bool = False, receive: bool = False) -> Session | None:
+    """A session of the agent, or None if no host runs, or none is wanted."""
+    from tidings.host.client import HostClient
+
+    if direct:
+        return None
+    client = HostClient.find(where.home.home)
+    if client is None:
+        _note_silence(where.home.home)
+        return None
+    _note_mismatch(client)
+    session = _session(client, where, receive=receive)
+    output.say("through the host")
+    return session
+
+
+def _note_silence(home: Path) -> None:
+    from tidings.broker.private_files import lock_pid
+
+    pid = lock_pid(home / "run" / "host.lock")
+    if pid is not None:
+        output.say(f"note: the host (pid {pid}) does not answer, so this goes without it: `tidings host status`")
+
+
+def _note_mismatch(client: HostClient) -> None:
+    if client.mismatch:
+        output.say(f"note: {client.mismatch}")
+
+
+def _session(client: HostClient, where: Place, *, receive: bool) -> Session:
+    from tidings.host.session_file import own_file
+
+    where.home.read_info()
+    own = own_file(where.home.home, where.home.name, where.agent)
+    for path in (_named(where), own):
+        session = None if path is None else _kept(client, where, path, receive=receive)
+        if session is not None:
+            return session
+    return _opened(client, where, own, receive=receive)
+
+
+def _named(where: Place) -> Path | None:
+    """The session this program was told of, if it is there and of the agent that acts."""
+    from tidings.host.session_file import VARIABLE, SessionFile, named_file
+
+    path = named_file()
+    if path is None:
+        return None
+    if not path.exists():
+        output.say(f"note: {VARIABLE} names {path}, which is not there: a session of {where.agent} is opened instead")
+        return None
+    file = SessionFile.read(path)
+    if (file.space, file.name) != (where.home.name, where.agent):
+        said = f"is of {file.name} in {file.space}: {where.agent} in {where.home.name} gets one of its own"
+        output.say(f"note: the session in {VARIABLE} {said}")
+        return None
+    return path
+
+
+def _kept(client: HostClient, where: Place, path: Path, *, receive: bool) -> Session | None:
+    """The session in a file, if it is of this agent as it is now, and the host still knows it."""
+    from tidings.host.session_file import SessionFile
+
+    if not path.exists():
+        return None
+    try:
+        file = SessionFile.read(path)
+        session = client.resume(file)
+    except ConfigError as error:
+        output.say(f"note: {error}")
+        return None
+    if (file.space_id, file.agent) != (where.home.read_info().id, _agent_id(where)) or (receive and not file.receive):
+        return None
+    try:
+        session.me()
+    except NoSession:
+        return None
+    return session
+
+
+def _agent_id(where: Place) -> str | None:
+    """Whose key is on disk: a name that was added again is another agent."""
+    from tidings.broker import jwt
+    from tidings.broker.private_files import read_private
+
+    path = where.home.agent_creds(where.agent)
+    return jwt.split_credentials(read_private(path))[1].id if path.exists() else None
+
+
+def _opened(client: HostClient, where: Place, own: Path, *, receive: bool) -> Session:
+    from tidings.endpoint.identity import local_identity
+
+    identity = asyncio.run(local_identity(where.home, where.agent))
+    session = client.session(identity, receive=receive, program="tidings")
+    session.save(own)
+    return session
+
+
+# --- sending ---
+
+
+def patience(session: Session) -> float:
+    """Seconds worth waiting for a confirmation: none if it is known that the space cannot be reached."""
+    health = session.me()["health"]
+    return 0.0 if health["reason"] and health["state"] not in ("open", "superseded") else CONFIRM_PATIENCE
+
+
+def handed_over(session: Session, **fields: Any) -> Sent | None:
+    """What the host has of it; None if the host went away before it took it. What the space refused is raised."""
+    try:
+        sent = session.send(wait=patience(session), **fields)
+    except HostUnreachable as error:
+        output.say(f"note: {error}; going without it, under the same id")
+        return None
+    if sent.state in ("dead", "cancelled"):
+        row = session.outbox_show(sent.id)
+        raise ERRORS_BY_CODE.get(row["code"], TidingsError)(f"message {sent.id} was not sent: {row['words']}")
+    return sent
+
+
+def show_sent(sent: Sent, *, as_json: bool, **more: Any) -> None:
+    if as_json:
+        facts = {"id": sent.id, "seq": sent.seq, "stage": sent.stage, "warnings": list(sent.warnings)}
+        output.data(facts | {"row": sent.row, "state": sent.state} | more)
+        return
+    output.line(sent.id)
+    output.say(f"confirmed at sequence {sent.seq}" if sent.stage == "confirmed" else stored_words(sent))
+    for warning in sent.warnings:
+        output.say(f"warning: {warning}")
+
+
+def stored_words(sent: Sent) -> str:
+    return f"stored: it leaves by itself; `tidings outbox show {sent.id}` says how far it is"
+
+
+def wait_until(done: Callable[[float], bool], seconds: float) -> None:
+    """Ask with as much patience as is left, until the answer is good."""
+    until = time.monotonic() + seconds
+    while not done(max(0.0, min(30.0, until - time.monotonic()))) and time.monotonic() < until:
+        pass

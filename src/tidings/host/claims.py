@@ -1,0 +1,145 @@
+"""Tasks in the hands of programs: each is held for the session that claimed it, and the host beats for it.
+
+An agent holds one task at a time, whichever of its programs has it. A session that claims again gets the one it holds;
+one that ends, or has not said a word for a quarter of an hour, gives it back: nobody beats for a program that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tidings.broker.ending import end_tasks
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.tasks import LONG_POLL, Job
+from tidings.errors import TidingsError, UnknownMessage
+from tidings.host.registry import Scope
+from tidings.host.sessions import HostSession
+
+#: a session that holds a task says something at least this often
+SILENCE = 900.0
+SWEEP = 15.0
+GIVE_BACK = 2.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Claim:
+    session: str
+    job: Job
+
+
+class Claims:
+    """What is held. `heard` is told of every request of a session."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._held: dict[Scope, Claim] = {}
+        self._heard: dict[str, float] = {}
+        self._asking: dict[Scope, asyncio.Lock] = {}
+        self._returning: dict[Scope, asyncio.Task[None]] = {}
+
+    def heard(self, session: HostSession) -> None:
+        self._heard[session.id] = self._clock()
+
+    def held(self, scope: Scope) -> Claim | None:
+        claim = self._held.get(scope)
+        if claim is not None and claim.job.settled:
+            del self._held[scope]
+            return None
+        return claim
+
+    async def claim(self, session: HostSession, endpoint: Endpoint, role: str, wait: float) -> Job | None:
+        """A task for this session; None if none came, or another session of the agent has one."""
+        until = self._clock() + wait
+        lock = self._asking.setdefault(session.scope, asyncio.Lock())
+        try:
+            async with asyncio.timeout(wait + 1.0):
+                await lock.acquire()
+        except TimeoutError:
+            return None
+        try:
+            if (returning := self._returning.get(session.scope)) is not None:
+                # the steward would hand out once more what is just being given back
+                await asyncio.wait({returning})
+            while (claim := self.held(session.scope)) is not None:
+                if claim.session == session.id:
+                    return claim.job
+                if not await self._ended(claim, until - self._clock()):
+                    return None
+            return await self._claim(session, endpoint, role, until)
+        finally:
+            lock.release()
+
+    async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
+        while True:
+            left = max(0.0, until - self._clock())
+            job = await endpoint.claim(role, min(LONG_POLL, left))
+            if job is not None:
+                self._held[session.scope] = Claim(session.id, job)
+                return job
+            if self._clock() >= until:
+                return None
+
+    async def _ended(self, claim: Claim, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await claim.job._ended.wait()
+        return claim.job.settled
+
+    def job(self, session: HostSession, message_id: str) -> Job:
+        """The task of that id in the hands of this session."""
+        claim = self.held(session.scope)
+        if claim is None or claim.session != session.id or claim.job.message.id != message_id:
+            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
+        return claim.job
+
+    def ended(self, session: HostSession) -> None:
+        """A session is over: what it holds is another worker's."""
+        self._heard.pop(session.id, None)
+        claim = self.held(session.scope)
+        if claim is not None and claim.session == session.id:
+            self._return(session.scope, claim, "its session ended")
+
+    def _return(self, scope: Scope, claim: Claim, why: str) -> None:
+        log.info("task %s of %s in %s is given back: %s", claim.job.seq, scope.name, scope.space, why)
+        self._held.pop(scope, None)
+        task = asyncio.get_running_loop().create_task(self._give_back(claim.job, why))
+        self._returning[scope] = task
+        task.add_done_callback(lambda ended: self._returned(scope, ended))
+
+    def _returned(self, scope: Scope, ended: asyncio.Task[None]) -> None:
+        if self._returning.get(scope) is ended:
+            del self._returning[scope]
+
+    async def _give_back(self, job: Job, why: str) -> None:
+        with suppress(TidingsError, TimeoutError):  # the steward notices the silence
+            async with asyncio.timeout(GIVE_BACK):
+                await job.fail(f"left unfinished: {why}")
+
+    async def sweep(self) -> None:
+        """For ever: give back what silent sessions hold."""
+        while True:
+            await asyncio.sleep(SWEEP)
+            self.sweep_once()
+
+    def sweep_once(self) -> None:
+        for scope in list(self._held):
+            claim = self.held(scope)
+            if claim is not None and self._clock() - self._heard.get(claim.session, 0.0) > SILENCE:
+                self._return(scope, claim, f"its program said nothing for {SILENCE:.0f} s")
+
+    async def close(self) -> None:
+        """Give everything back, in bounded time."""
+        for scope in list(self._held):
+            claim = self.held(scope)
+            if claim is not None:
+                self._return(scope, claim, "the host stops")
+        returning = list(self._returning.values())
+        if returning:
+            await asyncio.wait(returning, timeout=GIVE_BACK + 0.5)
+        await end_tasks(returning)

@@ -1,0 +1,117 @@
+"""Server-Sent Events: an agent's inbox as it fills, by row.
+
+    event: message    id: the row    data: the message        event: state    data: how the connection is
+
+There is no queue of events: a stream reads the inbox behind the last row it sent, and is woken when there is more. So
+`Last-Event-ID` continues where a stream ended, across reconnects and restarts, without a gap or a second copy, and a
+slow reader costs nobody anything; one that takes nothing for a while is cut, and can come back. The first event tells
+where the stream begins, so that a reader that came without a number has one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tidings.broker.ending import end_tasks
+from tidings.errors import HostBusy, UsageError
+from tidings.host import shown
+from tidings.host.host import Changed
+from tidings.host.inbox import Wanted
+from tidings.host.ipc import Desk, Scoped, for_session
+from tidings.host.ipc_operator import health_of
+from tidings.host.sessions import HostSession
+
+KEEPALIVE = 15.0
+#: a reader that takes nothing for so long is cut
+SLOWEST = 30.0
+AT_ONCE = 16
+#: a stream looks so often by itself, whether or not it was woken
+LOOK = 15.0
+MOST_STREAMS = 256
+log = logging.getLogger(__name__)
+
+
+class Stream(EventSourceResponse):
+    """A stream that counts, and cuts its reader off instead of waiting for it."""
+
+    def __init__(self, desk: Desk, session: HostSession, content: AsyncIterator[ServerSentEvent]) -> None:
+        super().__init__(content, ping=KEEPALIVE, send_timeout=SLOWEST, sep="\n", cleanup_timeout=1.0)
+        self._desk, self._session = desk, session
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._desk.streams += 1
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            who = self._session.scope
+            log.info("a reader of %s in %s took nothing for %.0f s and is cut", who.name, who.space, SLOWEST)
+            transport = scope.get("state", {}).get("transport")
+            if transport is not None:
+                transport.abort()
+                await asyncio.sleep(0)  # its end is noticed before the answer is missed
+        finally:
+            self._desk.streams -= 1
+
+
+async def events(asked: Scoped) -> Stream:
+    if asked.desk.streams >= MOST_STREAMS:
+        raise HostBusy(f"{MOST_STREAMS} programs follow their inboxes here: end one")
+    after = await _begin(asked)
+    return Stream(asked.desk, asked.session, _follow(asked.desk, asked.session, after))
+
+
+async def _begin(asked: Scoped) -> int:
+    """Behind which row; the newest there is unless the reader says."""
+    said = asked.request.headers.get("last-event-id")
+    if said is None:
+        return await asked.host.inbox.last(*asked.mine)
+    if not (said.isascii() and said.isdigit()) or len(said) > 18:
+        raise UsageError(f"Last-Event-ID is the number of a row, not {said[:32]!r}")
+    return int(said)
+
+
+async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator[ServerSentEvent]:
+    scope = session.scope
+    changed, told = desk.host.changes(scope), _state(desk, session)
+    yield _event("state", told, after)
+    while not desk.stopping.is_set() and desk.sessions.lasts(session):
+        wanted = Wanted(after=after, limit=AT_ONCE)
+        rows = await desk.host.inbox.listed(scope.space_id, scope.agent, wanted)
+        for row in rows:
+            after = row.row
+            yield _event("message", shown.mail(row, desk.host.key(scope)), row.row)
+        if (now := _state(desk, session)) != told:
+            told = now
+            yield _event("state", told)
+        if not rows:
+            await _woken(desk, changed)
+
+
+async def _woken(desk: Desk, changed: Changed) -> None:
+    """Until there is news, a moment passed, or the host stops."""
+    waiting = [asyncio.ensure_future(changed.wait(LOOK)), asyncio.ensure_future(desk.stopping.wait())]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_tasks(waiting)
+
+
+def _state(desk: Desk, session: HostSession) -> dict[str, Any]:
+    """How the agent's connection is, without what changes every moment."""
+    return {name: value for name, value in health_of(desk, session.scope).items() if name != "age"}
+
+
+def _event(kind: str, data: dict[str, Any], row: int | None = None) -> ServerSentEvent:
+    return ServerSentEvent(json.dumps(data), event=kind, id=None if row is None else str(row), sep="\n")
+
+
+ROUTES = [Route("/v1/events", for_session(events), methods=["GET"])]

@@ -1,0 +1,282 @@
+"""The host over HTTP: what every request has to pass, who is asking, and how an answer or a refusal is written.
+
+    guard (Origin, tokens in addresses) -> route -> session by token -> handler(Asked) -> JSON
+
+A refusal is `{"error": {"code", "message", "retryable"}}`: the code and the sentence of a TidingsError, and whether the
+same request may succeed later. Handlers are in `ipc_mail`, `ipc_space`, `ipc_operator` and `events`; each gets the
+session it answers and passes its scope on. Nothing here blocks the loop, and no wait outlives the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidings.broker.ending import end_tasks
+from tidings.errors import (
+    ConflictError,
+    DeniedError,
+    HostBusy,
+    HostUnreachable,
+    LogFull,
+    MailboxFull,
+    MalformedMessage,
+    NoSession,
+    OutcomeUnknown,
+    QueueFull,
+    StoreError,
+    TidingsError,
+    TooLarge,
+    UnhealthyError,
+    UnknownMessage,
+    UnreachableError,
+    UsageError,
+    WireError,
+)
+from tidings.host.claims import Claims
+from tidings.host.host import Host
+from tidings.host.sessions import HostSession, Sessions
+from tidings.wire import strict_json
+
+T = TypeVar("T")
+MAX_BODY = 512 * 1024
+LONGEST_WAIT = 60.0
+#: words in an address that look like a secret: addresses end in logs
+SECRET_WORDS = frozenset({"token", "access_token", "session_token", "auth", "authorization", "bearer", "secret", "key"})
+log = logging.getLogger(__name__)
+
+#: the first class that fits decides
+STATUS: tuple[tuple[type[TidingsError], int], ...] = (
+    (NoSession, 401),
+    (DeniedError, 403),
+    (UnknownMessage, 404),
+    (TooLarge, 413),
+    (HostBusy, 429),
+    (LogFull, 429),
+    (MailboxFull, 429),
+    (QueueFull, 429),
+    (ConflictError, 409),
+    (UsageError, 400),
+    (WireError, 400),
+    (UnreachableError, 503),
+    (OutcomeUnknown, 503),
+    (StoreError, 503),
+)
+RETRYABLE = (UnreachableError, OutcomeUnknown, UnhealthyError, StoreError)
+
+
+@dataclass
+class Desk:
+    """What the handlers work with."""
+
+    host: Host
+    sessions: Sessions
+    claims: Claims
+    #: as clients spell it when they prove a session
+    socket: Path
+    stopping: asyncio.Event
+    started: float
+    streams: int = field(default=0)
+
+    async def unless_stopping(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """What it returns; HostUnreachable as soon as the host stops."""
+        asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait({asked, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            raise HostUnreachable("the host is stopping: ask again when it runs")
+        finally:
+            await end_tasks([stop, asked])
+
+
+class Asked:
+    """One request: its parameters and its body, checked as they are read."""
+
+    def __init__(self, request: Request, desk: Desk) -> None:
+        self.request, self.desk, self.host = request, desk, desk.host
+
+    def word(self, name: str) -> str | None:
+        return self.request.query_params.get(name) or None
+
+    def part(self, name: str) -> str:
+        """A part of the path."""
+        return str(self.request.path_params[name])
+
+    def number(self, name: str, default: int, most: int) -> int:
+        text = self.word(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit()) or not 0 <= int(text) <= most:
+            raise UsageError(f"`{name}` is a number from 0 to {most}, not {text[:32]!r}")
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        text = self.word(name)
+        if text not in (None, "0", "1", "true", "false"):
+            raise UsageError(f"`{name}` is 1 or 0, not {text[:32]!r}")
+        return text in ("1", "true")
+
+    def wait(self) -> float:
+        """Seconds to wait, no more than a minute at a time."""
+        return seconds(self.word("wait") or "0")
+
+    async def body(self, limit: int = MAX_BODY) -> bytes:
+        """The whole body; TooLarge before more than `limit` of it is held."""
+        said = self.request.headers.get("content-length", "")
+        if said.isdigit() and int(said) > limit:
+            raise _too_large(limit, int(said))
+        held = bytearray()
+        async for chunk in self.request.stream():
+            held += chunk
+            if len(held) > limit:
+                raise _too_large(limit, len(held))
+        if held and self.request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise UsageError("a body is JSON: send it with `Content-Type: application/json`")
+        return bytes(held)
+
+    async def fields(self, kind: type[T]) -> T:
+        """The body as a struct; nothing is `{}`."""
+        body = await self.body()
+        try:
+            return msgspec.convert(strict_json.loads(body or b"{}"), kind, strict=True)
+        except MalformedMessage as error:
+            raise UsageError(f"a request is strict JSON: {error}") from error
+        except msgspec.ValidationError as error:
+            raise UsageError(f"this request does not say what it should: {str(error)[:300]}") from error
+
+
+class Scoped(Asked):
+    """A request of a session; `scope` is whose."""
+
+    def __init__(self, request: Request, desk: Desk, session: HostSession) -> None:
+        super().__init__(request, desk)
+        self.session, self.scope = session, session.scope
+
+    @property
+    def mine(self) -> tuple[str, str]:
+        """How the stores name this scope."""
+        return self.scope.space_id, self.scope.agent
+
+
+def seconds(said: str | float) -> float:
+    try:
+        wanted = float(said)
+    except ValueError:
+        wanted = -1.0
+    if not 0 <= wanted <= 86_400:
+        raise UsageError(f"`wait` is a number of seconds, not {str(said)[:32]!r}")
+    return min(wanted, LONGEST_WAIT)
+
+
+def _too_large(limit: int, found: int) -> TooLarge:
+    return TooLarge(f"a request has at most {limit} bytes, this one has {found} or more: send an artifact reference")
+
+
+# --- answers ---
+
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+def for_session(handler: Callable[[Scoped], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """A route that answers the session of the token, and nobody else."""
+
+    async def answer(request: Request) -> Response:
+        desk: Desk = request.app.state.desk
+        session = await desk.sessions.find(_token(request))
+        desk.claims.heard(session)
+        return await handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
+
+    return _answered(answer)
+
+
+def for_user(handler: Callable[[Asked], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """A route for every program of this user: states and counts, no contents."""
+    return _answered(lambda request: handler(Asked(request, request.app.state.desk)))
+
+
+def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        try:
+            found = await answer(request)
+        except TidingsError as error:
+            return refusal(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:  # boundary: a mistake of ours must not take the host down
+            log.exception("%s %s failed", request.method, request.url.path)
+            return refusal(TidingsError("the host failed at this, and wrote down why: see logs/host.log of this home"))
+        return found if isinstance(found, Response) else as_json(found)
+
+    return respond
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def refusal(error: TidingsError) -> Response:
+    status = next((number for kind, number in STATUS if isinstance(error, kind)), 500)
+    said = {"code": error.code, "message": str(error), "retryable": isinstance(error, RETRYABLE)}
+    return as_json({"error": said}, status)
+
+
+def _token(request: Request) -> str:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not token.strip():
+        raise NoSession("this needs a session: open one with the agent's key, and send its token as a Bearer")
+    return token.strip()
+
+
+# --- the application ---
+
+
+class Guard:
+    """What no request may have, whatever it asks: it comes from a web page, or shows a secret."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = _unwanted(Request(scope)) if scope["type"] == "http" else None
+        if error is not None:
+            await refusal(error)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+def _unwanted(request: Request) -> TidingsError | None:
+    if "origin" in request.headers:
+        return DeniedError("the host does not answer web pages: a request with an Origin is refused")
+    if SECRET_WORDS & {name.lower() for name in request.query_params}:
+        return UsageError("a token belongs into the Authorization header: addresses are written into logs")
+    return None
+
+
+async def _no_such(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    words = UsageError(f"the host has no {request.method} {request.url.path[:100]}: it speaks version 1")
+    return as_json({"error": {"code": words.code, "message": str(words), "retryable": False}}, status)
+
+
+def application(desk: Desk) -> ASGIApp:
+    """Every route of the host."""
+    from tidings.host import events, ipc_mail, ipc_operator, ipc_space
+
+    routes: list[Route] = [*ipc_operator.ROUTES, *ipc_mail.ROUTES, *ipc_space.ROUTES, *events.ROUTES]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such})
+    app.router.redirect_slashes = False
+    app.state.desk = desk
+    return Guard(app)

@@ -1,0 +1,191 @@
+"""Routes of one agent's mail: what it hands over to be sent, and what it was sent. Every query names the scope."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+
+from tidings.endpoint.peers import resolve_among
+from tidings.errors import UsageError
+from tidings.host import shown
+from tidings.host.composing import MAX_BODY, read_request
+from tidings.host.inbox import InboxRow, Wanted
+from tidings.host.ipc import Scoped, for_session
+from tidings.host.ipc_operator import health_of
+from tidings.wire.keys import KeyPair
+from tidings.wire.names import is_agent_id
+
+Json = dict[str, Any]
+STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
+MOST_ROWS = 500
+#: bytes of messages in one answer: a page ends before it is more than this
+PAGE_BYTES = 4 * 1024 * 1024
+MOST_MARKED = 10_000
+FOREVER = 2**62
+NAMES_PATIENCE = 3.0
+
+
+class Rows(msgspec.Struct, forbid_unknown_fields=True):
+    rows: list[int]
+
+
+# --- sending ---
+
+
+async def send(asked: Scoped) -> Json:
+    request = read_request(await asked.body(MAX_BODY))
+    patience = asked.wait()
+    if (request.agent and not is_agent_id(request.agent)) or request.mentions:
+        await asked.desk.unless_stopping(_names_known(asked))
+    sent = await asked.desk.unless_stopping(asked.host.send(asked.scope, request, wait=patience))
+    return {
+        "id": sent.id,
+        "row": sent.row,
+        "state": sent.state,
+        "stage": sent.stage,
+        "seq": sent.seq,
+        "warnings": list(sent.warnings),
+    }
+
+
+async def _names_known(asked: Scoped) -> None:
+    """Nobody is refused because this host is just meeting the space for the first time."""
+    until = time.monotonic() + NAMES_PATIENCE
+    while asked.host.directories.of(asked.scope.space_id).at is None and time.monotonic() < until:
+        if health_of(asked.desk, asked.scope)["reason"]:
+            return  # it cannot be reached, so there is nothing to wait for
+        await asyncio.sleep(0.02)
+
+
+async def outbox(asked: Scoped) -> Json:
+    states = tuple(each for each in (asked.word("state") or "").split(",") if each)
+    unknown = [each for each in states if each not in STATES]
+    if unknown:
+        raise UsageError(f"`state` is one of {', '.join(STATES)}, not {unknown[0][:32]!r}")
+    limit, before = asked.number("limit", 50, MOST_ROWS), asked.number("before", FOREVER, FOREVER)
+    rows = await asked.host.outbox.newest(*asked.mine, states, before, limit)
+    return {"rows": [shown.owed(row) for row in rows]}
+
+
+async def outbox_row(asked: Scoped) -> Json:
+    row = await asked.host.find(asked.scope, asked.part("id"))
+    chain = await asked.host.outbox.chain(row.row)
+    return shown.owed(row) | {"chain": [shown.owed(each) for each in chain if (each.space, each.sender) == asked.mine]}
+
+
+async def requeue(asked: Scoped) -> Json:
+    await asked.body()
+    return shown.owed(await asked.host.requeue(asked.scope, asked.part("id")))
+
+
+async def cancel(asked: Scoped) -> Json:
+    await asked.body()
+    return shown.owed(await asked.host.cancel(asked.scope, asked.part("id")))
+
+
+async def receipt(asked: Scoped) -> Json:
+    row = await asked.host.find(asked.scope, asked.part("id"))
+    stage = asked.word("stage") or "delivered"
+    if row.kind != "dm":
+        raise UsageError(f"message {row.id} is no direct message: only those have receipts")
+    if stage not in ("delivered", "read"):
+        raise UsageError(f"`stage` is delivered or read, not {stage[:32]!r}")
+    if row.seq is None:
+        return {"id": row.id, "stage": "stored", "seq": None}
+    waiting = asked.host.endpoint(asked.scope).receipt(row.id, stage, timeout=asked.wait(), to=row.destination)
+    found = await asked.desk.unless_stopping(waiting)
+    return {"id": row.id, "stage": found.stage, "seq": row.seq}
+
+
+# --- mail ---
+
+
+async def inbox(asked: Scoped) -> Json:
+    wanted, text, until = _wanted(asked), asked.word("search"), time.monotonic() + asked.wait()
+    changed = asked.host.changes(asked.scope)
+    while True:
+        found = await (
+            asked.host.inbox.listed(*asked.mine, wanted)
+            if text is None
+            else asked.host.inbox.search(*asked.mine, text, wanted)
+        )
+        left = until - time.monotonic()
+        if found or left <= 0:
+            return await _paged(asked, found)
+        await asked.desk.unless_stopping(changed.wait(left))
+
+
+async def _paged(asked: Scoped, rows: list[InboxRow]) -> Json:
+    """In a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
+    return {"messages": await asyncio.to_thread(page, rows, asked.host.key(asked.scope))}
+
+
+def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
+    """As many as fit one answer, at least one."""
+    shown_rows: list[Json] = []
+    size = 0
+    for row in rows:
+        size += len(row.raw) + len(row.text)
+        if shown_rows and size > PAGE_BYTES:
+            break
+        shown_rows.append(shown.mail(row, key))
+    return shown_rows
+
+
+def _wanted(asked: Scoped) -> Wanted:
+    kind = asked.word("kind")
+    if kind not in (None, "direct", "channel"):
+        raise UsageError(f"`kind` is direct or channel, not {kind[:32]!r}")
+    return Wanted(
+        unread=asked.flag("unread"),
+        sender=_sender(asked),
+        channel=asked.word("channel"),
+        kind=kind,  # type: ignore[arg-type]
+        after=asked.number("after", 0, FOREVER),
+        limit=asked.number("limit", 50, MOST_ROWS),
+        direct_first=asked.flag("direct_first"),
+        newest=asked.flag("newest"),
+    )
+
+
+def _sender(asked: Scoped) -> str | None:
+    text = asked.word("from")
+    if text is None or is_agent_id(text):
+        return text
+    return resolve_among(list(asked.host.directories.of(asked.scope.space_id).agents()), text).id
+
+
+async def unread(asked: Scoped) -> Json:
+    counts = await asked.host.inbox.unread_counts()
+    return {"unread": {kind: counts.get((*asked.mine, kind), 0) for kind in ("direct", "channel")}}
+
+
+async def read(asked: Scoped) -> Json:
+    rows = (await asked.fields(Rows)).rows
+    if len(rows) > MOST_MARKED:
+        raise UsageError(f"at most {MOST_MARKED} rows are marked at once, not {len(rows)}")
+    if any(not 0 < row < FOREVER for row in rows):
+        raise UsageError("`rows` are numbers of messages in the inbox")
+    return {"read": await asked.host.mark_read(asked.scope, rows)}
+
+
+async def thread(asked: Scoped) -> Json:
+    return await _paged(asked, await asked.host.inbox.thread(*asked.mine, asked.part("id")))
+
+
+ROUTES = [
+    Route("/v1/send", for_session(send), methods=["POST"]),
+    Route("/v1/outbox", for_session(outbox), methods=["GET"]),
+    Route("/v1/outbox/{id}", for_session(outbox_row), methods=["GET"]),
+    Route("/v1/outbox/{id}/requeue", for_session(requeue), methods=["POST"]),
+    Route("/v1/outbox/{id}/cancel", for_session(cancel), methods=["POST"]),
+    Route("/v1/receipts/{id}", for_session(receipt), methods=["GET"]),
+    Route("/v1/inbox", for_session(inbox), methods=["GET"]),
+    Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
+    Route("/v1/inbox/read", for_session(read), methods=["POST"]),
+    Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),
+]

@@ -1,0 +1,207 @@
+"""Routes that open and end sessions, and the operator's view: states and counts for every program of this user.
+
+Nothing here shows what a message says or whom it is for. Opening a session is the only way from a user to an agent: the
+host reads the identity where the program says it is, and believes the program if it signed with that key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+
+from tidings import __version__
+from tidings.endpoint.identity import Identity
+from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, UsageError
+from tidings.host.ipc import Asked, Desk, Scoped, for_session, for_user
+from tidings.host.proof import is_proven
+from tidings.host.registry import Scope, Source, check_source, identity_of
+from tidings.space.home import SpaceHome
+
+Json = dict[str, Any]
+API = 1
+
+
+class Opening(msgspec.Struct, forbid_unknown_fields=True):
+    source: list[str]
+    nonce: str
+    signature: str
+    #: whose key it is; unless said, that of the agent in `source`
+    agent: str | None = None
+    receive: bool = False
+    program: str = ""
+
+
+class Pause(msgspec.Struct, forbid_unknown_fields=True):
+    reason: str = "paused by its user"
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+# --- sessions ---
+
+
+async def challenge(asked: Asked) -> Json:
+    await asked.fields(Nothing)
+    return {"nonce": asked.desk.sessions.challenges.issue()}
+
+
+async def open_session(asked: Asked) -> Json:
+    wanted = await asked.fields(Opening)
+    if not asked.desk.sessions.challenges.spend(wanted.nonce):
+        raise NoSession("this challenge was used or is too old: ask for another")
+    source = check_source(tuple(wanted.source))
+    identity = await _identity(source)
+    proven = is_proven(wanted.signature, identity.space_id, identity.id, str(asked.desk.socket), wanted.nonce)
+    if wanted.agent not in (None, identity.id) or not proven:
+        raise DeniedError(f"this is not signed with the key of {identity.name} in {identity.subjects.space}")
+    scope = await asked.host.adopt(source, wanted.receive)
+    if scope.agent != identity.id:
+        raise DeniedError(f"the key of {identity.name} was replaced meanwhile: ask again")
+    session, token = await asked.desk.sessions.begin(scope, receive=wanted.receive, program=wanted.program)
+    return {"session": session.id, "token": token, **_scope(scope)}
+
+
+async def _identity(source: Source) -> Identity:
+    """As it is on disk. An agent that does not exist is not made for somebody who has proven nothing."""
+    if source[0] == "home":
+        _, home, space, name = source
+        if not SpaceHome(Path(home), space).agent_creds(name).exists():
+            raise UsageError(f"there is no credential for agent {name[:64]} in space {space}: `tidings agent add` it")
+    try:
+        return await identity_of(source)
+    except OSError as error:
+        raise ConfigError(f"cannot read the identity at {source[1]}: {error.strerror}") from error
+
+
+async def me(asked: Scoped) -> Json:
+    session = asked.session
+    facts = {"session": session.id, "receive": session.receive, "program": session.program}
+    return facts | _scope(session.scope) | {"health": health_of(asked.desk, session.scope)}
+
+
+async def end_session(asked: Scoped) -> Json:
+    await asked.desk.sessions.end(asked.session)
+    return {"session": asked.session.id, "ended": True}
+
+
+def _scope(scope: Scope) -> Json:
+    return {"space": scope.space, "space_id": scope.space_id, "agent": scope.agent, "name": scope.name}
+
+
+# --- how it is ---
+
+
+def health_of(desk: Desk, scope: Scope) -> Json:
+    """How one agent's connection is; `age` is that of the last round trip to its broker."""
+    for each in desk.host.health():
+        if (each.scope.space_id, each.scope.agent) == (scope.space_id, scope.agent):
+            return {
+                "state": each.state,
+                "age": each.age,
+                "receiving": each.receiving,
+                "superseded": each.superseded,
+                "reason": each.reason,
+            }
+    return {"state": "unknown", "age": None, "receiving": False, "superseded": False, "reason": None}
+
+
+async def health(asked: Asked) -> Json:
+    counts: Counter[str] = Counter()
+    for (_, state), number in (await asked.host.outbox.counts()).items():
+        counts[state] += number
+    return {
+        "version": __version__,
+        "api": API,
+        "pid": os.getpid(),
+        "started": asked.desk.started,
+        "outbox": dict(counts),
+        "spaces": _ages(asked.desk),
+    }
+
+
+def _ages(desk: Desk) -> dict[str, float | None]:
+    """Of each space, seconds since the last round trip of any agent."""
+    found: dict[str, list[float | None]] = {}
+    for each in desk.host.health():
+        found.setdefault(each.scope.space, []).append(each.age)
+    return {space: min((age for age in ages if age is not None), default=None) for space, ages in found.items()}
+
+
+async def status(asked: Asked) -> Json:
+    desk, outbox = asked.desk, asked.host.outbox
+    counts, unread = await outbox.counts(), await asked.host.inbox.unread_counts()
+    paused = {each.space: each.pause_reason for each in await outbox.spaces() if each.paused_at is not None}
+    spaces: dict[str, Json] = {}
+    for scope in asked.host.scopes():
+        spaces.setdefault(
+            scope.space_id,
+            {
+                "space": scope.space,
+                "space_id": scope.space_id,
+                "outbox": {state: number for (space, state), number in counts.items() if space == scope.space_id},
+                "paused": paused.get(scope.space_id),
+                "agents": [],
+            },
+        )["agents"].append(
+            {
+                "name": scope.name,
+                "agent": scope.agent,
+                "unread": sum(n for (*whose, _), n in unread.items() if whose == [scope.space_id, scope.agent]),
+                **health_of(desk, scope),
+            }
+        )
+    more = {"sessions": len(desk.sessions), "streams": desk.streams, "home": str(asked.host.home)}
+    return await health(asked) | more | {"spaces": list(spaces.values())}
+
+
+# --- what an operator does ---
+
+
+async def pause(asked: Asked) -> Json:
+    scope, reason = _space(asked), (await asked.fields(Pause)).reason
+    await asked.host.pause(scope.space_id, reason[:200] or "paused by its user")
+    return {"space": scope.space, "paused": True}
+
+
+async def resume(asked: Asked) -> Json:
+    await asked.fields(Nothing)
+    scope = _space(asked)
+    await asked.host.resume(scope.space_id)
+    return {"space": scope.space, "paused": False}
+
+
+def _space(asked: Asked) -> Scope:
+    """Some scope of the space that is meant, by name or id."""
+    text = asked.part("space")
+    found = {each.space_id: each for each in asked.host.scopes() if text in (each.space, each.space_id)}
+    if not found:
+        raise UsageError(f"this host works for nobody in a space {text[:64]!r}: `tidings host status` lists its spaces")
+    if len(found) > 1:
+        raise AmbiguousPeer(f"several spaces are called {text[:64]}: name it by its id, one of {', '.join(found)}")
+    return next(iter(found.values()))
+
+
+async def stop(asked: Asked) -> Json:
+    await asked.fields(Nothing)
+    asked.desk.stopping.set()
+    return {"stopping": True, "pid": os.getpid()}
+
+
+ROUTES = [
+    Route("/v1/health", for_user(health), methods=["GET"]),
+    Route("/v1/challenge", for_user(challenge), methods=["POST"]),
+    Route("/v1/sessions", for_user(open_session), methods=["POST"]),
+    Route("/v1/sessions/me", for_session(me), methods=["GET"]),
+    Route("/v1/sessions/me", for_session(end_session), methods=["DELETE"]),
+    Route("/v1/status", for_user(status), methods=["GET"]),
+    Route("/v1/spaces/{space}/pause", for_user(pause), methods=["POST"]),
+    Route("/v1/spaces/{space}/resume", for_user(resume), methods=["POST"]),
+    Route("/v1/stop", for_user(stop), methods=["POST"]),
+]

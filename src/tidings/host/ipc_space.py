@@ -1,0 +1,193 @@
+"""Routes that ask the space, through the one endpoint of the session's agent: who is here, channels, history, tasks.
+
+They need the space now, and say UnreachableError if it is away. Only `who` answers from what was last seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+
+from tidings.endpoint.endpoint import Endpoint
+from tidings.errors import Reconnecting, UnreachableError, UsageError
+from tidings.host import shown
+from tidings.host.ipc import Scoped, for_session, seconds
+from tidings.host.ipc_operator import health_of
+from tidings.wire.roster import Level, Mode, Status
+
+Json = dict[str, Any]
+MOST_HISTORY = 200
+#: how long a connection that is being made is waited for
+CONNECT_PATIENCE = 3.0
+
+
+class Channel(msgspec.Struct, forbid_unknown_fields=True):
+    channel: str
+
+
+class Presence(msgspec.Struct, forbid_unknown_fields=True):
+    status: Status
+    activity: str | None = None
+    model: str | None = None
+
+
+class Attention(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Mode | None = None
+    channels: dict[str, Level] = {}
+
+
+class Claim(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    wait: float = 0.0
+
+
+class Done(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | None = None
+    data: Any = None
+
+
+class Failed(msgspec.Struct, forbid_unknown_fields=True):
+    reason: str
+    retry: bool = True
+
+
+async def _endpoint(asked: Scoped) -> Endpoint:
+    """The agent's endpoint, connected. One that is just connecting is waited for; a question is not kept for later."""
+    until = time.monotonic() + CONNECT_PATIENCE
+    while True:
+        health = health_of(asked.desk, asked.scope)
+        if health["state"] in ("open", "superseded"):
+            endpoint = asked.host.endpoint(asked.scope)
+            if endpoint.state == "ready":
+                return endpoint
+        if health["reason"] or time.monotonic() > until:
+            why = f" ({health['reason']})" if health["reason"] else ""
+            raise Reconnecting(f"{asked.scope.name} is not connected to {asked.scope.space} now{why}: ask again later")
+        await asyncio.sleep(0.02)
+
+
+async def who(asked: Scoped) -> Json:
+    try:
+        endpoint = await _endpoint(asked)
+        agents = await endpoint.who()
+    except (UnreachableError, TimeoutError):
+        seen = asked.host.directories.of(asked.scope.space_id).agents()
+        rows = [{"id": each.id, "name": each.name, "roles": list(each.roles), "status": "unknown"} for each in seen]
+        return {"agents": rows, "fresh": False, "backstop": ""}
+    return {
+        "agents": [msgspec.to_builtins(each) for each in agents],
+        "fresh": True,
+        "backstop": endpoint.roster.backstop.delay,
+    }
+
+
+async def channels(asked: Scoped) -> Json:
+    return {"channels": await (await _endpoint(asked)).channels()}
+
+
+async def members(asked: Scoped) -> Json:
+    return {"members": await (await _endpoint(asked)).members(_channel(asked))}
+
+
+async def history(asked: Scoped) -> Json:
+    limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
+    found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
+    return {"messages": [shown.heard(each) for each in found]}
+
+
+def _channel(asked: Scoped) -> str:
+    channel = asked.word("channel")
+    if channel is None:
+        raise UsageError("name the `channel`")
+    return channel
+
+
+async def join(asked: Scoped) -> Json:
+    channel = (await asked.fields(Channel)).channel
+    joined = await (await _endpoint(asked)).join(channel)
+    return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
+
+
+async def leave(asked: Scoped) -> Json:
+    left = await (await _endpoint(asked)).leave((await asked.fields(Channel)).channel)
+    return {name: left[name] for name in ("state", "seq", "still_covered_by")}
+
+
+async def trace(asked: Scoped) -> Json:
+    message_id = asked.word("id")
+    if message_id is None:
+        raise UsageError("name the message by its `id`")
+    row = await asked.host.outbox.find(*asked.mine, message_id)
+    found = await (await _endpoint(asked)).trace(message_id)
+    return {key: value for key, value in found.items() if key != "ok"} | {"outbox": shown.owed(row) if row else None}
+
+
+async def status(asked: Scoped) -> Json:
+    told, endpoint = await asked.fields(Presence), await _endpoint(asked)
+    endpoint.set_status(told.status, told.activity)
+    if told.model is not None:
+        endpoint.set_model(told.model)
+    return {"status": told.status, "activity": told.activity}
+
+
+async def attention(asked: Scoped) -> Json:
+    told = await asked.fields(Attention)
+    await (await _endpoint(asked)).keep_attention(told.mode, told.channels)
+    return {"mode": told.mode, "channels": told.channels}
+
+
+# --- tasks ---
+
+
+async def claim(asked: Scoped) -> Json:
+    told = await asked.fields(Claim)
+    waiting = asked.desk.claims.claim(asked.session, await _endpoint(asked), told.role, seconds(told.wait))
+    job = await asked.desk.unless_stopping(waiting)
+    # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
+    return {"task": shown.task(job) if job else None}
+
+
+async def done(asked: Scoped) -> Json:
+    told = await asked.fields(Done)
+    job = asked.desk.claims.job(asked.session, asked.part("id"))
+    await asked.desk.unless_stopping(job.done(told.text, data=told.data))
+    return {"id": job.message.id, "state": "done"}
+
+
+async def failed(asked: Scoped) -> Json:
+    told = await asked.fields(Failed)
+    job = asked.desk.claims.job(asked.session, asked.part("id"))
+    state = await asked.desk.unless_stopping(job.fail(told.reason, retry=told.retry))
+    return {"id": job.message.id, "state": state}
+
+
+async def task(asked: Scoped) -> Json:
+    message_id = asked.part("id")
+    row = await asked.host.outbox.find(*asked.mine, message_id)
+    if row is not None and row.seq is None:
+        return {"id": message_id, "state": row.state, "text": "", "reasons": [], "message": None} | _NOBODY
+    waiting = (await _endpoint(asked)).task(message_id, asked.wait(), seq=row.seq if row else None)
+    return shown.task_result(message_id, await asked.desk.unless_stopping(waiting))
+
+
+_NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}
+
+ROUTES = [
+    Route("/v1/who", for_session(who), methods=["GET"]),
+    Route("/v1/channels", for_session(channels), methods=["GET"]),
+    Route("/v1/members", for_session(members), methods=["GET"]),
+    Route("/v1/history", for_session(history), methods=["GET"]),
+    Route("/v1/join", for_session(join), methods=["POST"]),
+    Route("/v1/leave", for_session(leave), methods=["POST"]),
+    Route("/v1/trace", for_session(trace), methods=["GET"]),
+    Route("/v1/status", for_session(status), methods=["POST"]),
+    Route("/v1/attention", for_session(attention), methods=["POST"]),
+    Route("/v1/tasks/claim", for_session(claim), methods=["POST"]),
+    Route("/v1/tasks/{id}/done", for_session(done), methods=["POST"]),
+    Route("/v1/tasks/{id}/fail", for_session(failed), methods=["POST"]),
+    Route("/v1/tasks/{id}", for_session(task), methods=["GET"]),
+]

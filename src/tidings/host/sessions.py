@@ -1,0 +1,155 @@
+"""Who speaks to the host: sessions, each of exactly one agent of one space, opened by proving that agent's key.
+
+    challenge -> proof by the agent's key (`host/proof.py`) -> token -> every request states it
+
+A nonce is good once and for 30 seconds. Of a token only its hash is kept, in the database, so a session outlives a
+restart of the host; it ends when it is told to, or after 30 days without use. What it may see is its scope and nothing
+else; who has no session is nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidings.errors import HostBusy, NoSession
+from tidings.host.registry import Scope
+from tidings.store.database import Database
+from tidings.wire.ids import new_id
+
+CHALLENGE_SECONDS = 30.0
+MOST_CHALLENGES = 1_024
+MOST_SESSIONS = 10_000
+UNUSED_MS = 30 * 86_400_000
+#: a use is written down at most this often
+NOTED_MS = 3_600_000
+TOKEN_BYTES = 32
+MAX_PROGRAM = 100
+
+
+@dataclass(frozen=True, slots=True)
+class HostSession:
+    """A program's word that it is an agent, believed. Times are milliseconds since 1970."""
+
+    id: str
+    scope: Scope
+    receive: bool
+    program: str
+    opened_at: int
+    used_at: int
+
+
+class Challenges:
+    """Nonces that were given out and not used yet. `clock` never jumps."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[str, float] = {}
+
+    def issue(self) -> str:
+        now = self._clock()
+        while self._open and next(iter(self._open.values())) <= now:  # they end in the order they were made
+            del self._open[next(iter(self._open))]
+        if len(self._open) >= MOST_CHALLENGES:
+            raise HostBusy(f"{MOST_CHALLENGES} sessions are being opened: ask again in a moment")
+        nonce = secrets.token_urlsafe(TOKEN_BYTES)
+        self._open[nonce] = now + CHALLENGE_SECONDS
+        return nonce
+
+    def spend(self, nonce: str) -> bool:
+        """Was it given out, not long ago, and not used? From now on it is."""
+        until = self._open.pop(nonce, None)
+        return until is not None and self._clock() < until
+
+
+class Sessions:
+    """All sessions of this host. Made by `open`; memory and database agree, and what is in doubt is nobody."""
+
+    def __init__(self, database: Database, known: dict[bytes, HostSession]) -> None:
+        self._database = database
+        self._known = known
+        self._alive = {session.id for session in known.values()}
+        self._ended: list[Callable[[HostSession], Any]] = []
+        self.challenges = Challenges()
+
+    @classmethod
+    async def open(cls, database: Database) -> Sessions:
+        now = database.now()
+        return cls(database, await database.write(lambda connection: _load(connection, now)))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def on_end(self, callback: Callable[[HostSession], Any]) -> None:
+        self._ended.append(callback)
+
+    async def begin(self, scope: Scope, *, receive: bool, program: str) -> tuple[HostSession, str]:
+        """A new session of this scope, and its token, which is not kept."""
+        if len(self._known) >= MOST_SESSIONS:
+            raise HostBusy(f"this host has {MOST_SESSIONS} sessions: end some that are not used")
+        token, now = secrets.token_urlsafe(TOKEN_BYTES), self._database.now()
+        session = HostSession(new_id(), scope, receive, program[:MAX_PROGRAM], now, now)
+        await self._database.write(lambda connection: _insert(connection, _digest(token), session))
+        self._known[_digest(token)] = session
+        self._alive.add(session.id)
+        return session, token
+
+    async def find(self, token: str) -> HostSession:
+        """Whose token this is; NoSession if nobody's."""
+        digest = _digest(token)
+        session, now = self._known.get(digest), self._database.now()
+        if session is None:
+            raise NoSession("the host does not know this token: the session ended, or it was another host's; open one")
+        if now - session.used_at > UNUSED_MS:
+            await self.end(session)
+            raise NoSession(f"session {session.id} was not used for 30 days and has ended: open another")
+        if abs(now - session.used_at) > NOTED_MS:
+            session = self._known[digest] = replace(session, used_at=now)
+            await self._database.write(lambda c: c.execute(_USED, (now, session.id)).rowcount)
+        return session
+
+    def lasts(self, session: HostSession) -> bool:
+        """Has it not ended? For who answers a session over a long time."""
+        return session.id in self._alive
+
+    async def end(self, session: HostSession) -> None:
+        """Its token is worth nothing from now on."""
+        self._alive.discard(session.id)
+        self._known = {digest: each for digest, each in self._known.items() if each.id != session.id}
+        await self._database.write(lambda c: c.execute("DELETE FROM session WHERE id = ?", (session.id,)).rowcount)
+        for callback in self._ended:
+            callback(session)
+
+
+_USED = "UPDATE session SET used_at = ? WHERE id = ?"
+_COLUMNS = "digest, id, space, space_id, agent, name, receive, program, opened_at, used_at"
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(b"tidings host token\n" + token.encode("utf-8", "replace")).digest()
+
+
+def _insert(connection: sqlite3.Connection, digest: bytes, session: HostSession) -> None:
+    scope = session.scope
+    connection.execute(
+        f"INSERT INTO session ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(digest, session.id, scope.space, scope.space_id, scope.agent, scope.name),
+            *(int(session.receive), session.program, session.opened_at, session.used_at),
+        ),
+    )
+
+
+def _load(connection: sqlite3.Connection, now: int) -> dict[bytes, HostSession]:
+    connection.execute("DELETE FROM session WHERE used_at < ?", (now - UNUSED_MS,))
+    return {
+        digest: HostSession(session, Scope(space, space_id, agent, name), bool(receive), program, opened, used)
+        for digest, session, space, space_id, agent, name, receive, program, opened, used in connection.execute(
+            f"SELECT {_COLUMNS} FROM session"
+        )
+    }

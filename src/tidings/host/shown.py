@@ -1,0 +1,134 @@
+"""Rows and messages as the host shows them to programs: plain values, times as ISO 8601, what others wrote as data."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.tasks import Job, TaskResult
+from tidings.errors import WireError
+from tidings.host.inbox import InboxRow
+from tidings.host.outbox_views import OutboxRow
+from tidings.wire import message as wire
+from tidings.wire.keys import KeyPair
+from tidings.wire.message import Message
+from tidings.wire.seal import is_sealed, open_sealed
+
+Json = dict[str, Any]
+
+
+def moment(ms: int | None) -> str | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def mail(row: InboxRow, key: KeyPair | None) -> Json:
+    """A message of the inbox. `key`: its recipient's, to open what is sealed; without it only the text is shown."""
+    return {
+        "row": row.row,
+        "id": row.id,
+        "kind": row.kind,
+        "channel": row.channel,
+        "from": {"id": row.sender, "name": row.sender_name},
+        "text": row.text,
+        **_content(row, key),
+        "priority": row.priority,
+        "reply_to": row.reply_to,
+        "context": row.context,
+        "mentions_me": bool(row.mentions_me),
+        "wakes": bool(row.wakes),
+        "historical": bool(row.historical),
+        "sealed": bool(row.sealed),
+        "seq": row.seq,
+        "time": moment(row.logged_at),
+        "received": moment(row.received_at),
+        "read": moment(row.read_at),
+    }
+
+
+def _content(row: InboxRow, key: KeyPair | None) -> Json:
+    try:
+        message = wire.decode(row.raw)
+        if is_sealed(message):
+            message = open_sealed(key, row.sender, message) if key else message
+        return _parts(message) if not is_sealed(message) else _JUST_TEXT
+    except WireError:  # it was verified when it came; a version of us that reads less shows its text
+        return _JUST_TEXT
+
+
+_JUST_TEXT: Json = {"parts": [], "mentions": []}
+
+
+def _parts(message: Message) -> Json:
+    document = wire.document(message)
+    return {"parts": document.get("parts", []), "mentions": [mention.name for mention in message.mentions]}
+
+
+def heard(incoming: Incoming) -> Json:
+    """A message of a channel's history."""
+    message = incoming.message
+    return {
+        "id": incoming.id,
+        "kind": incoming.kind,
+        "channel": incoming.channel,
+        "from": {"id": incoming.sender.id, "name": incoming.sender.name},
+        "text": incoming.text,
+        **_parts(message),
+        "priority": message.priority,
+        "reply_to": message.reply_to,
+        "context": message.context,
+        "mentions_me": incoming.mentions_me,
+        "seq": incoming.seq,
+        "time": moment(incoming.time_ns // 1_000_000),
+    }
+
+
+def owed(row: OutboxRow) -> Json:
+    """A row of the outbox, without what it says."""
+    return {
+        "row": row.row,
+        "id": row.id,
+        "kind": row.kind,
+        "to": row.destination,
+        "state": row.state,
+        "stage": "confirmed" if row.seq is not None else "stored",
+        "seq": row.seq,
+        "attempts": row.attempts,
+        "accepted": moment(row.accepted_at),
+        "gives_up": moment(row.accepted_at + row.max_age),
+        "ended": moment(row.ended_at),
+        "code": row.code,
+        "words": row.words,
+        "cancel_asked": bool(row.cancel_asked),
+        "late_seq": row.late_seq,
+        "supersedes": row.supersedes,
+        "superseded_by": row.superseded_by,
+    }
+
+
+def task(job: Job) -> Json:
+    """A task in a program's hands; its id is that of the message that asked for it."""
+    return {
+        "id": job.message.id,
+        "seq": job.seq,
+        "role": job.role,
+        "attempt": job.attempt,
+        "deadline": job.deadline,
+        "asker": {"id": job.asker.id, "name": job.asker.name},
+        "text": job.text,
+        "parts": _parts(job.message)["parts"],
+    }
+
+
+def task_result(message_id: str, result: TaskResult) -> Json:
+    return {
+        "id": message_id,
+        "state": result.state,
+        "text": result.text,
+        "worker": result.worker_name or result.worker,
+        "attempt": result.attempt,
+        "cause": result.cause,
+        "reasons": list(result.reasons),
+        "message": json.loads(result.message.raw) if result.message else None,
+    }

@@ -1,0 +1,269 @@
+"""The host as a user meets it: a real process that is started, used while a space is away, restarted and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_lines import parse
+from daemons import ask, daemon_in, session_of
+from terminal import Terminal
+from tidings.cli import systemd
+from tidings.host.client import HostClient
+from tidings.host.session_file import VARIABLE, SessionFile, own_file
+from tidings.host.sockets import socket_path
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
+
+
+async def run(terminal: Terminal, *words: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(terminal.run, *words)
+
+
+async def facts(terminal: Terminal, *words: str, code: int = 0) -> Any:
+    """What a command says with --json."""
+    done = await run(terminal, *words, "--json")
+    assert done.returncode == code, done
+    return json.loads(done.stdout)
+
+
+async def mail(terminal: Terminal, *words: str) -> list[dict[str, Any]]:
+    done = await run(terminal, "inbox", "--json", *words)
+    assert done.returncode == 0, done
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def started(terminal: Terminal) -> int:
+    """A host in the background; its pid."""
+    up = await run(terminal, "host", "up")
+    assert (up.returncode, "go through it from now on" in up.stderr) == (0, True), up
+    (pid,) = re.findall(r"\(pid (\d+)\)", up.stderr)
+    return int(pid)
+
+
+async def test_what_is_sent_while_a_space_is_away_is_stored_and_arrives_when_it_is_back(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    home = terminal.home.home
+    await space.add("bob")
+    await space.add("me")
+    pid = await started(terminal)
+    assert stat.S_IMODE(socket_path(home).stat().st_mode) == 0o600
+    assert "no agent uses this host yet" in (await run(terminal, "host", "status")).stderr
+
+    first = await run(terminal, "dm", "bob", "one", "--json")
+    assert (json.loads(first.stdout)["stage"], "through the host" in first.stderr) == ("confirmed", True)
+    assert stat.S_IMODE(own_file(home, "main", "me").stat().st_mode) == 0o600
+    assert [(each["text"], each["read"]) for each in await mail(terminal, "--as", "bob")] == [("one", None)]
+    await space.stop_steward()
+    space.broker.stop()
+
+    client = HostClient(home)
+    await eventually(lambda: not is_connected(client), what="the host knows that the space is away")
+    stored = await facts(terminal, "dm", "bob", "two")
+    assert (stored["stage"], stored["seq"], "cannot be reached now" in stored["warnings"][0]) == ("stored", None, True)
+    session = client.resume(SessionFile.read(own_file(home, "main", "me")))
+    begun = time.monotonic()
+    assert session.send(agent="bob", text="three").stage == "stored"
+    assert time.monotonic() - begun < 0.5
+    assert "leaves by itself" in (await run(terminal, "send", "general", "four")).stderr
+    refused = await run(terminal, "dm", "nobody", "five")
+    assert (refused.returncode, "no agent 'nobody'" in refused.stderr) == (2, True)
+    assert len(await facts(terminal, "outbox", "list", "--state", "pending")) == 3
+    direct = await run(terminal, "send", "general", "six", "--direct")
+    assert (direct.returncode, "through the host" in direct.stderr) == (5, False)
+    (seen,) = (await facts(terminal, "host", "status", code=3))["spaces"]
+    assert seen["outbox"]["pending"] == 3
+    assert all(agent["age"] > 0 and agent["state"] != "open" for agent in seen["agents"])
+    assert "is not connected to main" in (await run(terminal, "host", "status")).stderr
+
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: HostClient.find(home) is None)
+    again = await started(terminal)
+    assert again != pid, "what a killed host left behind is no obstacle"
+    space.broker.start()
+    await space.start_steward()
+    await eventually(lambda: client.health()["outbox"].get("pending") is None, within=20, what="everything left")
+    bobs = client.resume(SessionFile.read(own_file(home, "main", "bob")))
+    await eventually(lambda: len(bobs.inbox()) == 3, within=20, what="everything arrived")
+    assert [each["text"] for each in await mail(terminal, "--as", "bob")] == ["one", "two", "three"], "once, in order"
+    assert (await run(terminal, "host", "status")).returncode == 0
+    shown = await run(terminal, "status")
+    assert "0 waiting, 4 sent" in shown.stdout
+    assert "host\tok" in (await run(terminal, "doctor")).stdout
+
+    down = await run(terminal, "host", "down")
+    assert (down.returncode, socket_path(home).exists(), is_alive(again)) == (0, False, False), down
+    assert "no host of" in (await run(terminal, "host", "down")).stderr
+    gone = await run(terminal, "host", "status")
+    assert (gone.returncode, "no host runs" in gone.stderr) == (5, True)
+
+
+def is_connected(client: HostClient) -> bool:
+    return any(each["state"] == "open" for each in client.status()["spaces"][0]["agents"])
+
+
+def is_alive(pid: int) -> bool:
+    """One that ended and was not collected yet has ended."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and ") Z" not in path.read_text()
+
+
+async def test_mail_is_read_marked_followed_and_searched(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("bob", roles=["reviewer"])
+    await space.add("me")
+    async with daemon_in(terminal.home.home):
+        assert await mail(terminal, "--as", "bob", "--wait", "0") == []
+        following = terminal.start("inbox", "--follow", "--json", "--as", "bob")
+        for text in ("a red apple", "a green pear"):
+            assert (await facts(terminal, "dm", "bob", text))["stage"] == "confirmed"
+        bobs = HostClient(terminal.home.home).resume(SessionFile.read(own_file(terminal.home.home, "main", "bob")))
+
+        async def arrived() -> bool:
+            return len(await ask(bobs.inbox)) == 2
+
+        await eventually(arrived)
+        red, green = await mail(terminal, "--as", "bob")
+        assert f"{red['row']}* " in (await run(terminal, "inbox", "--as", "bob")).stdout
+        assert [each["row"] for each in await mail(terminal, "--as", "bob", "--search", "pear")] == [green["row"]]
+        assert await mail(terminal, "--as", "bob", "--from", "bob", "--wait", "0") == []
+        assert len(await mail(terminal, "--as", "bob", "--from", "me")) == 2
+        assert await facts(terminal, "inbox", "read", str(red["row"]), "--as", "bob") == {"read": 1}
+        assert [each["text"] for each in await mail(terminal, "--unread", "--as", "bob")] == ["a green pear"]
+        waited = await facts(terminal, "dm", "bob", "tell me", "--wait", "delivered")
+        assert waited["stage"] in ("delivered", "read")
+        assert await facts(terminal, "inbox", "read", "--all", "--as", "bob") == {"read": 2}
+        assert (await run(terminal, "inbox", "read", "--as", "bob")).returncode == 2
+        assert following.stdout is not None
+        streamed = [json.loads(await ask(following.stdout.readline))["text"] for _ in range(3)]
+        assert streamed == ["a red apple", "a green pear", "tell me"]
+        following.send_signal(signal.SIGINT)
+        assert "stopped" in (await ask(following.communicate, timeout=20))[1]
+
+
+async def test_the_outbox_is_held_back_cancelled_and_sent_again_and_an_id_is_one_message(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    await space.add("me", roles=["reviewer"])
+    await space.add("bob", roles=["reviewer"])
+    terminal.watched = True
+    async with daemon_in(terminal.home.home):
+        assert (await facts(terminal, "send", "general", "hello"))["stage"] == "confirmed"
+        held = await run(terminal, "outbox", "pause", "--reason", "for a test")
+        assert (held.returncode, "is held back" in held.stderr) == (0, True)
+        sent = await facts(terminal, "send", "general", "later")
+        assert (sent["stage"], "paused here (for a test)" in sent["warnings"][0]) == ("stored", True)
+        assert "PAUSED (for a test)" in (await run(terminal, "host", "status")).stdout
+        assert "is cancelled" in (await run(terminal, "outbox", "cancel", sent["id"])).stderr
+        again = (await run(terminal, "outbox", "requeue", sent["id"])).stdout.strip()
+        assert again in (await run(terminal, "outbox", "show", sent["id"])).stdout
+        assert (await run(terminal, "outbox", "resume")).returncode == 0
+
+        async def left() -> bool:
+            return bool((await facts(terminal, "outbox", "show", again))["stage"] == "confirmed")
+
+        await eventually(left)
+        unknown = await run(terminal, "outbox", "show", new_id())
+        assert (unknown.returncode, "has no message" in unknown.stderr) == (2, True)
+        denied = await run(terminal, "send", "secret", "x")
+        assert (denied.returncode, "was not sent" in denied.stderr) == (4, True), denied
+
+        chosen = new_id()
+        for way in ((), (), ("--direct",)):
+            assert (await facts(terminal, "send", "general", "once", "--id", chosen, *way))["id"] == chosen
+        said = (await run(terminal, "history", "general", "--json")).stdout.splitlines()
+        assert [json.loads(line)["text"] for line in said].count("once") == 1, "by whichever way, it is one message"
+        assert (await run(terminal, "send", "general", "another", "--id", chosen)).returncode == 6
+
+        working = terminal.start("work", "--role", "reviewer", "--exec", "echo fine", "--once", "--as", "bob")
+        asked = await run(terminal, "ask", "reviewer", "is it?", "--wait", "30")
+        assert (asked.stdout.strip(), "through the host" in asked.stderr) == ("fine", True), asked
+        await ask(working.communicate, timeout=20)
+        for line in ("inbox --wait 0", "outbox list", "host status", f"outbox show {chosen}", "dm bob hello"):
+            done = await run(terminal, *line.split())
+            *_, hint = done.stderr.splitlines()
+            parse(hint.removeprefix("next: "))
+
+
+async def test_a_second_host_is_refused_with_one_sentence(terminal: Terminal) -> None:
+    async with daemon_in(terminal.home.home):
+        for more in ((), ("--foreground",)):
+            second = await run(terminal, "host", "up", *more)
+            assert (second.returncode, second.stderr.count("\n")) == (6, 1), second
+            assert f"runs already (pid {os.getpid()})" in second.stderr
+        assert await ask(HostClient.find, terminal.home.home) is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_a_host_and_leaves_nothing(terminal: Terminal, number: signal.Signals) -> None:
+    child = terminal.start("host", "up", "--foreground", "--home", str(terminal.home.home))
+    assert child.stderr is not None
+    assert "runs (pid" in child.stderr.readline()
+    begun = time.monotonic()
+    child.send_signal(number)
+    _, said = child.communicate(timeout=20)
+    assert (child.returncode, "the host is down" in said) == (0, True), said
+    assert time.monotonic() - begun < 10
+    assert not socket_path(terminal.home.home).exists()
+
+
+async def test_a_session_file_that_is_gone_or_of_another_agent_is_said_and_not_used(
+    terminal: Terminal, pair: RealSpace, tmp_path: Path
+) -> None:
+    async with daemon_in(terminal.home.home):
+        given = await session_of(pair, "ada")
+        path = tmp_path / "given" / "session.json"
+        given.save(path)
+        terminal.env |= {VARIABLE: str(path), "TIDINGS_AS": "ada"}
+        assert (await facts(terminal, "send", "general", "hello"))["stage"] == "confirmed"
+        assert not own_file(terminal.home.home, "main", "ada").exists(), "the given one was used"
+        other = await run(terminal, "send", "general", "hello", "--as", "bob")
+        assert (other.returncode, "is of ada in main" in other.stderr) == (0, True)
+        path.unlink()
+        gone = await run(terminal, "send", "general", "hello")
+        assert (gone.returncode, "which is not there" in gone.stderr) == (0, True)
+        await ask(given.end)
+        assert (await facts(terminal, "send", "general", "still"))["stage"] == "confirmed"
+
+
+async def test_without_a_host_commands_go_direct_and_say_what_needs_one(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("me")
+    sent = await run(terminal, "send", "general", "hello", "--json")
+    assert (json.loads(sent.stdout)["stage"], "through the host" in sent.stderr) == ("confirmed", False)
+    for words in (("outbox", "list"), ("outbox", "pause"), ("inbox", "read", "1"), ("inbox", "--from", "me")):
+        done = await run(terminal, *words)
+        assert (done.returncode, "tidings host up" in done.stderr) == (5, True), (words, done)
+    assert (await run(terminal, "send", "general", "x", "--id", "mine")).returncode == 2
+
+
+def test_a_unit_for_systemd_is_written_once_and_removed(terminal: Terminal, tmp_path: Path) -> None:
+    config = tmp_path / "config % $dir"
+    env = {"XDG_CONFIG_HOME": str(config), "PATH": "/nowhere"}
+    first = terminal.run("host", "install", **env)
+    assert (first.returncode, "was written" in first.stderr) == (0, True), first
+    assert "systemd does not answer here" in first.stderr
+    assert "enable-linger" in first.stderr
+    (unit,) = (config / "systemd" / "user").glob("tidings-host-*.service")
+    text = unit.read_text()
+    assert "Restart=always" in text
+    assert f'--home" "{terminal.home.home}"' in text
+    assert text.count(systemd._word(sys.executable)) == 1
+    assert "is as it should be" in terminal.run("host", "install", **env).stderr
+    unit.write_text("something else")
+    assert "was written" in terminal.run("host", "install", **env).stderr
+    assert "was removed" in terminal.run("host", "uninstall", **env).stderr
+    assert not unit.exists()
+    assert "there is no" in terminal.run("host", "uninstall", **env).stderr
+    assert systemd._word('a %h $HOME "q" \\') == '"a %%h $$HOME \\"q\\" \\\\"'

@@ -1,0 +1,375 @@
+"""The host over its socket: what it refuses to read, what it streams, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemons import Follower, ask, bearer, daemon_in, raw, session_of
+from tidings.errors import (
+    ConflictError,
+    HostRuns,
+    HostUnreachable,
+    IdReused,
+    OutcomeUnknown,
+    TooLarge,
+    UnknownMessage,
+    UsageError,
+)
+from tidings.host import client as clients
+from tidings.host import events
+from tidings.host.client import HostClient, Session
+from tidings.host.daemon import Daemon
+from tidings.host.ipc import MAX_BODY
+from tidings.host.sockets import connect, socket_path
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
+
+
+async def refused(home: Path, status: int, code: str, *request: Any) -> str:
+    found, said = await ask(raw, home, *request)
+    assert (found, said["error"]["code"], said["error"]["retryable"]) == (status, code, False), (request[:2], said)
+    return str(said["error"]["message"])
+
+
+async def test_what_a_request_may_not_be_is_refused_with_a_sentence_and_nothing_happens(pair: RealSpace) -> None:
+    home = pair.home.home
+    async with daemon_in(home) as daemon:
+        ada = await session_of(pair, "ada")
+        token = ada.file.token
+        good = json.dumps({"channel": "general", "text": "hello"}).encode()
+        for path in ("/v1/health", "/v1/send", "/v1/nowhere"):
+            said = await refused(home, 403, "denied", "POST", path, good, bearer(token, Origin="http://localhost"))
+            assert "Origin" in said
+            said = await refused(home, 400, "usage", "GET", f"{path}?token={token}")
+            assert "Authorization header" in said
+        for body, kind, words in (
+            (good, "text/plain", "Content-Type"),
+            (good, "", "Content-Type"),
+            (b"{", "application/json", "strict JSON"),
+            (b'{"channel": "general", "channel": "x", "text": "twice"}', "application/json", "strict JSON"),
+            (b'{"channel": "general", "text": NaN}', "application/json", "strict JSON"),
+            (b"[1]", "application/json", "cannot be sent"),
+            (b"\xff\xfe", "application/json", "strict JSON"),
+            (b'{"channel": "general", "text": "x", "as": "bob"}', "application/json", "as"),
+            (b'{"text": "to nobody"}', "application/json", "exactly one of"),
+        ):
+            headers = bearer(token) | {"Content-Type": kind}
+            assert words in await refused(home, 400, "usage", "POST", "/v1/send", body, headers), body
+        for path in ("/v1/inbox?limit=-1", "/v1/inbox?after=x", "/v1/inbox?unread=maybe", "/v1/inbox?kind=both"):
+            await refused(home, 400, "usage", "GET", path, None, bearer(token))
+        for path in ("/v1/outbox?state=lost", "/v1/outbox?limit=999999999999", "/v1/inbox?wait=nan"):
+            await refused(home, 400, "usage", "GET", path, None, bearer(token))
+        await refused(home, 400, "usage", "GET", "/v1/events", None, bearer(token, **{"Last-Event-ID": "first"}))
+        for rows in ('{"rows": ["1"]}', '{"rows": [0]}', '{"rows": [99999999999999999999]}', '{"row": [1]}'):
+            await refused(home, 400, "usage", "POST", "/v1/inbox/read", rows.encode(), bearer(token))
+        await refused(home, 404, "usage", "GET", "/v1/nowhere", None, bearer(token))
+        await refused(home, 405, "usage", "PUT", "/v1/send", good, bearer(token))
+        await refused(home, 404, "unknown_message", "GET", f"/v1/outbox/{new_id()}", None, bearer(token))
+        assert await daemon.host.outbox.counts() == {}
+
+
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_held(pair: RealSpace) -> None:
+    home = pair.home.home
+    async with daemon_in(home):
+        ada = await session_of(pair, "ada")
+        headers = bearer(ada.file.token)
+        huge = b'{"rows": [' + b"1," * MAX_BODY + b"1]}"
+        assert "at most" in await refused(home, 413, "too_large", "POST", "/v1/inbox/read", huge, headers)
+        lying = headers | {"Content-Length": str(2**40)}
+        assert "at most" in await refused(home, 413, "too_large", "POST", "/v1/inbox/read", b"{", lying)
+        status = await ask(endless, home, ada.file.token)
+        assert status.startswith(b"HTTP/1.1 413")
+        with pytest.raises(TooLarge):
+            await ask(ada.send, channel="general", text="x" * 3_000_000)
+        with pytest.raises(TooLarge, match="limit is 262144"):
+            await ask(ada.send, channel="general", text="x" * 262_144)
+        assert (await ask(ada.me))["name"] == "ada", "and the next request is answered"
+
+
+def endless(home: Path, token: str) -> bytes:
+    """A body in pieces that says no length and never ends."""
+    with connect(socket_path(home), 10) as connection:
+        head = f"POST /v1/inbox/read HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        try:
+            for _ in range(10_000):
+                connection.sendall(b"1000\r\n" + b"[" * 4096 + b"\r\n")
+        except OSError:
+            pass
+        return connection.recv(64)
+
+
+async def test_a_message_of_256_kib_goes_through_whole_to_a_channel_and_sealed(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home):
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        await ask(bob.join, "general")
+        posted, sealed = "ä\n" * 65_400, "z" * 190_000
+        assert (await ask(ada.send, channel="general", text=posted, wait=20)).stage == "confirmed"
+        assert (await ask(ada.send, agent="bob", text=sealed, data={"k": [1]}, wait=20)).stage == "confirmed"
+        await eventually(lambda: counts(bob, 2), what="both arrived")
+        found = {message["kind"]: message for message in await ask(bob.inbox)}
+        assert found["channel"]["text"] == posted
+        assert found["direct"]["text"] == sealed
+        assert found["direct"]["parts"][1] == {"kind": "data", "data": {"k": [1]}}, "opened for whom it is sealed"
+        follower = Follower(bob, 0)
+        await eventually(lambda: len(follower.texts) == 2, what="both are streamed")
+        assert set(follower.texts) == {posted, sealed}
+
+
+async def counts(session: Session, number: int) -> bool:
+    return len(await ask(session.inbox, limit=500)) >= number
+
+
+async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_a_second_copy(pair: RealSpace) -> None:
+    home = pair.home.home
+    sent: list[str] = []
+
+    async def say(ada: Session, count: int) -> None:
+        for _ in range(count):
+            text = f"number {len(sent)}"
+            await ask(ada.send, agent="bob", text=text, wait=10)
+            sent.append(text)
+
+    async with daemon_in(home):
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        follower = Follower(bob, None, give_up=False)
+        await eventually(lambda: follower.events, what="it follows from now on")
+        await say(ada, 5)
+        await eventually(lambda: len(follower.texts) == 5)
+        short = Follower(bob, 0)
+        await eventually(lambda: len(short.texts) == 5)
+        short.leave()
+        await say(ada, 3)
+        await eventually(lambda: len(follower.texts) == 8)
+    async with daemon_in(home):
+        await say(ada, 4)
+        await eventually(lambda: len(follower.texts) == 12, what="the stream found the host again")
+    async with daemon_in(home):
+        await say(ada, 2)
+        await eventually(lambda: len(follower.texts) == 14)
+        resumed = Follower(bob, short.rows[-1])
+        await eventually(lambda: len(resumed.texts) >= 14 - len(short.texts))
+        follower.leave()
+        await say(ada, 1)
+        await eventually(lambda: len(follower.texts) == 15)
+    assert follower.texts == sent
+    assert short.texts + resumed.texts[: 14 - len(short.texts)] == sent[:14]
+    assert follower.rows == sorted(set(follower.rows))
+
+
+async def test_messages_that_come_while_a_stream_begins_are_streamed_once(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home):
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        await ask(ada.send, agent="bob", text="first", wait=10)
+        await ask(bob.inbox, wait=10)
+        sending = asyncio.gather(*(ask(ada.send, agent="bob", text=f"m{n}", wait=20) for n in range(40)))
+        followers = []
+        while not sending.done():
+            followers.append(Follower(bob, 0))
+            await asyncio.wait({sending}, timeout=0.05)
+        await sending
+        await eventually(lambda: all(len(each.texts) == 41 for each in followers), within=20)
+        for each in followers:
+            assert each.rows == sorted(set(each.rows))
+        assert len(followers) > 1
+
+
+async def test_a_reader_that_takes_nothing_is_cut_and_holds_nobody_up(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "SLOWEST", 0.5)
+    home = pair.home.home
+    async with daemon_in(home) as daemon:
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        with stuck_reader(home, bob.file.token) as stuck:
+            quick = Follower(bob, 0)
+            await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 2, what="both follow")
+            for number in range(12):
+                await ask(ada.send, agent="bob", text=f"{number} " + "x" * 100_000, wait=10)
+            await eventually(lambda: len(quick.texts) == 12, what="the other reader has everything")
+            await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 1, what="the stuck one is cut")
+            got = await ask(drained, stuck)
+        rows = [int(line[4:]) for line in got.split(b"\n") if line.startswith(b"id: ")]
+        assert rows[-1] < quick.rows[-1], "it missed some"
+        resumed = Follower(bob, 0)
+        await eventually(lambda: resumed.rows == quick.rows, what="whoever comes back gets the rest")
+
+
+@contextmanager
+def stuck_reader(home: Path, token: str) -> Iterator[socket.socket]:
+    with connect(socket_path(home), 10) as connection:
+        connection.sendall(
+            f"GET /v1/events HTTP/1.1\r\nHost: x\r\nLast-Event-ID: 0\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+        )
+        yield connection
+
+
+def drained(connection: socket.socket) -> bytes:
+    got = b""
+    try:
+        while piece := connection.recv(1 << 20):
+            got += piece
+    except OSError:
+        pass
+    return got
+
+
+async def test_an_idle_stream_says_that_it_lives_and_that_the_space_went_away(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "KEEPALIVE", 0.1)
+    async with daemon_in(pair.home.home):
+        bob = await session_of(pair, "bob", receive=True)
+        follower = Follower(bob, None)
+        await eventually(lambda: [e.data["state"] for e in follower.events][-1:] == ["open"], what="it is connected")
+        with stuck_reader(pair.home.home, bob.file.token) as connection:
+            got = b""
+            while b": ping" not in got:
+                got += await ask(connection.recv, 4096)
+        await pair.stop_steward()
+        pair.broker.stop()
+        await eventually(lambda: follower.events[-1].data["state"] != "open", what="it is told")
+        assert all(event.kind == "state" for event in follower.events)
+
+
+async def test_an_answer_that_was_lost_leads_to_the_same_message_not_to_another(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_in(pair.home.home):
+        ada = await session_of(pair, "ada")
+        answered, lost = HostClient._response, 0
+
+        def losing(self: HostClient, connection: Any, method: str, path: str) -> tuple[int, bytes]:
+            nonlocal lost
+            found = answered(self, connection, method, path)
+            if method == "POST" and lost > 0:
+                lost -= 1
+                raise self._unknown(method, path, TimeoutError())
+            return found
+
+        monkeypatch.setattr(HostClient, "_response", losing)
+        lost = 1
+        first = await ask(ada.send, channel="general", text="once")
+        lost, chosen = 2, new_id()
+        with pytest.raises(OutcomeUnknown, match=f"message {chosen} may be in the host's outbox"):
+            await ask(ada.send, channel="general", text="twice asked", id=chosen)
+        again = await ask(ada.send, channel="general", text="twice asked", id=chosen, wait=10)
+        assert (again.id, again.stage) == (chosen, "confirmed")
+        with pytest.raises(IdReused):
+            await ask(ada.send, channel="general", text="something else", id=chosen)
+        assert {row["id"] for row in await ask(ada.outbox)} == {first.id, chosen}
+        said = [message["text"] for message in await ask(ada.history, "general")]
+        assert said == ["twice asked", "once"]
+
+
+async def test_what_is_dead_is_sent_again_and_what_waits_is_cancelled(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home):
+        ada = await session_of(pair, "ada")
+        await ask(ada.client.pause, "main", "for a test")
+        waits = await ask(ada.send, channel="general", text="never mind")
+        assert "paused" in waits.warnings[0]
+        assert (await ask(ada.cancel, waits.id))["state"] == "cancelled"
+        with pytest.raises(ConflictError):
+            await ask(ada.send, channel="general", text="other", id=waits.id)
+        again = await ask(ada.requeue, waits.id)
+        chain = [row["id"] for row in (await ask(ada.outbox_show, waits.id))["chain"]]
+        assert chain == [waits.id, again["id"]]
+        with pytest.raises(UsageError, match="nobody in a space 'lab'"):
+            await ask(ada.client.resume_space, "lab")
+        await ask(ada.client.resume_space, "main")
+        await eventually(lambda: is_sent(ada, again["id"]), what="it left")
+        assert [each["text"] for each in await ask(ada.history, "general")] == ["never mind"]
+
+
+async def is_sent(session: Session, message_id: str) -> bool:
+    return (await ask(session.outbox_show, message_id))["seq"] is not None
+
+
+async def test_a_task_is_held_for_the_session_that_claimed_it_and_given_back_when_it_ends(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob = await session_of(space, "ada"), await session_of(space, "bob")
+        other = await session_of(space, "bob")
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        task = await ask(bob.claim, "reviewer", wait=10)
+        assert task is not None
+        assert (task["id"], task["text"], task["asker"]["name"]) == (asked.id, "is it right?", "ada")
+        assert await ask(bob.claim, "reviewer") == task, "asked again it is the same one"
+        assert await ask(other.claim, "reviewer") is None
+        for refused in (other.finish, ada.finish):
+            with pytest.raises(UnknownMessage, match="holds no task"):
+                await ask(refused, asked.id, "mine now")
+        await ask(bob.end)
+        again = await ask(other.claim, "reviewer", wait=10)
+        assert again is not None
+        assert (again["id"], again["attempt"]) == (asked.id, 2)
+        claims = daemon.desk.claims if daemon.desk else None
+        assert claims is not None
+        claims._heard[other.id] -= 1_000
+        claims.sweep_once()
+        third = await session_of(space, "bob")
+        assert (await ask(third.claim, "reviewer", wait=10) or {})["id"] == asked.id, "its program was silent"
+        await ask(third.finish, asked.id, "it is")
+        result = await ask(ada.task, asked.id, wait=10)
+        assert (result["state"], result["text"], result["worker"]) == ("done", "it is", "bob")
+
+
+async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: RealSpace) -> None:
+    home = pair.home.home
+    async with daemon_in(home) as daemon:
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        follower = Follower(bob, 0)
+        waiting = asyncio.create_task(ask(bob.inbox, search="nothing like that", wait=50))
+        with stuck_reader(home, bob.file.token), connect(socket_path(home), 10) as half:
+            half.sendall(b"POST /v1/send HTTP/1.1\r\nContent-Length: 1000\r\n")
+            for number in range(20):
+                await ask(ada.send, agent="bob", text=f"{number}" * 50_000)
+            await eventually(lambda: daemon.desk is not None and daemon.desk.streams >= 2)
+            begun = time.monotonic()
+            assert (await ask(ada.client.stop))["stopping"]
+            await eventually(lambda: not socket_path(home).exists(), within=2, what="the socket is gone first")
+            await eventually(lambda: daemon.host.database._closed, within=15, what="it is closed")
+            assert time.monotonic() - begun < 12
+        with pytest.raises(HostUnreachable):
+            await waiting
+        await eventually(lambda: isinstance(follower.error, HostUnreachable), what="the stream ended")
+
+
+async def test_a_second_host_of_a_home_is_refused_and_a_stale_socket_is_not_in_the_way(pair: RealSpace) -> None:
+    home = pair.home.home
+    left = socket.socket(socket.AF_UNIX)
+    socket_path(home).parent.mkdir(exist_ok=True, parents=True)
+    left.bind(str(socket_path(home)))
+    left.close()
+    assert await ask(HostClient.find, home) is None
+    async with daemon_in(home):
+        with pytest.raises(HostRuns, match=rf"runs already \(pid {os.getpid()}\)") as caught:
+            await Daemon(home).run()
+        assert caught.value.exit_code == 6
+        assert await ask(HostClient.find, home) is not None, "and the first one still answers"
+
+
+async def test_a_long_home_is_no_obstacle(pair: RealSpace, tmp_path: Path) -> None:
+    home = tmp_path / ("long" * 25) / ("path" * 25)
+    async with daemon_in(home):
+        assert (await ask(HostClient(home).health))["pid"] == os.getpid()
+
+
+def test_signals_that_stop_a_host_are_those_a_terminal_and_a_supervisor_send() -> None:
+    from tidings.host.daemon import STOP_SIGNALS
+
+    assert set(STOP_SIGNALS) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    assert clients.API == 1

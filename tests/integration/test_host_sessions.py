@@ -1,0 +1,300 @@
+"""Who may speak to the host, and as whom: a program sees its own agent and nobody else, through every surface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemons import Follower, ask, bearer, daemon_in, raw, session_of
+from terminal import Terminal
+from tidings.endpoint.identity import local_identity
+from tidings.errors import (
+    ConfigError,
+    DeniedError,
+    HostUnreachable,
+    NoSession,
+    TidingsError,
+    UnknownMessage,
+    UsageError,
+)
+from tidings.host import events, ipc_mail, ipc_operator, ipc_space
+from tidings.host.client import HostClient, Session
+from tidings.host.daemon import Daemon
+from tidings.host.proof import prove
+from tidings.host.serving import PeerChecked, is_ours
+from tidings.host.session_file import SessionFile
+from tidings.host.sockets import peer_uid, socket_path
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
+from tidings.wire.keys import KeyPair
+
+MONTH = 31 * 86_400.0
+#: what a program may ask without a session
+OPEN = {
+    ("GET", "/v1/health"),
+    ("GET", "/v1/status"),
+    ("POST", "/v1/challenge"),
+    ("POST", "/v1/sessions"),
+    ("POST", "/v1/stop"),
+    ("POST", "/v1/spaces/{space}/pause"),
+    ("POST", "/v1/spaces/{space}/resume"),
+}
+ROUTES = [
+    (method, route.path)
+    for module in (ipc_operator, ipc_mail, ipc_space, events)
+    for route in module.ROUTES
+    for method in sorted((route.methods or set()) - {"HEAD"})
+]
+
+
+def texts(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["text"] for message in messages]
+
+
+async def lines(terminal: Terminal, *words: str) -> list[dict[str, Any]]:
+    done = await asyncio.to_thread(terminal.run, *words)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def test_every_message_is_seen_by_exactly_its_audience_through_http_events_and_the_command_line(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    await pair.add("cal")
+    async with daemon_in(pair.home.home):
+        ada = await session_of(pair, "ada", receive=True)
+        bob, bobs_other = [await session_of(pair, "bob", receive=True) for _ in range(2)]
+        cal = await session_of(pair, "cal", receive=True)
+        followers = {name: Follower(each, 0) for name, each in (("ada", ada), ("bob", bob), ("cal", cal))}
+        await eventually(lambda: all(each.events for each in followers.values()), what="everybody follows")
+        for session in (bob, cal):
+            assert (await ask(session.join, "general"))["state"] in ("opened", "live")
+        for to in ("bob", "cal", "ada"):
+            assert (await ask(ada.send, agent=to, text=f"for {to} alone", wait=10)).stage == "confirmed"
+        await ask(ada.send, channel="general", text="for everybody in general", wait=10)
+        audience = {
+            "ada": {"for ada alone"},
+            "bob": {"for bob alone", "for everybody in general"},
+            "cal": {"for cal alone", "for everybody in general"},
+        }
+        for name, session in (("ada", ada), ("bob", bob), ("bob", bobs_other), ("cal", cal)):
+            await sees_exactly(session, followers[name], audience[name])
+            shown = await lines(terminal, "inbox", "--as", name, "--json")
+            assert {message["text"] for message in shown} == audience[name]
+            assert texts(await ask(session.inbox, search="alone")) == [f"for {name} alone"]
+        for follower in followers.values():
+            assert len(follower.texts) == len(set(follower.texts))
+
+
+async def sees_exactly(session: Session, follower: Follower, wanted: set[str]) -> None:
+    async def has_all() -> bool:
+        return wanted <= set(texts(await ask(session.inbox)))
+
+    await eventually(has_all, what=f"the inbox of {session.name}")
+    assert set(texts(await ask(session.inbox))) == wanted
+    await eventually(lambda: wanted <= set(follower.texts), what=f"the events of {session.name}")
+    assert set(follower.texts) == wanted
+
+
+async def test_what_one_agent_handed_over_or_received_does_not_exist_for_another(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        sent = await ask(ada.send, agent="bob", text="hello", wait=10)
+        (got,) = await ask(bob.inbox, wait=10)
+        for refused in (bob.outbox_show, bob.requeue, bob.cancel, bob.receipt):
+            with pytest.raises(UnknownMessage):
+                await ask(refused, sent.id)
+        assert await ask(bob.outbox) == []
+        assert [row["id"] for row in await ask(ada.outbox)] == [sent.id]
+        assert await ask(ada.mark_read, [got["row"]]) == 0
+        assert await ask(ada.thread, sent.id) == []
+        assert await ask(ada.inbox) == []
+        assert (await ask(bob.inbox))[0]["read"] is None, "nobody else can read it for bob"
+        assert await ask(bob.mark_read, [got["row"]]) == 1
+        seen = json.dumps([await ask(ada.client.health), await ask(ada.client.status)])
+        assert "hello" not in seen, "the view of a user has no contents"
+        assert sent.id not in seen
+        assert daemon.host.scopes()[0].name == "ada"
+
+
+async def test_no_route_of_an_agent_answers_without_a_token_or_with_one_that_is_not_good(pair: RealSpace) -> None:
+    home = pair.home.home
+    async with daemon_in(home) as daemon:
+        ada = await session_of(pair, "ada", receive=True)
+        ended = await session_of(pair, "ada")
+        await ask(ended.end)
+        old = await session_of(pair, "ada")
+        good = {"Authorization": f"Bearer {ada.file.token}"}
+        assert (await ask(raw, home, "GET", "/v1/inbox", None, good))[0] == 200
+        tokens = {"none": "", "foreign": KeyPair.generate().id, "ended": ended.file.token, "half": ada.file.token[:-1]}
+        asked = [(method, path) for method, path in ROUTES if (method, path) not in OPEN]
+        assert len(asked) > 20
+        for method, path in asked:
+            address = path.replace("{id}", new_id())
+            for name, token in tokens.items():
+                headers = bearer(token) if token else {"Content-Type": "application/json"}
+                status, said = await ask(raw, home, method, address, b"{}" if method == "POST" else None, headers)
+                assert (status, said["error"]["code"]) == (401, "no_session"), (method, path, name)
+        later = daemon.host.database.clock() + MONTH
+        daemon.host.database.clock = lambda: later
+        with pytest.raises(NoSession, match="not used for 30 days"):
+            await ask(old.inbox)
+        with pytest.raises(NoSession, match="does not know this token"):
+            await ask(old.inbox)
+
+
+async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(pair: RealSpace) -> None:
+    home = pair.home.home
+    ada, bob = [await local_identity(pair.home, name) for name in ("ada", "bob")]
+    place, source = str(socket_path(home)), ["home", str(home), "main", "ada"]
+    async with daemon_in(home) as daemon:
+        client = HostClient(home)
+
+        async def opened(**changed: Any) -> dict[str, Any]:
+            nonce = changed.pop("nonce", None) or (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
+            key, space_id = changed.pop("key", ada.key), changed.pop("space_id", ada.space_id)
+            signature = prove(key, space_id, changed.pop("socket", place), nonce)
+            body = {"source": source, "agent": ada.id, "nonce": nonce, "signature": signature, **changed}
+            return await ask(client.call, "POST", "/v1/sessions", body)
+
+        mallory = KeyPair.generate()
+        forged: list[dict[str, Any]] = [
+            {"key": bob.key},
+            {"key": bob.key, "agent": bob.id},
+            {"key": mallory, "agent": mallory.id},
+            {"space_id": mallory.id},
+            {"socket": "/elsewhere/host.sock"},
+            {"signature": ""},
+            {"signature": "A" * 86},
+            {"signature": "\u00e4\n=="},
+        ]
+        for change in forged:
+            with pytest.raises(DeniedError, match="not signed with the key of ada"):
+                await opened(**change)
+        with pytest.raises(NoSession, match="challenge"):
+            await opened(nonce="never given out")
+        nonce = (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
+        with pytest.raises(UsageError, match="no credential for agent nobody"):
+            await opened(nonce=nonce, source=["home", str(home), "main", "nobody"])
+        with pytest.raises(NoSession, match="challenge"):
+            await opened(nonce=nonce)
+        with pytest.raises(TidingsError):
+            await opened(source=["bundle", str(pair.home.agent_creds("bob"))])
+        with pytest.raises(UsageError):
+            await opened(source=["home"])
+        assert daemon.host.scopes() == [], "whoever proved nothing changed nothing"
+        late = (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
+        challenges = daemon_challenges(daemon)
+        challenges._open[late] -= 31
+        with pytest.raises(NoSession, match="challenge"):
+            await opened(nonce=late)
+        assert (await opened())["name"] == "ada"
+
+
+def daemon_challenges(daemon: Daemon) -> Any:
+    assert daemon.desk is not None
+    return daemon.desk.sessions.challenges
+
+
+async def test_another_user_is_refused_before_a_request_is_read(pair: RealSpace) -> None:
+    class SomebodyElses(PeerChecked):
+        admits = staticmethod(lambda peer: peer is not None and peer_uid(peer) == os.geteuid() + 1)
+
+    async with daemon_in(pair.home.home, SomebodyElses) as daemon:
+        for method, path in ROUTES:
+            status, said = await ask(raw, pair.home.home, method, path)
+            assert (status, said["error"]["code"]) == (403, "denied")
+        with pytest.raises(DeniedError, match="belongs to another user"):
+            await ask(HostClient(pair.home.home).stop)
+        assert not daemon.stopping.is_set()
+
+
+def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        assert is_ours(ours)
+        assert not is_ours(None)
+        with socket.create_connection(listener.getsockname()) as tcp:
+            assert not is_ours(tcp) or peer_uid(tcp) == os.geteuid()
+        monkeypatch.setattr("tidings.host.serving.peer_uid", lambda _: None)
+        assert not is_ours(ours)
+
+
+async def test_a_client_says_nothing_to_a_socket_of_another_user(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_in(pair.home.home):
+        monkeypatch.setattr("tidings.host.client.peer_uid", lambda _: os.geteuid() + 1)
+        with pytest.raises(ConfigError, match="served by another user"):
+            await ask(HostClient(pair.home.home).health)
+
+
+async def test_sessions_outlive_a_restart_and_their_files_are_private(pair: RealSpace, tmp_path: Path) -> None:
+    path = tmp_path / "sessions" / "ada.json"
+    async with daemon_in(pair.home.home) as daemon:
+        kept, ended = await session_of(pair, "ada", receive=True), await session_of(pair, "ada")
+        kept.save(path)
+        await ask(ended.end)
+        database = daemon.host.database.path
+        mode = stat.S_IMODE(socket_path(pair.home.home).stat().st_mode)
+        assert mode == 0o600
+        assert stat.S_IMODE(socket_path(pair.home.home).parent.stat().st_mode) == 0o700
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+    assert kept.file.token not in repr(kept.file)
+    for file in database.parent.glob("host.db*"):
+        assert kept.file.token.encode() not in file.read_bytes(), "only its hash is kept"
+    with pytest.raises(HostUnreachable):
+        await ask(kept.me)
+    async with daemon_in(pair.home.home):
+        again = Session.from_file(path)
+        me = await ask(again.me)
+        assert (me["session"], me["name"], me["receive"]) == (kept.id, "ada", True)
+        await eventually(lambda: is_open(again), what="the host goes on for ada")
+        with pytest.raises(NoSession):
+            await ask(ended.me)
+        await ask(again.end)
+        with pytest.raises(NoSession):
+            await ask(again.me)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        SessionFile.read(path)
+
+
+async def is_open(session: Session) -> bool:
+    return bool((await ask(session.me))["health"]["state"] == "open")
+
+
+async def test_a_stream_ends_with_its_session(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home):
+        bob, ada = await session_of(pair, "bob", receive=True), await session_of(pair, "ada")
+        follower = Follower(bob, 0)
+        await eventually(lambda: follower.events, what="it follows")
+        await ask(bob.end)
+        await ask(ada.send, agent="bob", text="for the next session", wait=10)
+        await eventually(lambda: follower.error is not None, what="the stream ended")
+        assert isinstance(follower.error, NoSession)
+        assert follower.texts == []
+        other = await session_of(pair, "bob", receive=True)
+        assert texts(await ask(other.inbox, wait=10)) == ["for the next session"]
+
+
+async def test_a_client_that_speaks_of_another_host_is_told_so(pair: RealSpace, tmp_path: Path) -> None:
+    async with daemon_in(pair.home.home):
+        ada = await session_of(pair, "ada")
+        with pytest.raises(ConfigError, match="is of the host at"):
+            ada.client.resume(replace(ada.file, socket=str(tmp_path / "other" / "host.sock")))
+        client = await ask(HostClient.find, pair.home.home)
+        assert client is not None
+        assert client.mismatch is None
+        client.version = "9.9"
+        assert "the host runs Tidings 9.9 and this is" in str(client.mismatch)
+    assert HostClient.find(pair.home.home) is None
