@@ -358,7 +358,7 @@ class Host:
             self.drain.of(scope.space_id).wake()
         if wait > 0:
             row = await self._moved_within(row, wait)
-        warnings = (*composed.warnings, *await self._why_it_waits(agent, row))
+        warnings = (*composed.warnings, *self._why_it_waits(agent, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
         return Sent(row.id, row.row, row.state, stage, row.seq, warnings)
 
@@ -368,15 +368,14 @@ class Host:
             raise AuthRevoked(f"nothing can be sent as {agent.scope.name} of {agent.scope.space}: {why}")
         return agent.identity
 
-    async def _why_it_waits(self, agent: _Agent, row: OutboxRow) -> tuple[str, ...]:
+    def _why_it_waits(self, agent: _Agent, row: OutboxRow) -> tuple[str, ...]:
         if row.state in ("dead", "cancelled"):
             return (f"{row.state}: {row.words}",)
         if row.state not in ("pending", "inflight"):
             return ()
         space = agent.scope.space
-        paused = [each for each in await self.outbox.spaces() if each.space == agent.scope.space_id and each.paused_at]
-        if paused:
-            return (f"stored: {space} is paused here ({paused[0].pause_reason}); it leaves when that ends",)
+        if (reason := self.outbox.why_paused(agent.scope.space_id)) is not None:
+            return (f"stored: {space} is paused here ({reason}); it leaves when that ends",)
         if not agent.session.is_connected:
             return (f"stored: {space} cannot be reached now; it leaves when it can",)
         return ()

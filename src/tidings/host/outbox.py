@@ -25,6 +25,8 @@ class OutboxStore:
     def __init__(self, database: Database, terms: Terms, tick: Callable[[], int]) -> None:
         self.database, self.terms, self.tick = database, terms, tick
         self._write, self._now = database.write, database.now
+        #: the reason of each space that is paused, as on disk: nobody else writes it
+        self._paused: dict[str, str] = {}
 
     def now(self) -> int:
         """Milliseconds since 1970, by the clock that ages are measured with."""
@@ -33,7 +35,9 @@ class OutboxStore:
     async def recover(self) -> int:
         """To be called first: how many leases of earlier runs were void."""
         now, tick = self._now(), self.tick()
-        return await self._write(lambda c: moves.recover(c, now, tick, self.terms))
+        void = await self._write(lambda c: moves.recover(c, now, tick, self.terms))
+        self._note_pauses(await self.spaces())
+        return void
 
     async def accept(self, draft: Draft) -> Accepted:
         now = self._now()
@@ -102,9 +106,18 @@ class OutboxStore:
     async def pause(self, space: str, reason: str) -> None:
         now = self._now()
         await self._write(lambda c: moves.pause(c, space, reason, now))
+        self._note_pauses(await self.spaces())
 
     async def resume(self, space: str) -> None:
         await self._write(lambda c: moves.resume(c, space))
+        self._note_pauses(await self.spaces())
+
+    def _note_pauses(self, spaces: list[SpaceRow]) -> None:
+        self._paused = {each.space: each.pause_reason or "" for each in spaces if each.paused_at is not None}
+
+    def why_paused(self, space: str) -> str | None:
+        """The reason if this space is paused: asked for each message that is accepted, so nothing is read."""
+        return self._paused.get(space)
 
     async def block(self, scope: Lane, code: str, words: str, until: int | None = None) -> None:
         now = self._now()
