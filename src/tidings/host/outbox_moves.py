@@ -210,9 +210,14 @@ WHERE o.state = 'pending'
   AND NOT EXISTS ({_OF_ANOTHER_RUN.format("<")})
   AND NOT EXISTS ({_OF_ANOTHER_RUN.format(">")})
 ORDER BY o.row LIMIT :limit"""
-_LEASE = f"""
+_LEASE = """
 UPDATE outbox SET state = 'inflight', attempts = attempts + 1, lease_owner = ?, lease_until = ?
-WHERE row = ? AND state = 'pending' RETURNING {COLUMNS}, payload, signature"""
+WHERE row = ? AND state = 'pending'"""
+_WILL_BE = {"state": "'inflight'", "attempts": "attempts + 1", "lease_owner": "?", "lease_until": "?"}
+# The row as `_LEASE` leaves it. RETURNING would copy it, with its payload, through a table of its own.
+_LEASABLE = f"""
+SELECT {", ".join(_WILL_BE.get(name, name) for name in OutboxRow._fields)}, payload, signature
+FROM outbox WHERE row = ? AND state = 'pending'"""
 
 
 def due(
@@ -229,8 +234,13 @@ def due(
 
 def lease(connection: sqlite3.Connection, row: int, now: int, terms: Terms) -> Leased | None:
     """Take one row; None if it is not pending any more."""
-    taken = connection.execute(_LEASE, (terms.owner, now + terms.lease, row)).fetchone()
-    return None if taken is None else Leased(as_row(taken[:-2]), taken[-2], taken[-1])
+    asked = (terms.owner, now + terms.lease, row)
+    found = connection.execute(_LEASABLE, asked).fetchone()
+    if found is None:
+        return None
+    changed = connection.execute(_LEASE, asked).rowcount
+    assert changed == 1, "nobody else writes between the two"
+    return Leased(as_row(found[:-2]), found[-2], found[-1])
 
 
 def take(
@@ -363,6 +373,8 @@ def confirmed_and_next(
 
 def _lift_passing_blocks(connection: sqlite3.Connection, row: int) -> None:
     """It works again: what waited because of failures goes on. A block without an end is somebody's decision."""
+    if connection.execute("SELECT 1 FROM outbox_block WHERE until IS NOT NULL LIMIT 1").fetchone() is None:
+        return
     connection.execute(
         """DELETE FROM outbox_block AS b WHERE b.until IS NOT NULL AND b.kind = '' AND EXISTS (
           SELECT 1 FROM outbox o WHERE o.row = ? AND b.space = o.space AND b.sender IN ('', o.sender))""",
