@@ -298,6 +298,10 @@ class OutboxModel(RuleBasedStateMachine):
             self.check_what_was_said(attempt, before[attempt.leased.row.row], said)
         followers = [leased for _, leased in answers if leased is not None]
         assert go_on or not followers
+        moved = {leased.row.row for leased in followers}
+        moved |= {one.row.row for one, (said, _) in zip(landed, answers, strict=True) if said == "confirmed"}
+        stayed = [row for row in self.rows() if row.row not in moved]
+        assert all(row.state == before[row.row].state for row in stayed), "what was not confirmed did not move"
         for leased in followers:
             self.check_what_was_taken(leased, before[leased.row.row], None)
             assert leased.row == views.show(self.reader, leased.row.row)
