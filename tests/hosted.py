@@ -65,7 +65,7 @@ def _fill(connection: sqlite3.Connection) -> None:
     for state in states:
         rows[state] = moves.accept(connection, draft(state, Lane("main", "ada", "dm", state)), NOW).row.row
         if state not in ("pending", "cancelled"):
-            moves.lease(connection, rows[state], NOW, TERMS)
+            moves.lease(connection, [rows[state]], NOW, TERMS)
     place = Place(7, "LOG", "server 1")
     moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
     moves.release(connection, "main", "server 1", 10_000, 5_000, NOW)

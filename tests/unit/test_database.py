@@ -81,6 +81,16 @@ async def test_many_callers_share_one_commit(notes: Database) -> None:
     assert said.count("COMMIT") == 2, "one for the job that held the writer, one for all others"
 
 
+async def test_callers_of_one_turn_share_one_commit_however_long_each_takes_to_ask(notes: Database) -> None:
+    async def ask(text: str) -> None:
+        threading.Event().wait(0.005)  # long enough for an idle writer to begin
+        await notes.write(write(text))
+
+    before = notes.commits
+    await asyncio.gather(*(ask(str(number)) for number in range(8)))
+    assert notes.commits == before + 1
+
+
 async def test_each_loop_is_woken_once_for_all_its_callers(notes: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, woken = asyncio.get_running_loop(), 0
     plain = loop.call_soon_threadsafe
@@ -304,6 +314,14 @@ async def test_closing_does_what_is_queued(path: Path) -> None:
     assert sorted(await asyncio.gather(*asked)) == list(range(1, 11))
     closer.join(10)
     assert len(on_disk(path)) == 10
+
+
+async def test_closing_does_what_was_asked_for_in_the_same_turn(path: Path) -> None:
+    database = Database(path, NOTES)
+    asked = asyncio.ensure_future(database.write(write("just now")))
+    asyncio.get_running_loop().call_soon(database.close)  # before the turn's jobs are queued
+    await asked
+    assert on_disk(path) == ["just now"]
 
 
 async def test_a_closed_database_says_so(path: Path) -> None:

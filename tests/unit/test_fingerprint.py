@@ -4,10 +4,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidings.errors import MalformedMessage
+from tidings.host import fingerprint as module
 from tidings.host.fingerprint import Request, fingerprint
 from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Part, TextPart
 
@@ -73,3 +74,20 @@ def test_kinds_of_parts_are_not_taken_for_each_other() -> None:
 def test_what_is_not_json_is_refused(data: Any) -> None:
     with pytest.raises(MalformedMessage):
         fingerprint(replace(PLAIN, data=data))
+
+
+@given(st.text(st.characters(), max_size=40))
+@example("\x7f")
+@example("\u00e9\U0001f600")
+@example("\ud800")
+@example('"\\/\b\f\n\r\t\x00\x1f')
+def test_the_quick_way_writes_what_the_slow_one_writes(text: str) -> None:
+    asked = replace(PLAIN, parts=(TextPart(text), TextPart("x")), text=text, context=text, mentions=(text,))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "_quickly", lambda _fields: None)
+        slow = fingerprint(asked)
+    assert fingerprint(asked) == slow
+
+
+def test_plain_text_takes_the_quick_way() -> None:
+    assert module._quickly({"text": "hello"}) == b'{"text":"hello"}'

@@ -116,7 +116,7 @@ def test_two_rows_of_a_lane_are_never_in_flight_together(host: Database) -> None
     lane = Lane("main", "ada", "dm", "inflight")
     second = host.write_blocking(lambda c: moves.accept(c, draft("second", lane), NOW)).row.row
     with pytest.raises(sqlite3.IntegrityError):
-        host.write_blocking(lambda c: moves.lease(c, second, NOW, TERMS))
+        host.write_blocking(lambda c: moves.lease(c, [second], NOW, TERMS))
 
 
 def test_row_numbers_are_not_used_again(host: Database) -> None:

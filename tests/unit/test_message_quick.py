@@ -2,12 +2,24 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import MalformedMessage, TooLarge
-from tidings.wire.message import Message, Sender, _strictly_decoded, compose, decode
+from tidings.wire import seal
+from tidings.wire.message import (
+    ExtensionPart,
+    Mention,
+    Message,
+    Priority,
+    Sender,
+    _strictly_decoded,
+    around,
+    compose,
+    decode,
+)
 
 ADA = Sender("U" + "A" * 55, "ada")
 
@@ -72,3 +84,21 @@ def test_however_bytes_are_changed_both_readers_agree(changes: list[tuple[int, b
     for position, piece in changes:
         payload = payload[:position] + piece + payload[position + 1 :]
     assert outcome(decode, payload) == outcome(_strictly_decoded, payload)
+
+
+@given(
+    text=st.text(max_size=200),
+    priority=st.sampled_from(["now", "next", "low"]),
+    mentions=st.sampled_from([(), (Mention("U" + "B" * 55, "bob"),)]),
+    context=st.none() | st.just("lunch é \U0001f600"),
+    role=st.none() | st.just("reviewer"),
+)
+def test_what_is_sealed_and_what_is_around_it_are_written_alike_by_both_ways(
+    text: str, priority: Priority, mentions: tuple[Mention, ...], context: str | None, role: str | None
+) -> None:
+    sender = Sender(ADA.id, "ada", role)
+    composed = compose(sender, text=text, priority=priority, mentions=mentions, context=context)
+    without_bytes = msgspec.structs.replace(composed, raw=b"")
+    assert seal._inside(composed) == seal._inside(without_bytes)
+    part = ExtensionPart(seal.SEALED_KIND, {"v": 1, "n": "bm9uY2U=", "ct": "Y2lwaGVy"})
+    assert around(composed, part).raw == around(without_bytes, part).raw

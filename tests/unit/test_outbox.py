@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -135,6 +137,39 @@ async def test_a_late_acknowledgement_of_a_cancelled_row_is_noted_and_changes_no
     assert await host.confirmed(leased.row, PLACE) == "late"
     shown = await host.show(leased.row.row)
     assert (shown.state, shown.late_seq, shown.late_incarnation) == ("cancelled", 7, "server 1")
+
+
+async def test_what_lands_together_is_answered_each_by_its_own(host: Host) -> None:
+    lanes = [Lane("main", "ada", "dm", name) for name in ("bob", "eve", "joe")]
+    for lane in lanes:
+        await host.accept(draft(f"first to {lane.destination}", lane))
+        await host.accept(draft(f"then to {lane.destination}", lane))
+    bob, eve, joe = await host.take()
+    await host.settle(eve.row, LATER)
+    host.later(host.terms.lease // 2)
+    (again,) = (leased for leased in await host.take() if leased.row.row == eve.row.row)
+    commits = host.database.commits
+    said = await asyncio.gather(
+        host.confirmed_and_next(bob.row, PLACE, go_on=True),
+        host.confirmed_and_next(eve.row, PLACE, go_on=True),
+        host.confirmed_and_next(joe.row, PLACE, go_on=False),
+    )
+    assert host.database.commits == commits + 1
+    assert [word for word, _ in said] == ["confirmed", "ignored", "confirmed"]
+    assert [leased and leased.row.id for _, leased in said] == ["then to bob", None, None]
+    shown = await host.show(eve.row.row)
+    assert (shown.state, shown.attempts) == ("inflight", again.row.attempts), "an earlier attempt confirms nothing"
+
+
+async def test_a_row_that_cannot_be_confirmed_keeps_no_other_from_it(host: Host) -> None:
+    for name in ("bob", "eve"):
+        await host.accept(draft(name, Lane("main", "ada", "dm", name)))
+    bob, eve = await host.take()
+    nowhere = Place(None, "LOG", "server 1")  # type: ignore[arg-type]
+    asked = (host.confirmed_and_next(each.row, place, go_on=False) for each, place in ((bob, nowhere), (eve, PLACE)))
+    refused, fine = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(refused, sqlite3.IntegrityError)
+    assert fine == ("confirmed", None)
 
 
 async def test_a_cancel_that_came_too_late_says_the_truth(host: Host) -> None:

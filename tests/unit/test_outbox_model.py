@@ -24,7 +24,7 @@ from forgetful import HORIZON, ForgetfulBroker, Stored
 from tidings.errors import IdReused, WrongState
 from tidings.host import outbox_moves as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_moves import Draft, Lane, Leased, Place, Terms
+from tidings.host.outbox_moves import Draft, Landed, Lane, Leased, Place, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -283,6 +283,41 @@ class OutboxModel(RuleBasedStateMachine):
             assert after.state == before.state
             assert said == ("late" if before.state in ("dead", "cancelled") and not before.late_seq else "ignored")
             assert before.state not in ("dead", "cancelled") or after.late_seq is not None
+
+    @precondition(lambda self: self.attempts)
+    @rule(go_on=mostly)
+    def several_acknowledgements_arrive_together(self, go_on: bool) -> None:
+        """What the drain does: one job for all that landed in a turn, and each lane's next is leased with it."""
+        ready = [attempt for attempt in self.attempts if attempt.place and attempt.terms is self.terms]
+        before = {row.row: row for row in self.rows()}
+        landed = [Landed(attempt.leased.row, attempt.place, go_on) for attempt in ready if attempt.place]
+        answers = self.do(lambda c: moves.confirmed_all(c, landed, self.now, self.tick, self.terms))
+        assert len(answers) == len(ready)
+        for attempt, (said, _) in zip(ready, answers, strict=True):
+            self.attempts.remove(attempt)
+            self.check_what_was_said(attempt, before[attempt.leased.row.row], said)
+        followers = [leased for _, leased in answers if leased is not None]
+        assert go_on or not followers
+        moved = {leased.row.row for leased in followers}
+        moved |= {one.row.row for one, (said, _) in zip(landed, answers, strict=True) if said == "confirmed"}
+        stayed = [row for row in self.rows() if row.row not in moved]
+        assert all(row.state == before[row.row].state for row in stayed), "what was not confirmed did not move"
+        for leased in followers:
+            self.check_what_was_taken(leased, before[leased.row.row], None)
+            assert leased.row == views.show(self.reader, leased.row.row)
+            self.attempts.append(Attempt(leased, self.terms, self.met.get(leased.row.space, "not connected")))
+
+    def check_what_was_said(self, attempt: Attempt, before: OutboxRow, said: str) -> None:
+        row = attempt.leased.row
+        if (before.state, before.lease_owner, before.attempts) == ("inflight", self.terms.owner, row.attempts):
+            assert said == "confirmed"
+            assert views.show(self.reader, row.row).seq == attempt.place.seq  # type: ignore[union-attr]
+            self.known_since[row.row] = self.true_time
+            self.just_blocked -= {Lane(row.space), Lane(row.space, row.sender)}
+        else:
+            ended = before.state in ("dead", "cancelled")
+            assert said in (("late", "ignored") if ended else ("ignored",))
+            assert not ended or views.show(self.reader, row.row).late_seq is not None
 
     @precondition(lambda self: self.attempts)
     @rule(choice=pick)

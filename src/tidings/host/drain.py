@@ -176,6 +176,9 @@ class SpaceDrain:
                 pause = min(LONGEST_STORE_PAUSE, pause * 2)
 
     async def _take_what_is_due(self) -> None:
+        if self.store.why_paused(self.space) is not None:  # `resume` wakes
+            await self._wake.wait()
+            return
         free = self._lanes - len(self._carrying)
         if self._crowded and free < self._lanes // 4:
             await self._wake.wait()

@@ -233,8 +233,6 @@ class Host:
         self._agents: dict[tuple[str, str], _Agent] = {}
         self._waiting: dict[int, list[asyncio.Event]] = {}
         self._adopting = asyncio.Lock()
-        #: spaces for which nothing leaves, with the reason: as `host.db` has it
-        self._paused: dict[str, str] = {}
 
     # --- life ---
 
@@ -244,7 +242,6 @@ class Host:
         try:
             self.outbox = OutboxStore(self.database, Terms(f"run {new_id()}"), self._tick)
             await self.outbox.recover()
-            self._paused = {each.space: each.pause_reason for each in await self.outbox.spaces() if each.pause_reason}
             self.inbox = await InboxStore.open(self.database)
             self.registry = Registry(self.database)
             self.directories = await Directories.open(self.database)
@@ -377,9 +374,8 @@ class Host:
         if row.state not in ("pending", "inflight"):
             return ()
         space = agent.scope.space
-        paused = self._paused.get(agent.scope.space_id)
-        if paused is not None:
-            return (f"stored: {space} is paused here ({paused}); it leaves when that ends",)
+        if (reason := self.outbox.why_paused(agent.scope.space_id)) is not None:
+            return (f"stored: {space} is paused here ({reason}); it leaves when that ends",)
         if not agent.session.is_connected:
             return (f"stored: {space} cannot be reached now; it leaves when it can",)
         return ()
@@ -433,11 +429,9 @@ class Host:
     async def pause(self, space: str, reason: str = "paused by its user") -> None:
         """Nothing leaves for this space (its id) until `resume`."""
         await self.outbox.pause(space, reason)
-        self._paused[space] = reason
 
     async def resume(self, space: str) -> None:
         await self.outbox.resume(space)
-        self._paused.pop(space, None)
         self.drain.of(space).wake()
 
     # --- receiving ---

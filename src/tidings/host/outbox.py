@@ -6,14 +6,17 @@ expects: a row that moved on meanwhile is left alone, and the answer says so.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Literal
+from itertools import zip_longest
+from typing import Any
 
+from tidings.errors import StoreError
 from tidings.host import outbox_moves as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_moves import AT_ONCE, Accepted, Draft, Lane, Leased, Place, Terms
+from tidings.host.outbox_moves import AT_ONCE, Accepted, Confirmation, Draft, Landed, Lane, Leased, Place, Terms
 from tidings.host.outbox_views import BlockRow, OutboxRow, SpaceRow
-from tidings.store.database import Database
+from tidings.store.database import Database, Job
 from tidings.store.outcomes import Outcome
 
 __all__ = ["Accepted", "BlockRow", "Draft", "Lane", "Leased", "OutboxRow", "OutboxStore", "Place", "SpaceRow", "Terms"]
@@ -25,6 +28,10 @@ class OutboxStore:
     def __init__(self, database: Database, terms: Terms, tick: Callable[[], int]) -> None:
         self.database, self.terms, self.tick = database, terms, tick
         self._write, self._now = database.write, database.now
+        #: the reason of each space that is paused, as on disk: nobody else writes it
+        self._paused: dict[str, str] = {}
+        self._landed: list[tuple[Landed, asyncio.Future[tuple[Confirmation, Leased | None]]]] = []
+        self._confirming: set[asyncio.Task[None]] = set()
 
     def now(self) -> int:
         """Milliseconds since 1970, by the clock that ages are measured with."""
@@ -33,7 +40,9 @@ class OutboxStore:
     async def recover(self) -> int:
         """To be called first: how many leases of earlier runs were void."""
         now, tick = self._now(), self.tick()
-        return await self._write(lambda c: moves.recover(c, now, tick, self.terms))
+        void = await self._write(lambda c: moves.recover(c, now, tick, self.terms))
+        self._note_pauses(await self.spaces())
+        return void
 
     async def accept(self, draft: Draft) -> Accepted:
         now = self._now()
@@ -48,18 +57,49 @@ class OutboxStore:
         now = self._now()
         return await self._write(lambda c: moves.settle(c, row.row, row.attempts, outcome, now, self.terms))
 
-    async def confirmed(self, row: OutboxRow, place: Place) -> Literal["confirmed", "late", "ignored"]:
+    async def confirmed(self, row: OutboxRow, place: Place) -> Confirmation:
         now, tick = self._now(), self.tick()
         return await self._write(lambda c: moves.confirmed(c, row.row, row.attempts, place, now, tick, self.terms))
 
     async def confirmed_and_next(
         self, row: OutboxRow, place: Place, *, go_on: bool
-    ) -> tuple[Literal["confirmed", "late", "ignored"], Leased | None]:
-        """The same; with `go_on` the next row of its lane is leased with it."""
-        if not go_on:
-            return await self.confirmed(row, place), None
+    ) -> tuple[Confirmation, Leased | None]:
+        """The same, in one job with all that was acknowledged in this turn of the loop.
+
+        With `go_on` the next row of its lane is leased with it.
+        """
+        waiting: asyncio.Future[tuple[Confirmation, Leased | None]] = asyncio.get_running_loop().create_future()
+        self._landed.append((Landed(row, place, go_on), waiting))
+        if len(self._landed) == 1:
+            self._confirming.add(task := asyncio.create_task(self._confirm_landed()))
+            task.add_done_callback(self._confirming.discard)
+        return await waiting
+
+    async def _confirm_landed(self) -> None:
+        landed, self._landed = self._landed, []
+        said: Sequence[Any] = ()
+        try:
+            said = await self._confirm_all([each for each, _ in landed])
+        except Exception as error:  # noqa: BLE001  it belongs to everybody who waits
+            said = [error] * len(landed)
+        finally:
+            for (_, waiting), answer in zip_longest(landed, said):
+                _answer(waiting, answer)
+
+    async def _confirm_all(self, landed: list[Landed]) -> Sequence[tuple[Confirmation, Leased | None] | BaseException]:
+        """What was said of each. A row that cannot be confirmed keeps no other from it."""
         now, tick = self._now(), self.tick()
-        return await self._write(lambda c: moves.confirmed_and_next(c, row, place, now, tick, self.terms))
+
+        def job(these: list[Landed]) -> Job[list[tuple[Confirmation, Leased | None]]]:
+            return lambda c: moves.confirmed_all(c, these, now, tick, self.terms)
+
+        try:
+            return await self._write(job(landed))
+        except StoreError:
+            raise
+        except Exception:  # noqa: BLE001  it is met again by the row it belongs to
+            each = await asyncio.gather(*(self._write(job([one])) for one in landed), return_exceptions=True)
+            return [answer if isinstance(answer, BaseException) else answer[0] for answer in each]
 
     async def next_due(self, space: str) -> int | None:
         """Milliseconds until something that waits there now is due; None if nothing does."""
@@ -102,9 +142,18 @@ class OutboxStore:
     async def pause(self, space: str, reason: str) -> None:
         now = self._now()
         await self._write(lambda c: moves.pause(c, space, reason, now))
+        self._note_pauses(await self.spaces())
 
     async def resume(self, space: str) -> None:
         await self._write(lambda c: moves.resume(c, space))
+        self._note_pauses(await self.spaces())
+
+    def _note_pauses(self, spaces: list[SpaceRow]) -> None:
+        self._paused = {each.space: each.pause_reason or "" for each in spaces if each.paused_at is not None}
+
+    def why_paused(self, space: str) -> str | None:
+        """The reason if this space is paused: asked for each message that is accepted, so nothing is read."""
+        return self._paused.get(space)
 
     async def block(self, scope: Lane, code: str, words: str, until: int | None = None) -> None:
         now = self._now()
@@ -154,3 +203,14 @@ class OutboxStore:
 
     async def spaces(self) -> list[SpaceRow]:
         return await self.database.read(views.spaces)
+
+
+def _answer(waiting: asyncio.Future[Any], answer: Any) -> None:
+    if waiting.done():  # whoever carried it was stopped
+        return
+    if answer is None:  # the loop is ending
+        waiting.cancel()
+    elif isinstance(answer, BaseException):
+        waiting.set_exception(answer)
+    else:
+        waiting.set_result(answer)

@@ -13,9 +13,10 @@ reading is in `outbox_views`. What is sent, and how, is not known here.
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -213,9 +214,14 @@ WHERE o.state = 'pending'
   AND NOT EXISTS ({_OF_ANOTHER_RUN.format("<")})
   AND NOT EXISTS ({_OF_ANOTHER_RUN.format(">")})
 ORDER BY o.row LIMIT :limit"""
-_LEASE = f"""
+_LEASE = """
 UPDATE outbox SET state = 'inflight', attempts = attempts + 1, lease_owner = ?, lease_until = ?
-WHERE row = ? AND state = 'pending' RETURNING {COLUMNS}, payload, signature"""
+WHERE row IN (SELECT value FROM json_each(?)) AND state = 'pending'"""
+_WILL_BE = {"state": "'inflight'", "attempts": "attempts + 1", "lease_owner": "?", "lease_until": "?"}
+# The row as `_LEASE` leaves it. RETURNING would copy it, with its payload, through a table of its own.
+_LEASABLE = f"""
+SELECT {", ".join(_WILL_BE.get(name, name) for name in OutboxRow._fields)}, payload, signature
+FROM outbox WHERE row IN (SELECT value FROM json_each(?)) AND state = 'pending' ORDER BY row"""
 
 
 def due(
@@ -230,10 +236,15 @@ def due(
     return [row for (row,) in connection.execute(heads + _DUE, asked if lane is None else asked | lane._asdict())]
 
 
-def lease(connection: sqlite3.Connection, row: int, now: int, terms: Terms) -> Leased | None:
-    """Take one row; None if it is not pending any more."""
-    taken = connection.execute(_LEASE, (terms.owner, now + terms.lease, row)).fetchone()
-    return None if taken is None else Leased(as_row(taken[:-2]), taken[-2], taken[-1])
+def lease(connection: sqlite3.Connection, rows: list[int], now: int, terms: Terms) -> list[Leased]:
+    """Take those of these rows that are pending: two statements, however many there are."""
+    if not rows:
+        return []
+    asked = (terms.owner, now + terms.lease, json.dumps(rows))
+    found = connection.execute(_LEASABLE, asked).fetchall()
+    changed = connection.execute(_LEASE, asked).rowcount
+    assert changed == len(found), "nobody else writes between the two"
+    return [Leased(as_row(one[:-2]), one[-2], one[-1]) for one in found]
 
 
 def take(
@@ -241,8 +252,7 @@ def take(
 ) -> list[Leased]:
     """Lease what is due."""
     expire_leases(connection, now, terms)
-    leased = (lease(connection, row, now, terms) for row in due(connection, now, terms, limit, lane))
-    return [one for one in leased if one is not None]
+    return lease(connection, due(connection, now, terms, limit, lane), now, terms)
 
 
 def next_due(connection: sqlite3.Connection, space: str, now: int, terms: Terms) -> int | None:
@@ -292,6 +302,8 @@ def recover(connection: sqlite3.Connection, now: int, tick: int, terms: Terms) -
 
 # -------------------------------------------------------------------------------------------------------- settling
 
+#: `late`: it had ended otherwise, and that it arrived is noted; `ignored`: of an attempt that is over
+Confirmation = Literal["confirmed", "late", "ignored"]
 _HELD = "row = ? AND state = 'inflight' AND lease_owner = ? AND attempts = ?"
 
 
@@ -335,7 +347,7 @@ def _block_again(connection: sqlite3.Connection, scope: Lane, outcome: Outcome, 
 
 def confirmed(
     connection: sqlite3.Connection, row: int, attempt: int, place: Place, now: int, tick: int, terms: Terms
-) -> Literal["confirmed", "late", "ignored"]:
+) -> Confirmation:
     """The broker acknowledged it. Of a row that ended meanwhile only that is noted."""
     held = (row, terms.owner, attempt)
     changed = connection.execute(
@@ -354,14 +366,54 @@ def confirmed(
     return "late" if noted else "ignored"
 
 
-def confirmed_and_next(
-    connection: sqlite3.Connection, row: OutboxRow, place: Place, now: int, tick: int, terms: Terms
-) -> tuple[Literal["confirmed", "late", "ignored"], Leased | None]:
-    """The same, and the next of its lane is leased if it is due: one transaction instead of two."""
-    said = confirmed(connection, row.row, row.attempts, place, now, tick, terms)
-    lane = Lane(row.space, row.sender, row.kind, row.destination)
-    following = [lease(connection, each, now, terms) for each in due(connection, now, terms, 1, lane)]
-    return said, following[0] if following else None
+class Landed(NamedTuple):
+    """What the broker acknowledged. `go_on`: lease the next of its lane with it."""
+
+    row: OutboxRow
+    place: Place
+    go_on: bool
+
+
+# One statement for all: SQLite works on it without the interpreter, which has the next ones to send meanwhile.
+_CONFIRM_ALL = """
+UPDATE outbox SET state = 'confirmed', lease_owner = NULL, lease_until = NULL, seq = l.seq, stream = l.stream,
+  incarnation = l.incarnation, confirmed_at = :now, confirmed_tick = :tick, code = NULL, words = NULL
+FROM (SELECT json_extract(value, '$[0]') AS number, json_extract(value, '$[1]') AS attempt,
+    json_extract(value, '$[2]') AS seq, json_extract(value, '$[3]') AS stream,
+    json_extract(value, '$[4]') AS incarnation FROM json_each(:landed)) AS l
+WHERE row = l.number AND state = 'inflight' AND lease_owner = :owner AND attempts = l.attempt RETURNING row, attempts"""
+
+
+def confirmed_all(
+    connection: sqlite3.Connection, landed: Sequence[Landed], now: int, tick: int, terms: Terms
+) -> list[tuple[Confirmation, Leased | None]]:
+    """`confirmed` for each of several rows, and the next of its lane if it is due."""
+    stated = json.dumps([(each.row.row, each.row.attempts, *each.place) for each in landed])
+    asked = {"now": now, "tick": tick, "owner": terms.owner, "landed": stated}
+    done = set(connection.execute(_CONFIRM_ALL, asked).fetchall())
+    for row, _ in done if _has_passing_blocks(connection) else ():
+        _lift_passing_blocks(connection, row)
+    said: list[Confirmation] = [
+        "confirmed"
+        if (row.row, row.attempts) in done
+        else confirmed(connection, row.row, row.attempts, place, now, tick, terms)
+        for row, place, _ in landed
+    ]
+    lanes = {_lane_of(each.row) for each in landed if each.go_on}
+    following = [row for lane in lanes for row in due(connection, now, terms, 1, lane)]
+    leased = {_lane_of(each.row): each for each in lease(connection, following, now, terms)}
+    return [
+        (word, leased.pop(_lane_of(each.row), None) if each.go_on else None)
+        for word, each in zip(said, landed, strict=True)
+    ]
+
+
+def _lane_of(row: OutboxRow) -> Lane:
+    return Lane(row.space, row.sender, row.kind, row.destination)
+
+
+def _has_passing_blocks(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM outbox_block WHERE until IS NOT NULL LIMIT 1").fetchone() is not None
 
 
 def _lift_passing_blocks(connection: sqlite3.Connection, row: int) -> None:

@@ -1,6 +1,6 @@
 """A SQLite database of this host: one writer thread with group commit, readers that cannot write, typed failures.
 
-    caller -> queue -> writer: BEGIN IMMEDIATE, every job that waits, COMMIT (synced) -> every caller is answered
+    callers of one turn -> queue -> writer: BEGIN IMMEDIATE, every job that waits, COMMIT (synced) -> all are answered
 
 Nobody is answered before the commit that holds its job has returned. A job that raises is undone alone: its group is
 done again, each job in a savepoint of its own. A commit that fails fails all of it, leaves nothing, and the next job
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -121,6 +122,7 @@ class Database:
         self.commits = self.jobs = 0
         self._migrations = migrations
         self._queue: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._gathered: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
         self._gate = threading.Lock()
         self._closed = self._abandoned = self._suspect = False
         self._running: list[_Job[Any]] = []
@@ -146,7 +148,7 @@ class Database:
         """
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[T] = loop.create_future()
-        self._put(_Job(job, waiting, loop))
+        self._gather(_Job(job, waiting, loop), loop)
         return await waiting
 
     def write_blocking(self, job: Job[T], timeout: float | None = None) -> T:
@@ -168,6 +170,9 @@ class Database:
             if self._closed:
                 return
             self._closed = True
+            for job in chain.from_iterable(self._gathered.values()):
+                self._queue.put(job)
+            self._gathered.clear()
             self._queue.put(None)
         self._own_readers.close()
         self._writer.join(patience)
@@ -186,6 +191,27 @@ class Database:
             if self._closed:
                 raise self._closing_words("nothing was done")
             self._queue.put(job)
+
+    def _gather(self, job: _Job[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Queue it with all that is asked for in this turn of its loop.
+
+        Those who were answered together ask together again. If the first of them woke the writer, it would commit one
+        job while the others are being made, and both threads would fight for the interpreter.
+        """
+        with self._gate:
+            if self._closed:
+                raise self._closing_words("nothing was done")
+            gathered = self._gathered.get(loop)
+            if gathered is not None:
+                gathered.append(job)
+                return
+            self._gathered[loop] = [job]
+        loop.call_soon(self._queue_gathered, loop)
+
+    def _queue_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._gate:
+            for job in self._gathered.pop(loop, ()):
+                self._queue.put(job)
 
     def _submit_read(self, job: Job[T]) -> Future[T]:
         with self._gate:

@@ -179,15 +179,25 @@ def compose(
 def around(message: Message, part: ExtensionPart) -> Message:
     """`part` as the only content of a message with the id, time, sender and priority of `message`.
 
-    For what we make ourselves and know to be readable: if `message` was read back once, so would this be.
+    For what we make ourselves and know to be readable: if `message` was read back once, so would this be. The body of
+    `part` holds text and whole numbers only.
     """
     outer = Message(id=message.id, ts=message.ts, sender=message.sender, parts=(part,), priority=message.priority)
     if not message.raw:
         return _frozen(outer)
-    payload = strict_json.write(document(outer))
+    payload = msgspec.json.encode(_as_written(outer, part))
     if len(payload) > MAX_PAYLOAD:
         raise TooLarge(f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD}: send an artifact reference")
     return msgspec.structs.replace(outer, raw=payload)
+
+
+def _as_written(outer: Message, part: ExtensionPart) -> dict[str, Any]:
+    """`document` of a message around a part, without a walk through its fields."""
+    fields: dict[str, Any] = {"id": outer.id, "ts": outer.ts, "from": outer.sender}
+    fields["parts"] = [part.body | {"kind": part.kind}]
+    if outer.priority != "next":
+        fields["priority"] = outer.priority
+    return fields
 
 
 def encode(message: Message) -> bytes:
@@ -244,8 +254,11 @@ def _strictly_decoded(payload: bytes) -> Message:
 
 def read_parts(items: Iterable[Any]) -> tuple[Part, ...]:
     """Parts from JSON values, by the rules of a received message; MalformedMessage says what is wrong with one."""
+    wrapped = [_wrapped(item) for item in items]
+    if not wrapped:  # as in most messages; msgspec looks at the type for longer than at many parts
+        return ()
     try:
-        return msgspec.convert([_wrapped(item) for item in items], tuple[Part, ...])
+        return msgspec.convert(wrapped, tuple[Part, ...])
     except msgspec.ValidationError as error:
         raise MalformedMessage(f"not a part of a message: {str(error)[:300]}") from error
 

@@ -28,7 +28,7 @@ from tidings.errors import BadSignature, InvalidName, MalformedMessage, TooLarge
 from tidings.wire import message as wire
 from tidings.wire import strict_json
 from tidings.wire.keys import KeyPair
-from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, Message
+from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, Mention, Message, Part, TextPart
 from tidings.wire.names import check_agent_id
 
 SEALED_KIND = "dev.tidings.sealed"
@@ -42,6 +42,15 @@ MAX_SEALED = (MAX_PAYLOAD - _OUTSIDE) // 4 * 3 - _TAG_BYTES
 _INSIDE = ("parts", "mentions", "reply_to", "context")
 
 
+class _Inside(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is sealed of a message, in the order in which it is written."""
+
+    parts: tuple[Part, ...]
+    mentions: tuple[Mention, ...] = ()
+    reply_to: str | None = None
+    context: str | None = None
+
+
 def is_sealed(message: Message) -> bool:
     return len(message.parts) == 1 and message.parts[0].kind == SEALED_KIND
 
@@ -50,8 +59,7 @@ def seal_message(key: KeyPair, target_id: str, message: Message, *, nonce: bytes
     """`message`, of the holder of `key`, sealed for `target_id`. `nonce` is for golden vectors; never give one."""
     if message.sender.id != key.id:
         raise BadSignature(f"message {message.id} is from {message.sender.id}: only its sender can seal it")
-    document = wire.document(message)
-    plaintext = strict_json.write({name: document[name] for name in _INSIDE if name in document})
+    plaintext = _inside(message)
     if len(plaintext) > MAX_SEALED:
         raise TooLarge(
             f"this message has {len(plaintext)} bytes; sealed, at most {MAX_SEALED} fit: send an artifact reference"
@@ -62,6 +70,13 @@ def seal_message(key: KeyPair, target_id: str, message: Message, *, nonce: bytes
     )
     body = {"v": VERSION, "n": base64.b64encode(nonce).decode(), "ct": base64.b64encode(ciphertext).decode()}
     return wire.around(message, ExtensionPart(SEALED_KIND, body))
+
+
+def _inside(message: Message) -> bytes:
+    if message.raw and all(type(part) is TextPart for part in message.parts):  # text, and read back once
+        return msgspec.json.encode(_Inside(message.parts, message.mentions, message.reply_to, message.context))
+    document = wire.document(message)
+    return strict_json.write({name: document[name] for name in _INSIDE if name in document})
 
 
 def open_sealed(key: KeyPair, sender_id: str, message: Message, *, target_id: str | None = None) -> Message:
