@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.7
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/pytest -n 2 --durations=15
+PYTEST := $(BIN)/pytest -n 3 --durations=15
 
 .PHONY: help demo test check faults bench lock schema docs clean
 help:           ## what can be made

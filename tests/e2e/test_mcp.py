@@ -173,6 +173,7 @@ async def _task(ada: CodingAgent, bob: CodingAgent) -> None:
     assert line["state"] in ("confirmed", "done")
 
 
+@pytest.mark.slow  # the same is shown through the command line in every run
 async def test_what_is_sent_while_the_space_is_down_is_stored_and_arrives_when_it_returns(
     space: RealSpace, host: Daemon
 ) -> None:

@@ -76,7 +76,15 @@ def test_the_port_is_kept_and_one_in_use_is_named(terminal: Terminal) -> None:
     assert terminal.home.read_info().port == port
 
 
-@pytest.mark.parametrize("phase", ["creating", "broker", "streams", "steward", "agents", "ready"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "creating",
+        "streams",
+        "ready",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("broker", "steward", "agents")),
+    ],
+)
 def test_ctrl_c_at_every_stage_leaves_no_process_and_no_lock(terminal: Terminal, phase: str) -> None:
     up = terminal.start("up", TIDINGS_FAILPOINT=f"up.{phase}:interrupt")
     _, words = up.communicate(timeout=40)

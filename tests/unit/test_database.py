@@ -336,7 +336,8 @@ async def test_a_closed_database_says_so(path: Path) -> None:
         await notes.read(texts)
 
 
-async def test_closing_ends_in_bounded_time_and_fails_what_is_left(path: Path) -> None:
+@pytest.mark.parametrize("beside", [True, False])
+async def test_closing_ends_in_bounded_time_and_fails_what_is_left(path: Path, beside: bool) -> None:
     notes = Database(path, NOTES)
     begun = threading.Event()
 
@@ -345,9 +346,12 @@ async def test_closing_ends_in_bounded_time_and_fails_what_is_left(path: Path) -
         connection.execute(FOREVER).fetchone()
 
     asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(ask(endless)) for ask in (notes.write, notes.read)]
+    if beside:  # in the same group as the one that does not end
+        asked += [asyncio.ensure_future(notes.write(write(f"note {n}"))) for n in range(3)]
     await asyncio.sleep(0)
     assert await asyncio.to_thread(begun.wait, 10)
-    asked += [asyncio.ensure_future(notes.write(write(f"note {n}"))) for n in range(3)]
+    if not beside:
+        asked += [asyncio.ensure_future(notes.write(write(f"note {n}"))) for n in range(3)]
     asked += [asyncio.ensure_future(notes.read(endless)) for _ in range(3)]
     await asyncio.sleep(0)
     async with asyncio.timeout(20):

@@ -230,10 +230,7 @@ class Database:
         while (first := self._queue.get()) is not None:
             group = [first, *self._queued(GROUP - 1)]
             self._running = group
-            if self._abandoned:
-                self._fail_all(group, self._closing_words("nothing was done"))
-            else:
-                self._do(group)
+            self._do(group)
         if self._connection is not None:
             self._connection.close()
 
@@ -252,6 +249,9 @@ class Database:
         """Do a group in as few transactions as it can be: one, unless a job fails or SQLite itself gave one up."""
         hopeful = len(group) > 1
         while group:
+            if self._abandoned:
+                self._fail_all(group, self._closing_words("nothing was done"))
+                return
             try:
                 connection = self._begun()
             except Exception as error:  # noqa: BLE001  it belongs to every caller; the next group tries anew
