@@ -371,6 +371,10 @@ class Session:
         """How many unread messages: `direct` and `channel`."""
         return dict(self._get("/v1/inbox/unread")["unread"])
 
+    def receive(self) -> None:
+        """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
+        self._post("/v1/inbox/receive")
+
     def mark_read(self, rows: Sequence[int]) -> int:
         """How many of these became read now."""
         return int(self._post("/v1/inbox/read", {"rows": list(rows)})["read"])

@@ -119,7 +119,7 @@ class Asked:
         text = self.word(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit()) or not 0 <= int(text) <= most:
+        if not (text.isascii() and text.isdigit() and len(text) < 20) or int(text) > most:
             raise UsageError(f"`{name}` is a number from 0 to {most}, not {text[:32]!r}")
         return int(text)
 

@@ -41,7 +41,8 @@ async def send(asked: Scoped) -> Json:
     patience = asked.wait()
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         await asked.desk.unless_stopping(_names_known(asked))
-    sent = await asked.desk.unless_stopping(asked.host.send(asked.scope, request, wait=patience))
+    # Never given up half-way: an answer that says it was not taken sends its program another way with it.
+    sent = await asked.host.send(asked.scope, request, wait=patience)
     return {
         "id": sent.id,
         "row": sent.row,
@@ -159,6 +160,13 @@ def _sender(asked: Scoped) -> str | None:
     return resolve_among(list(asked.host.directories.of(asked.scope.space_id).agents()), text).id
 
 
+async def receive(asked: Scoped) -> Json:
+    """Take the agent's mail here again, if a newer session elsewhere does; whether that worked, its health says."""
+    await asked.body()
+    asked.host.take_back(asked.scope)
+    return {"asked": True}
+
+
 async def unread(asked: Scoped) -> Json:
     counts = await asked.host.inbox.unread_counts()
     return {"unread": {kind: counts.get((*asked.mine, kind), 0) for kind in ("direct", "channel")}}
@@ -185,6 +193,7 @@ ROUTES = [
     Route("/v1/outbox/{id}/cancel", for_session(cancel), methods=["POST"]),
     Route("/v1/receipts/{id}", for_session(receipt), methods=["GET"]),
     Route("/v1/inbox", for_session(inbox), methods=["GET"]),
+    Route("/v1/inbox/receive", for_session(receive), methods=["POST"]),
     Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
     Route("/v1/inbox/read", for_session(read), methods=["POST"]),
     Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),
