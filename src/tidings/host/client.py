@@ -308,7 +308,8 @@ class Session:
             "max_age": max_age,
             "deadline": deadline,
         }
-        body = {name: value for name, value in fields.items() if value not in (None, [])}
+        lists = ("parts", "mentions")  # `data` may be an empty one
+        body = {name: value for name, value in fields.items() if (value or name not in lists) and value is not None}
         found = self._insisting(lambda: self._post("/v1/send", body, wait), chosen)
         return sent_of(found)
 

@@ -117,7 +117,7 @@ class _Agent:
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
         self.outlet = SessionOutlet(self.session)
-        self.receiver = Receiver(self.scope, host.inbox, self.wake_changed)
+        self.receiver = Receiver(self.scope, host.inbox, self.wake_changed, self.session.renew)
         self._roster: Roster | None = None
         self._roster_news = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -213,7 +213,7 @@ class _Agent:
             assert self._roster is not None
             try:
                 await self.host.directories.refresh(self.scope.space_id, self._roster.agents())
-            except TidingsError as error:
+            except Exception as error:  # noqa: BLE001  boundary: names would resolve to who was here long ago
                 log.warning("who is in %s could not be kept: %s", self.scope.space, error)
                 self._roster_news.set()
             await asyncio.sleep(DIRECTORY_PAUSE)
