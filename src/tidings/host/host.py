@@ -342,7 +342,7 @@ class Host:
     def _health(self, agent: _Agent) -> AgentHealth:
         found = agent.session.health
         superseded = found.state == "superseded"
-        receiving = agent.receiver.receiving and not superseded
+        receiving = agent.receiver.receiving and found.state == "open"
         reason = found.error
         if superseded:
             name = agent.scope.name

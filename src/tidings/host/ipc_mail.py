@@ -182,7 +182,11 @@ async def read(asked: Scoped) -> Json:
 
 
 async def thread(asked: Scoped) -> Json:
-    return await _paged(asked, await asked.host.inbox.thread(*asked.mine, asked.part("id")))
+    named = asked.part("id")
+    rows = await asked.host.inbox.thread(*asked.mine, named)
+    # a page ends where it is full: the message that was named and the newest of the others come first
+    found = await _paged(asked, sorted(rows, key=lambda row: (row.id != named, -row.row)))
+    return {"messages": sorted(found["messages"], key=lambda message: int(message["row"]))}
 
 
 ROUTES = [
