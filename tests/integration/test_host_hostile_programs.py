@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import tidings
-from daemons import ask, bearer, daemon_in, raw, session_of
+from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.broker.private_files import locked
 from tidings.endpoint.identity import Identity, local_identity
-from tidings.errors import ConfigError, DeniedError, HostUnreachable, TidingsError, UsageError
-from tidings.host import ipc_operator, serving, sessions
+from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, TidingsError, UsageError
+from tidings.host import events, ipc, ipc_operator, serving, sessions
 from tidings.host.client import HostClient, Session
 from tidings.host.proof import is_proven, prove
 from tidings.host.sockets import connect, socket_path
@@ -192,6 +192,30 @@ def _answers(home: Path) -> bool:
         return raw(home, "GET", "/v1/health")[0] == 200
     except (OSError, ValueError):
         return False
+
+
+async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 24)
+    monkeypatch.setattr(ipc, "MOST_AT_ONCE", 6, raising=False)
+    monkeypatch.setattr(events, "MOST_STREAMS", 8)
+    monkeypatch.setattr(events, "MOST_STREAMS_OF_ONE", 3, raising=False)
+    home = pair.home.home
+    async with daemon_in(home):
+        ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
+        with ExitStack() as held:
+            for path in ["/v1/inbox?wait=60"] * 24 + ["/v1/events"] * 10:
+                one = held.enter_context(connect(socket_path(home), 0.2))
+                asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ada.file.token}\r\n"
+                one.sendall(f"{asked}Connection: close\r\n\r\n".encode())
+                with suppress(TimeoutError):  # who is refused is so at once
+                    await ask(one.recv, 100)
+            await eventually(lambda: ask(_answers, home), within=8, what="others are answered")
+            assert (await ask(bob.me))["name"] == "bob"
+            follower = Follower(bob)
+            await eventually(lambda: follower.events, what="another agent's stream begins")
+            follower.leave()
+            with pytest.raises(HostBusy, match="requests of ada"):
+                await ask(ada.me)
 
 
 async def test_sessions_of_programs_that_were_killed_make_room_for_new_ones(
