@@ -28,6 +28,7 @@ from tidings.errors import (
 )
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
+from tidings.host.inbox import Arrival
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -436,6 +437,28 @@ async def test_a_newer_session_elsewhere_receives_until_it_is_taken_back(pair: R
             await eventually(lambda: health_of(host, bob).receiving)
             await host.send(ada, dm("third"), wait=10)
             await has_texts(host, bob, ["first", "third"])
+
+
+async def test_a_failure_nobody_foresaw_makes_mail_late_and_never_lost(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        keep, told = host.inbox.keep, []
+
+        async def fails_twice(arrival: Arrival) -> object:
+            told.append(health_of(host, bob).receiving)
+            if len(told) <= 2:
+                raise RuntimeError("a mistake of ours")
+            return await keep(arrival)
+
+        monkeypatch.setattr(host.inbox, "keep", fails_twice)
+        for text in ("first", "second"):
+            await host.send(ada, dm(text), wait=10)
+        await has_texts(host, bob, ["first", "second"])
+        await eventually(lambda: health_of(host, bob).receiving)
 
 
 async def test_what_does_not_open_is_kept_aside_before_the_broker_may_forget_it(

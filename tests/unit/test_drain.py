@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -349,14 +350,17 @@ async def test_what_is_too_old_is_not_sent(store: OutboxStore, clock: Clock) -> 
     assert (await store.show(1)).code == "too_old"
 
 
-async def test_a_store_that_fails_for_a_while_ends_nothing(store: OutboxStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [StoreFull("no room"), sqlite3.OperationalError("out of memory")])
+async def test_a_store_that_fails_for_a_while_ends_nothing(
+    store: OutboxStore, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
     broker, real, refused = Broker(), store.take, 0
 
     async def full(*arguments: object, **named: object) -> object:
         nonlocal refused
         refused += 1
         if refused <= 2:
-            raise StoreFull("no room")
+            raise failure
         return await real(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "take", full)

@@ -231,3 +231,31 @@ async def test_receipts_are_told_until_they_were_taken_and_never_go_back(inbox: 
     await inbox.told("main", "bob", [read])
     await inbox.told("main", "bob", [delivered])
     assert await inbox.receipts_to_tell("main", "bob") == []
+
+
+@pytest.mark.parametrize("linked", ["context", "reply_to"])
+async def test_a_message_is_in_its_own_thread_however_long_that_is(inbox: InboxStore, linked: str) -> None:
+    number = module.THREAD_SHOWN + 100
+
+    def fill(connection: sqlite3.Connection) -> None:
+        for each in range(number):
+            link = {"context": "a long talk"} if linked == "context" else {"reply_to": f"m{each - 1}"}
+            module.keep(connection, arrival(f"m{each}", **link), NOW, words=inbox.words)
+
+    await inbox.database.write(fill)
+    for named in ("m0", "m150", f"m{number - 1}"):
+        found = [row.id for row in await inbox.thread("main", "bob", named)]
+        assert named in found
+        assert len(found) == module.THREAD_SHOWN
+        assert found == sorted(found, key=lambda text: int(text[1:])), "oldest first"
+
+
+async def test_a_conversation_is_walked_by_an_index(inbox: InboxStore) -> None:
+    """A chain of answers is as long as its writers like: each step must not read the whole inbox."""
+    asked = ("",) * module._THREAD.count("?")
+
+    def plan(connection: sqlite3.Connection) -> list[str]:
+        return [str(each[3]) for each in connection.execute("EXPLAIN QUERY PLAN " + module._THREAD, asked)]
+
+    steps = await inbox.database.read(plan)
+    assert [each for each in steps if "inbox_kept" in each or each.startswith("SCAN i")] == []

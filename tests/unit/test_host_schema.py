@@ -21,7 +21,7 @@ from tidings.store.database import Database, Migrations
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = {1: FIXTURES / "host-v1.sql", 2: FIXTURES / "host-v2.sql", 3: FIXTURES / "host-v3.sql"}
+VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4)}
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 

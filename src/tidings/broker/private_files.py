@@ -18,6 +18,9 @@ from typing import IO
 
 from tidings.errors import ConfigError, SpaceBusy
 
+#: no file of keys or settings is larger
+LARGEST_READ = 16 * 1024 * 1024
+
 
 def private_dir(path: Path) -> Path:
     """Create a 0700 directory, and those above it that are missing, or check that an existing one is."""
@@ -69,7 +72,23 @@ def _sync_dir(path: Path) -> None:
 def read_private(path: Path) -> str:
     """The text of a secret file; refused if anybody else may read it."""
     check_private(path)
-    return path.read_text()
+    return read_plain(path)
+
+
+def read_plain(path: Path) -> str:
+    """The text of a file that is one: whoever names a pipe or a device must not make its reader wait for ever."""
+    # Without O_NONBLOCK opening a pipe waits for its other end.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path} is not a plain file: name one that is")
+        if found.st_size > LARGEST_READ:
+            raise ConfigError(f"{path} has {found.st_size} bytes, no file of Tidings is larger than {LARGEST_READ}")
+        with os.fdopen(handle, encoding="utf-8", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def check_private(path: Path) -> Path:

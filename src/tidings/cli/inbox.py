@@ -71,14 +71,16 @@ def inbox(
         _check_without_host(where, given, direct=direct)
         _from_mailbox(where, wait, count, as_json=as_json)
         return
+    _take_back(session, where)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
+    begun = _newest(session) if follow else 0
     found = session.inbox(**wanted, newest=True, limit=count, wait=0.0 if follow else wait)  # type: ignore[arg-type]
     if search:
         found.sort(key=lambda message: message["row"])
     for message in found:
         _show(message, as_json=as_json)
     if follow:
-        _follow(session, found, wanted, as_json=as_json)
+        _follow(session, max([begun, *(message["row"] for message in found)]), wanted, as_json=as_json)
         return
     if not found:
         output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
@@ -117,9 +119,20 @@ def _from_mailbox(where: Place, wait: float, count: int, *, as_json: bool) -> No
     output.hint("tidings who")
 
 
-def _follow(session: Session, found: list[Message], wanted: dict[str, Any], *, as_json: bool) -> None:
+def _take_back(session: Session, where: Place) -> None:
+    if session.me()["health"]["superseded"]:
+        session.receive()
+        output.say(f"note: another program received as {where.agent}; from now on the host does")
+
+
+def _newest(session: Session) -> int:
+    """Asked before anything is shown: what comes meanwhile is behind it, and so followed."""
+    found = session.inbox(newest=True, limit=1)
+    return int(found[-1]["row"]) if found else 0
+
+
+def _follow(session: Session, after: int, wanted: dict[str, Any], *, as_json: bool) -> None:
     """Everything behind what was shown, as it comes. Which agent is meant is known by what it is called or its id."""
-    after = found[-1]["row"] if found else None
     words = (wanted["search"] or "").lower().split()
     try:
         for event in session.events(after):

@@ -16,6 +16,7 @@ from tidings.errors import ConfigError, UsageError, WireError
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
 from tidings.wire.keys import KeyPair
+from tidings.wire.names import check_agent_name, check_token
 from tidings.wire.subjects import Subjects
 
 
@@ -31,6 +32,11 @@ class Identity:
     url: str
     path: Path
     is_bundle: bool
+
+    def __post_init__(self) -> None:
+        # They are read from a file that somebody else may have written, and become names of files and subjects.
+        check_agent_name(self.name)
+        check_token(self.space_id, "space id")
 
     @property
     def id(self) -> str:

@@ -308,7 +308,8 @@ class Session:
             "max_age": max_age,
             "deadline": deadline,
         }
-        body = {name: value for name, value in fields.items() if value not in (None, [])}
+        lists = ("parts", "mentions")  # `data` may be an empty one
+        body = {name: value for name, value in fields.items() if (value or name not in lists) and value is not None}
         found = self._insisting(lambda: self._post("/v1/send", body, wait), chosen)
         return sent_of(found)
 
@@ -370,6 +371,10 @@ class Session:
     def unread(self) -> dict[str, int]:
         """How many unread messages: `direct` and `channel`."""
         return dict(self._get("/v1/inbox/unread")["unread"])
+
+    def receive(self) -> None:
+        """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
+        self._post("/v1/inbox/receive")
 
     def mark_read(self, rows: Sequence[int]) -> int:
         """How many of these became read now."""

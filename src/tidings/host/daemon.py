@@ -111,6 +111,7 @@ class Daemon:
     async def _unlink_when_stopping(self, path: Path) -> None:
         await self.stopping.wait()
         path.unlink(missing_ok=True)
+        self.host.answer_now()
 
     async def _close(self) -> None:
         try:

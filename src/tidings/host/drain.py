@@ -110,8 +110,8 @@ class Drain:
         while True:
             try:
                 await self.keep_house()
-            except StoreError as error:
-                log.warning("the outbox cannot be tidied now: %s", error)
+            except Exception as error:  # noqa: BLE001  boundary, see `_note`
+                _note("the outbox cannot be tidied now", error)
             await asyncio.sleep(KEEP_HOUSE_EVERY)
 
     async def keep_house(self) -> None:
@@ -170,8 +170,8 @@ class SpaceDrain:
             try:
                 await self._take_what_is_due()
                 pause = STORE_PAUSE
-            except StoreError as error:
-                log.warning("the outbox cannot be used now: %s", error)
+            except Exception as error:  # noqa: BLE001  boundary, see `_note`
+                _note("the outbox cannot be used now", error)
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_STORE_PAUSE, pause * 2)
 
@@ -282,8 +282,8 @@ class SpaceDrain:
                 if not rows:
                     break
                 done = await self._verify_all(rows, incarnation)
-            except StoreError as error:
-                log.warning("the outbox cannot be verified now: %s", error)
+            except Exception as error:  # noqa: BLE001  boundary, see `_note`
+                _note("the outbox cannot be verified now", error)
                 done = False
             if done:
                 after, pause = rows[-1].row, STORE_PAUSE
@@ -340,6 +340,9 @@ class SpaceDrain:
             except TidingsError as error:  # a broker that is away, or a full disk: rows are kept until it works
                 log.debug("nothing of %s can be released now: %s", self.space, error)
                 self._unreleased.set()
+            except Exception as error:  # noqa: BLE001  boundary, see `_note`
+                _note(f"nothing of {self.space} can be released now", error)
+                self._unreleased.set()
 
     async def _release(self) -> bool:
         """True if rows are left to release."""
@@ -349,6 +352,18 @@ class SpaceDrain:
         while await self.store.release(self.space, incarnation, tick, self.horizon):
             reach("drain.released")
         return await self.store.has_confirmed(self.space, incarnation)
+
+
+def _note(what: str, error: Exception) -> None:
+    """A failure nobody foresaw is tried again like any other: if a drain ended, messages would wait for ever while
+    everything else says that all is well."""
+    log.log(
+        logging.WARNING if isinstance(error, StoreError) else logging.ERROR,
+        "%s: %s",
+        what,
+        error,
+        exc_info=None if isinstance(error, StoreError) else error,
+    )
 
 
 def _prepared(leased: Leased) -> Prepared:

@@ -37,6 +37,7 @@ AT_ONCE = 16
 #: a stream looks so often by itself, whether or not it was woken
 LOOK = 15.0
 MOST_STREAMS = 256
+MOST_STREAMS_OF_ONE = 64
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +49,9 @@ class Stream(EventSourceResponse):
         self._desk, self._session = desk, session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        whose = self._session.scope
         self._desk.streams += 1
+        self._desk.streaming[whose] += 1
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
@@ -60,11 +63,14 @@ class Stream(EventSourceResponse):
                 await asyncio.sleep(0)  # its end is noticed before the answer is missed
         finally:
             self._desk.streams -= 1
+            self._desk.streaming[whose] -= 1
 
 
 async def events(asked: Scoped) -> Stream:
     if asked.desk.streams >= MOST_STREAMS:
         raise HostBusy(f"{MOST_STREAMS} programs follow their inboxes here: end one")
+    if asked.desk.streaming[asked.scope] >= MOST_STREAMS_OF_ONE:
+        raise HostBusy(f"{MOST_STREAMS_OF_ONE} programs follow the inbox of {asked.scope.name}: end one")
     after = await _begin(asked)
     return Stream(asked.desk, asked.session, _follow(asked.desk, asked.session, after))
 

@@ -117,7 +117,7 @@ class _Agent:
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
         self.outlet = SessionOutlet(self.session)
-        self.receiver = Receiver(self.scope, host.inbox, self.wake_changed)
+        self.receiver = Receiver(self.scope, host.inbox, self.wake_changed, self.session.renew)
         self._roster: Roster | None = None
         self._roster_news = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -156,6 +156,7 @@ class _Agent:
                 f"{self.scope.name} of {self.scope.space} has another key now: what was stored under its old one "
                 "cannot leave; cancel it and send it anew"
             )
+        self.host.check_anchor(found)
         self.identity = found
         return found
 
@@ -212,7 +213,7 @@ class _Agent:
             assert self._roster is not None
             try:
                 await self.host.directories.refresh(self.scope.space_id, self._roster.agents())
-            except TidingsError as error:
+            except Exception as error:  # noqa: BLE001  boundary: names would resolve to who was here long ago
                 log.warning("who is in %s could not be kept: %s", self.scope.space, error)
                 self._roster_news.set()
             await asyncio.sleep(DIRECTORY_PAUSE)
@@ -232,6 +233,7 @@ class Host:
         self._clock, self._tick = clock, tick
         self._agents: dict[tuple[str, str], _Agent] = {}
         self._waiting: dict[int, list[asyncio.Event]] = {}
+        self._hurried = False
         self._adopting = asyncio.Lock()
 
     # --- life ---
@@ -260,18 +262,20 @@ class Host:
             await self.drain.stop()
         await asyncio.gather(*(agent.stop() for agent in self._agents.values()), return_exceptions=True)
         self._agents.clear()
-        for events in self._waiting.values():
-            for event in events:
-                event.set()
+        self.answer_now()
         await asyncio.to_thread(self.database.close)
 
     # --- agents ---
 
-    async def adopt(self, identity_source: Source, receive: bool) -> Scope:
-        """Work for this agent from now on, restarts included. Does not wait for its broker."""
+    async def adopt(self, identity_source: Source, receive: bool, identity: Identity | None = None) -> Scope:
+        """Work for this agent from now on, restarts included. Does not wait for its broker.
+
+        `identity`: as it was read there and proven; what the source says a moment later is not asked.
+        """
         source = check_source(identity_source)
-        identity = await identity_of(source)
+        identity = identity or await identity_of(source)
         async with self._adopting:
+            self.check_anchor(identity)
             adopted = await self.registry.adopt(identity, source, receive)
             known = self._agents.get((adopted.scope.space_id, adopted.scope.agent))
             if known is None:
@@ -281,7 +285,25 @@ class Host:
                 known.adopted, known.identity = adopted, identity
                 if began:
                     known.session.renew()
+                elif receive:
+                    known.session.take_back()
         return adopted.scope
+
+    def check_anchor(self, identity: Identity) -> None:
+        """All agents of a space trust the same first steward: who is in it and which broker runs is known together.
+
+        Whoever came first is believed. A bundle is a file that anybody can write.
+        """
+        for (space_id, agent), known in self._agents.items():
+            if space_id != identity.space_id:
+                continue
+            if known.identity is not None and known.identity.steward_key != identity.steward_key:
+                raise DeniedError(
+                    f"{identity.name} names another steward for the space {known.scope.space} than {known.scope.name} "
+                    "did, for whom this host works there: export its bundle anew, or give it a home of its own"
+                )
+            if agent == identity.id:
+                return
 
     async def _identity_if_there(self, adopted: Adopted) -> Identity | None:
         try:
@@ -320,10 +342,11 @@ class Host:
     def _health(self, agent: _Agent) -> AgentHealth:
         found = agent.session.health
         superseded = found.state == "superseded"
-        receiving = agent.receiver.receiving and not superseded
+        receiving = agent.receiver.receiving and found.state == "open"
         reason = found.error
         if superseded:
-            reason = f"another session of {agent.scope.name} receives: its mail goes there until you take it back"
+            name = agent.scope.name
+            reason = f"another session of {name} receives: its mail goes there until you take it back (`tidings inbox`)"
         return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason, tuple(agent.problems))
 
     def wake(self, scope: Scope) -> None:
@@ -388,6 +411,8 @@ class Host:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     while (row := await self.outbox.show(row.row)).state in ("pending", "inflight"):
+                        if self._hurried:
+                            break
                         await moved.wait()
                         moved.clear()
         finally:
@@ -395,6 +420,13 @@ class Host:
             if not self._waiting[row.row]:
                 del self._waiting[row.row]
         return row
+
+    def answer_now(self) -> None:
+        """Whoever waits for a confirmation is told how far it is: what is stored is stored, and the host stops."""
+        self._hurried = True
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
 
     def _moved(self, row: OutboxRow, _state: str) -> None:
         for event in self._waiting.get(row.row, ()):

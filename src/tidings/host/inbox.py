@@ -20,6 +20,8 @@ from tidings.store.database import Database
 Stage = Literal["delivered", "read"]
 STEP = 500
 THREAD_SHOWN = 200
+#: messages of a conversation that are walked through, whoever made it how wide
+THREAD_WALKED = 2_000
 QUARANTINE_REASON = 1_000
 
 
@@ -235,27 +237,29 @@ def _literally(term: str) -> str:
 
 _THREAD = f"""
 WITH RECURSIVE
-up (id, reply_to, depth) AS (
-  SELECT i.id, i.reply_to, 0 FROM inbox i WHERE {_MINE} AND i.id = ?
-  UNION SELECT i.id, i.reply_to, up.depth + 1 FROM up JOIN inbox i ON i.id = up.reply_to AND {_MINE}
-  WHERE up.depth < {THREAD_SHOWN}),
-down (id, depth) AS (
-  SELECT id, 0 FROM up UNION SELECT ?, 0
-  UNION SELECT i.id, down.depth + 1 FROM down JOIN inbox i ON i.reply_to = down.id AND {_MINE}
-  WHERE down.depth < {THREAD_SHOWN})
-SELECT {_TOP} FROM inbox i WHERE {_MINE} AND (i.id IN (SELECT id FROM down)
-  OR i.context IN (SELECT c.context FROM inbox c WHERE c.space = ? AND c.recipient = ? AND c.id = ?
-    AND c.context IS NOT NULL))
-ORDER BY i.row LIMIT ?"""
+up (id, reply_to) AS (
+  SELECT i.id, i.reply_to FROM inbox i WHERE {_MINE} AND i.id = ?
+  UNION SELECT i.id, i.reply_to FROM up JOIN inbox i ON i.id = up.reply_to AND {_MINE} LIMIT {THREAD_SHOWN}),
+down (id) AS (
+  SELECT id FROM up UNION SELECT ?
+  UNION SELECT i.id FROM down JOIN inbox i ON i.reply_to = down.id AND {_MINE} LIMIT {THREAD_WALKED}),
+found (row) AS (
+  SELECT i.row FROM inbox i WHERE {_MINE} AND i.id IN (SELECT id FROM down)
+  UNION SELECT i.row FROM inbox i WHERE {_MINE} AND i.context IN (
+    SELECT i.context FROM inbox i WHERE {_MINE} AND i.id = ? AND i.context IS NOT NULL))
+SELECT {_TOP} FROM found JOIN inbox i ON i.row = found.row ORDER BY i.id = ? DESC, i.row DESC LIMIT ?"""
 
 
 def thread(
     connection: sqlite3.Connection, space: str, recipient: str, message_id: str, limit: int = THREAD_SHOWN
 ) -> list[InboxRow]:
-    """What this recipient has of a conversation: what the message answers, what answers it, and its context."""
+    """What this recipient has of a conversation: what the message answers, what answers it, and its context.
+
+    Of a long one the newest, and the message itself in any case.
+    """
     mine = (space, recipient)
-    asked = (*mine, message_id, *mine, message_id, *mine, *mine, *mine, message_id, limit)
-    return _rows(connection.execute(_THREAD, asked))
+    asked = (*mine, message_id, *mine, message_id, *mine, *mine, *mine, *mine, message_id, message_id, limit)
+    return sorted(_rows(connection.execute(_THREAD, asked)))
 
 
 def in_context(

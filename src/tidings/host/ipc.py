@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,12 +49,15 @@ from tidings.errors import (
 )
 from tidings.host.claims import Claims
 from tidings.host.host import Host
+from tidings.host.registry import Scope as RegisteredScope
 from tidings.host.sessions import HostSession, Sessions
 from tidings.wire import strict_json
 
 T = TypeVar("T")
 MAX_BODY = 512 * 1024
 LONGEST_WAIT = 60.0
+#: requests of one agent that are answered at a time
+MOST_AT_ONCE = 128
 #: words in an address that look like a secret: addresses end in logs
 SECRET_WORDS = frozenset({"token", "access_token", "session_token", "auth", "authorization", "bearer", "secret", "key"})
 log = logging.getLogger(__name__)
@@ -89,6 +94,20 @@ class Desk:
     stopping: asyncio.Event
     started: float
     streams: int = field(default=0)
+    #: requests of each agent that are being answered, and its streams
+    asking: Counter[RegisteredScope] = field(default_factory=Counter)
+    streaming: Counter[RegisteredScope] = field(default_factory=Counter)
+
+    @contextmanager
+    def turn(self, scope: RegisteredScope) -> Iterator[None]:
+        """Count a request. Connections are few, and no agent's programs may hold them all with patient questions."""
+        if self.asking[scope] >= MOST_AT_ONCE:
+            raise HostBusy(f"{MOST_AT_ONCE} requests of {scope.name} are being answered: ask again in a moment")
+        self.asking[scope] += 1
+        try:
+            yield
+        finally:
+            self.asking[scope] -= 1
 
     async def unless_stopping(self, waiting: Coroutine[Any, Any, T]) -> T:
         """What it returns; HostUnreachable as soon as the host stops."""
@@ -119,7 +138,7 @@ class Asked:
         text = self.word(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit()) or not 0 <= int(text) <= most:
+        if not (text.isascii() and text.isdigit() and len(text) < 20) or int(text) > most:
             raise UsageError(f"`{name}` is a number from 0 to {most}, not {text[:32]!r}")
         return int(text)
 
@@ -197,7 +216,8 @@ def for_session(handler: Callable[[Scoped], Awaitable[Any]]) -> Callable[[Reques
         desk: Desk = request.app.state.desk
         session = await desk.sessions.find(_token(request))
         desk.claims.heard(session)
-        return await handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
+        with desk.turn(session.scope):
+            return await handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
 
     return _answered(answer)
 

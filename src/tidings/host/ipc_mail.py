@@ -41,8 +41,8 @@ async def send(asked: Scoped) -> Json:
     patience = asked.wait()
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         await asked.desk.unless_stopping(_names_known(asked))
-    sending = asked.host.send(asked.scope, request, wait=patience)
-    sent = await (asked.desk.unless_stopping(sending) if patience else sending)
+    # Never given up half-way: an answer that says it was not taken sends its program another way with it.
+    sent = await asked.host.send(asked.scope, request, wait=patience)
     return {
         "id": sent.id,
         "row": sent.row,
@@ -160,6 +160,13 @@ def _sender(asked: Scoped) -> str | None:
     return resolve_among(list(asked.host.directories.of(asked.scope.space_id).agents()), text).id
 
 
+async def receive(asked: Scoped) -> Json:
+    """Take the agent's mail here again, if a newer session elsewhere does; whether that worked, its health says."""
+    await asked.body()
+    asked.host.take_back(asked.scope)
+    return {"asked": True}
+
+
 async def unread(asked: Scoped) -> Json:
     counts = await asked.host.inbox.unread_counts()
     return {"unread": {kind: counts.get((*asked.mine, kind), 0) for kind in ("direct", "channel")}}
@@ -175,7 +182,11 @@ async def read(asked: Scoped) -> Json:
 
 
 async def thread(asked: Scoped) -> Json:
-    return await _paged(asked, await asked.host.inbox.thread(*asked.mine, asked.part("id")))
+    named = asked.part("id")
+    rows = await asked.host.inbox.thread(*asked.mine, named)
+    # a page ends where it is full: the message that was named and the newest of the others come first
+    found = await _paged(asked, sorted(rows, key=lambda row: (row.id != named, -row.row)))
+    return {"messages": sorted(found["messages"], key=lambda message: int(message["row"]))}
 
 
 ROUTES = [
@@ -186,6 +197,7 @@ ROUTES = [
     Route("/v1/outbox/{id}/cancel", for_session(cancel), methods=["POST"]),
     Route("/v1/receipts/{id}", for_session(receipt), methods=["GET"]),
     Route("/v1/inbox", for_session(inbox), methods=["GET"]),
+    Route("/v1/inbox/receive", for_session(receive), methods=["POST"]),
     Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
     Route("/v1/inbox/read", for_session(read), methods=["POST"]),
     Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),

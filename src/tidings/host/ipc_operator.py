@@ -61,9 +61,7 @@ async def open_session(asked: Asked) -> Json:
     proven = is_proven(wanted.signature, identity.space_id, identity.id, str(asked.desk.socket), wanted.nonce)
     if wanted.agent not in (None, identity.id) or not proven:
         raise DeniedError(f"this is not signed with the key of {identity.name} in {identity.subjects.space}")
-    scope = await asked.host.adopt(source, wanted.receive)
-    if scope.agent != identity.id:
-        raise DeniedError(f"the key of {identity.name} was replaced meanwhile: ask again")
+    scope = await asked.host.adopt(source, wanted.receive, identity)
     session, token = await asked.desk.sessions.begin(scope, receive=wanted.receive, program=wanted.program)
     return {"session": session.id, "token": token, **_scope(scope)}
 

@@ -58,13 +58,19 @@ def arrival_of(scope: Scope, incoming: Incoming) -> Arrival:
 
 
 class Receiver:
-    """The receiving side of one agent of this host. `on_kept` hears that something new is in its inbox."""
+    """The receiving side of one agent of this host. `on_kept` hears that something new is in its inbox.
 
-    def __init__(self, scope: Scope, inbox: InboxStore, on_kept: Callable[[], None]) -> None:
+    `on_failed`: it ended by a failure nobody foresaw, and needs another endpoint, which is given what was not kept.
+    """
+
+    def __init__(
+        self, scope: Scope, inbox: InboxStore, on_kept: Callable[[], None], on_failed: Callable[[], None]
+    ) -> None:
         self.scope, self.inbox = scope, inbox
         #: receives now; a newer session elsewhere ends that
         self.receiving = False
-        self._on_kept = on_kept
+        self._on_kept, self._on_failed = on_kept, on_failed
+        self._pause = RETRY_PAUSE
         self._untold = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -90,6 +96,12 @@ class Receiver:
         except Superseded as error:
             self.receiving = False
             log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
+        except Exception:  # boundary: else it would be said to receive, and nobody would
+            self.receiving = False
+            log.exception("receiving for %s in %s failed", self.scope.name, self.scope.space)
+            await asyncio.sleep(self._pause)
+            self._pause = min(LONGEST_PAUSE, self._pause * 2)
+            self._on_failed()
 
     # --- keeping ---
 
@@ -110,6 +122,7 @@ class Receiver:
             self._untold.set()
             self._on_kept()
         await asyncio.gather(*(incoming.keep() for incoming in batch))
+        self._pause = RETRY_PAUSE
         reach("inbox.acked")
 
     async def _until_stored(self, incoming: Incoming) -> bool:

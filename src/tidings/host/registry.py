@@ -16,6 +16,7 @@ from tidings.endpoint.identity import Identity, bundle_identity, local_identity
 from tidings.errors import UsageError
 from tidings.space.home import SpaceHome
 from tidings.store.database import Database
+from tidings.wire.names import check_agent_name, check_space
 
 #: ("home", home, space, name) or ("bundle", path)
 Source = tuple[str, ...]
@@ -48,7 +49,7 @@ def check_source(source: Source) -> Source:
     """The same with absolute paths."""
     match tuple(source):
         case ("home", home, space, name):
-            return ("home", str(Path(home).absolute()), space, name)
+            return ("home", str(Path(home).absolute()), check_space(space), check_agent_name(name))
         case ("bundle", path):
             return ("bundle", str(Path(path).absolute()))
     raise UsageError('an identity is ("home", home, space, name) or ("bundle", path)')

@@ -257,4 +257,9 @@ CREATE TABLE session (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS))
+_CONVERSATIONS = """
+-- a conversation is walked by the ids its messages answer
+CREATE INDEX inbox_ids ON inbox (space, recipient, id);
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -25,6 +26,8 @@ from tidings.host.sockets import peer_uid
 GRACE = 3
 MOST_CONNECTIONS = 512
 KEEP_ALIVE = 30
+#: seconds in which a request is there, whole: connections are few, and half a request holds one
+REQUEST_WITHIN = 20.0
 
 
 def is_ours(connection: socket.socket | None) -> bool:
@@ -37,6 +40,7 @@ class PeerChecked(H11Protocol):
 
     admits: Callable[[socket.socket | None], bool] = staticmethod(is_ours)
     refused = False
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if not self.admits(transport.get_extra_info("socket")):
@@ -47,14 +51,34 @@ class PeerChecked(H11Protocol):
         # each request gets a copy of this state: who cuts a reader off needs the transport
         self.app_state = {**self.app_state, "transport": transport}
         super().connection_made(transport)
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         if not self.refused:
             super().data_received(data)
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
         if not self.refused:
             super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """uvicorn waits for ever for the rest of a request. What trickles in does not put the end off."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._unwatch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_WITHIN, self._too_slow)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self.transport.abort()
 
 
 def _refusal() -> bytes:

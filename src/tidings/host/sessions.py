@@ -91,13 +91,23 @@ class Sessions:
     async def begin(self, scope: Scope, *, receive: bool, program: str) -> tuple[HostSession, str]:
         """A new session of this scope, and its token, which is not kept."""
         if len(self._known) >= MOST_SESSIONS:
-            raise HostBusy(f"this host has {MOST_SESSIONS} sessions: end some that are not used")
+            await self._make_room(scope)
         token, now = secrets.token_urlsafe(TOKEN_BYTES), self._database.now()
         session = HostSession(new_id(), scope, receive, program[:MAX_PROGRAM], now, now)
         await self._database.write(lambda connection: _insert(connection, _digest(token), session))
         self._known[_digest(token)] = session
         self._alive.add(session.id)
         return session, token
+
+    async def _make_room(self, scope: Scope) -> None:
+        """Programs that were killed leave sessions behind, which nobody else can end: the longest unused one goes."""
+        theirs = [each for each in self._known.values() if each.scope == scope]
+        if len(theirs) <= MOST_SESSIONS // 2:
+            theirs = list(self._known.values())
+        oldest = min(theirs, key=lambda each: each.used_at)
+        if self._database.now() - oldest.used_at < NOTED_MS:
+            raise HostBusy(f"this host has {MOST_SESSIONS} sessions, all used within the hour: end some")
+        await self.end(oldest)
 
     async def find(self, token: str) -> HostSession:
         """Whose token this is; NoSession if nobody's."""

@@ -191,7 +191,7 @@ class Tools:
 
     async def _send(self, wait: float, fields: Facts, text: str, data: Any, priority: str) -> CallToolResult:
         wanted = fields | {"text": text or None, "data": data, "id": fields["id"] or new_id()}
-        request = {key: value for key, value in wanted.items() if value not in (None, [])}
+        request = {key: value for key, value in wanted.items() if value is not None and (value != [] or key == "data")}
         if priority != "next":
             request["priority"] = priority
         try:

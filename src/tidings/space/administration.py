@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import place_tokens, push_token
 from tidings.broker.server import free_port, greeting
 from tidings.broker.streams import default_budget, ensure_streams, storage_needed
-from tidings.errors import NameTaken, OutcomeUnknown, UnreachableError, UsageError
+from tidings.errors import NameTaken, OutcomeUnknown, SpaceBusy, UnreachableError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
@@ -42,6 +42,8 @@ from tidings.wire.tags import SECRET_BYTES
 
 #: after a narrowing, an agent that is connected has this long to fetch its new token before the old one is cut
 NARROWING_GRACE = 2.0
+#: how long somebody else's operation is waited for
+LOCK_WITHIN = 60.0
 log = logging.getLogger(__name__)
 
 
@@ -471,9 +473,25 @@ def _is_narrower(row: Issued, agent: AgentFile) -> bool:
 async def administer(home: SpaceHome, purpose: str) -> AsyncIterator[Administrator]:
     """Hold the admin lock with the keys open, for one operation."""
     home.read_info()
-    with locked(home.admin_lock, purpose, wait=60):
+    async with _admin_lock(home.admin_lock, purpose):
         administrator = Administrator(home, Keyring.load(home.keys))
         try:
             yield administrator
         finally:
             await administrator.close()
+
+
+@asynccontextmanager
+async def _admin_lock(path: Path, purpose: str) -> AsyncIterator[None]:
+    """The lock, waited for without holding up the loop: a host serves many agents with it."""
+    until = time.monotonic() + LOCK_WITHIN
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(path, purpose))
+                break
+            except SpaceBusy:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(0.02)
+        yield

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from tidings.broker.private_files import write_private
+from tidings.broker.private_files import read_plain, write_private
 from tidings.errors import ConfigError, UsageError
 from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id
 
@@ -161,7 +161,7 @@ class Ledger:
     @staticmethod
     def _load(path: Path) -> Issued:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Issued)
+            return msgspec.json.decode(read_plain(path), type=Issued)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{path} is damaged: {error}; restore it from a backup") from error
 

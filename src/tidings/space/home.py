@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.private_files import locked, private_dir, write_private
+from tidings.broker.private_files import locked, private_dir, read_plain, write_private
 from tidings.errors import ConfigError, SpaceBusy, UsageError
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects
@@ -106,7 +106,7 @@ class SpaceHome:
 
     def read_info(self) -> SpaceInfo:
         try:
-            found = tomllib.loads(self.info_path.read_text())
+            found = tomllib.loads(read_plain(self.info_path))
             return SpaceInfo(**found)
         except FileNotFoundError:
             raise UsageError(
