@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -473,6 +474,24 @@ async def test_what_does_not_open_is_kept_aside_before_the_broker_may_forget_it(
         assert aside.raw == garbage
         assert "refused" in aside.reason
         assert await inbox_of(host, bob) == []
+
+
+async def test_mail_that_was_read_long_ago_forgets_its_content_and_unread_mail_does_not(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "TIDY_EVERY", 0.05)
+    async with host_in(tmp_path / "host") as host:
+        ada, bob = await adopt(host, pair, "ada", knows=2), await adopt(host, pair, "bob", receive=True)
+        for text in ("read", "unread"):
+            await host.send(ada, dm(text), wait=10)
+        await has_texts(host, bob, ["read", "unread"])
+        await host.mark_read(bob, [(await inbox_of(host, bob))[0].row])
+        monkeypatch.setattr(hosts, "READ_MAIL_KEPT_MS", -1_000)
+        await eventually(partial(_only, host, bob, ["unread"]), what="what was read is gone")
+
+
+async def _only(host: hosts.Host, scope: hosts.Scope, texts: list[str]) -> bool:
+    return await texts_of(host, scope) == texts
 
 
 async def test_an_agent_that_only_sent_begins_to_receive_when_asked(pair: RealSpace, tmp_path: Path) -> None:

@@ -374,3 +374,17 @@ def test_signals_that_stop_a_host_are_those_a_terminal_and_a_supervisor_send() -
 
     assert set(STOP_SIGNALS) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     assert clients.API == 1
+
+
+async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the_reason(pair: RealSpace) -> None:
+    async with pair.agent("ada") as raw_ada, pair.agent("bob") as reader:
+        garbage = b"{\x1b[31mnot a message"
+        await raw_ada.connection.request(pair.subjects.direct(reader.id, raw_ada.id), garbage, timeout=5)
+    async with daemon_in(pair.home.home):
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        (found,) = await eventually(lambda: asyncio.to_thread(bob.quarantine), what="it was put aside")
+        assert (found["bytes"], found["begins"]) == (len(garbage), garbage.decode())
+        assert "refused" in found["reason"]
+        assert await ask(bob.quarantine, found["row"]) == []
+        assert await ask(ada.quarantine) == []
+        assert await ask(bob.inbox) == []

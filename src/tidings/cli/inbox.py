@@ -189,6 +189,27 @@ def read(
     output.hint("tidings inbox --unread")
 
 
+@app.command("quarantine")
+def quarantine(
+    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
+) -> None:
+    """What was sent to you and could not be opened, with the reason. It blocks nothing, and is never shown as mail.
+
+    Example:
+
+      tidings inbox quarantine --as bob
+    """
+    session = required_session(place(space, home, acting_as), receive=False)
+    found: list[Message] = []
+    while page := session.quarantine(found[-1]["row"] if found else 0):
+        found += page
+    if as_json:
+        output.data(found)
+        return
+    rows = [(each["row"], each["received"], each["bytes"], printable(each["reason"])) for each in found]
+    output.table(("row", "received", "bytes", "reason"), rows, empty="nothing was put aside")
+
+
 def _mark_all(session: Session) -> int:
     marked = 0
     while found := session.inbox(unread=True, limit=500):

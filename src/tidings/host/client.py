@@ -372,6 +372,10 @@ class Session:
         """How many unread messages: `direct` and `channel`."""
         return dict(self._get("/v1/inbox/unread")["unread"])
 
+    def quarantine(self, after: int = 0) -> list[Json]:
+        """What came and could not be opened: row, reason, size, how it begins, when it was received."""
+        return list(self._get("/v1/inbox/quarantine", after=after)["quarantine"])
+
     def receive(self) -> None:
         """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
         self._post("/v1/inbox/receive")

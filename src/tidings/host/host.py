@@ -53,6 +53,9 @@ REMOTE_HORIZON_MS = 2 * 120_000
 #: a roster is compared with what is kept at most so often
 DIRECTORY_PAUSE = 0.5
 STORE_PAUSE = 0.5
+#: mail that was read keeps its content so long
+READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
+TIDY_EVERY = 3_600.0
 PROBLEMS_KEPT = 8
 #: in these states of a session its agent's rows leave
 LEAVING: tuple[SessionState, ...] = ("open", "superseded")
@@ -235,6 +238,7 @@ class Host:
         self._waiting: dict[int, list[asyncio.Event]] = {}
         self._hurried = False
         self._adopting = asyncio.Lock()
+        self._tidying: asyncio.Task[None] | None = None
 
     # --- life ---
 
@@ -250,6 +254,7 @@ class Host:
             outlets = SessionOutlets(self._outlet, self._outlets_of)
             self.drain = Drain(self.outbox, outlets, self._horizon, self._moved)
             self.drain.start()
+            self._tidying = asyncio.create_task(self._tidy_mail(), name="house of the inbox")
             for adopted in await self.registry.adopted():
                 await self._start(adopted, await self._identity_if_there(adopted))
         except BaseException:
@@ -260,10 +265,21 @@ class Host:
         """End in bounded time. What is stored stays stored, and goes on with the next run."""
         if hasattr(self, "drain"):
             await self.drain.stop()
+        await end_tasks([self._tidying])
         await asyncio.gather(*(agent.stop() for agent in self._agents.values()), return_exceptions=True)
         self._agents.clear()
         self.answer_now()
         await asyncio.to_thread(self.database.close)
+
+    async def _tidy_mail(self) -> None:
+        """Mail that was read long ago forgets its content, never that it came. What is unread stays."""
+        while True:
+            try:
+                while await self.inbox.expire(READ_MAIL_KEPT_MS):
+                    pass
+            except StoreError as error:
+                log.warning("read mail cannot be tidied now: %s", error)
+            await asyncio.sleep(TIDY_EVERY)
 
     # --- agents ---
 

@@ -172,6 +172,12 @@ async def unread(asked: Scoped) -> Json:
     return {"unread": {kind: counts.get((*asked.mine, kind), 0) for kind in ("direct", "channel")}}
 
 
+async def quarantine(asked: Scoped) -> Json:
+    """What came and could not be opened: why, and how it begins."""
+    found = await asked.host.inbox.aside(*asked.mine, after=asked.number("after", 0, FOREVER))
+    return {"quarantine": [shown.aside(each) for each in found]}
+
+
 async def read(asked: Scoped) -> Json:
     rows = (await asked.fields(Rows)).rows
     if len(rows) > MOST_MARKED:
@@ -198,6 +204,7 @@ ROUTES = [
     Route("/v1/receipts/{id}", for_session(receipt), methods=["GET"]),
     Route("/v1/inbox", for_session(inbox), methods=["GET"]),
     Route("/v1/inbox/receive", for_session(receive), methods=["POST"]),
+    Route("/v1/inbox/quarantine", for_session(quarantine), methods=["GET"]),
     Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
     Route("/v1/inbox/read", for_session(read), methods=["POST"]),
     Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),

@@ -9,7 +9,7 @@ from typing import Any
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import WireError
-from tidings.host.inbox import InboxRow
+from tidings.host.inbox import Aside, InboxRow
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
 from tidings.wire.keys import KeyPair
@@ -17,6 +17,8 @@ from tidings.wire.message import Message
 from tidings.wire.seal import is_sealed, open_sealed
 
 Json = dict[str, Any]
+#: bytes that are shown of what could not be opened
+BEGINNING = 200
 
 
 def moment(ms: int | None) -> str | None:
@@ -44,6 +46,17 @@ def mail(row: InboxRow, key: KeyPair | None) -> Json:
         "time": moment(row.logged_at),
         "received": moment(row.received_at),
         "read": moment(row.read_at),
+    }
+
+
+def aside(found: Aside) -> Json:
+    """Something that could not be opened. It is nobody's word, so only its beginning is shown, in ASCII."""
+    return {
+        "row": found.row,
+        "reason": found.reason,
+        "bytes": len(found.raw),
+        "begins": found.raw[:BEGINNING].decode("ascii", "backslashreplace"),
+        "received": moment(found.received_at),
     }
 
 
