@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: sequences a payment reads at most
 PAY_CHUNK = 50_000
+#: a task for fewer records costs more than it saves
+SMALLEST_PART = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class JobSettings:
     creds: str
     checkpoint: Path
     lake: Path
-    max_records: int = 20_000
+    max_records: int = 30_000
     wait_ms: int = 1_000
     pay_every: float = 1.0
     lease_ttl: float = 3.0
@@ -319,6 +321,11 @@ class DeliverJob:
             path.write_text(new_id())
         return f"deliver:{path.read_text().strip()}"
 
+    @property
+    def _parts(self) -> int:
+        """Tasks of a full batch: as many as run side by side, or workers would wait for one of them."""
+        return int(self.spark.sparkContext.defaultParallelism)
+
     def _stream(self, beat: Beat) -> None:
         frame = (
             self.spark.readStream.format("nats")
@@ -328,6 +335,7 @@ class DeliverJob:
             .option("start", str(self.start + 1))
             .option("missing", "rows")
             .option("maxRecords", str(self.settings.max_records))
+            .option("partitionRecords", str(max(SMALLEST_PART, -(-self.settings.max_records // self._parts))))
             .option("waitMs", str(self.settings.wait_ms))
             .load()
         )

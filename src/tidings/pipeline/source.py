@@ -258,8 +258,12 @@ def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
 
 
 def split(first: int, last: int, per: int, kept_from: int | None = None) -> list[InputPartition]:
-    """Ranges of at most `per` sequences that together are first..last."""
-    return [SeqRange(at, min(at + per - 1, last), kept_from) for at in range(first, last + 1, per)]
+    """Ranges of about the same size, of at most `per` sequences, that together are first..last."""
+    count = last - first + 1
+    if count <= 0:
+        return []
+    size = -(-count // -(-count // per))
+    return [SeqRange(at, min(at + size - 1, last), kept_from) for at in range(first, last + 1, size)]
 
 
 def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatch]:
