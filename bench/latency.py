@@ -46,15 +46,27 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    total = 0
+def cpu_seconds(pids: list[int]) -> dict[int, float]:
+    """CPU time of each process, as far as it is there."""
+    found: dict[int, float] = {}
     for pid in pids:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+        except OSError:  # it ended meanwhile
             continue
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+        found[pid] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+async def idle_share(root: int, seconds: float) -> float:
+    """Percent of a core that a process tree used. Idle workers end and others begin: each counts while it is there."""
+    first, last = cpu_seconds(tree(root)), dict[int, float]()
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        await asyncio.sleep(0.5)
+        last |= cpu_seconds(tree(root))
+    used = sum(now - first.get(pid, 0.0) for pid, now in last.items())
+    return used / (time.perf_counter() - started) * 100
 
 
 def memory_gb(pids: list[int]) -> float:
@@ -118,12 +130,8 @@ async def measure(root: Path, count: int, idle: float) -> dict[str, float]:
             while not (await pipeline.line(120)).get("ready"):
                 continue
             durable, live = await talk(space, count)
-            pids = tree(pipeline.pid)
-            before, started = cpu_seconds(pids), time.perf_counter()
-            await asyncio.sleep(idle)
-            pids = tree(pipeline.pid)
-            share = (cpu_seconds(pids) - before) / (time.perf_counter() - started) * 100
-            memory = memory_gb(pids)
+            share = await idle_share(pipeline.pid, idle)
+            memory = memory_gb(tree(pipeline.pid))
     ordered = sorted(durable)
     return {
         "durable_p50_ms": round(statistics.median(ordered), 1),
