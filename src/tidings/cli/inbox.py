@@ -73,19 +73,29 @@ def inbox(
         return
     _take_back(session, where)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
-    begun = _newest(session) if follow else 0
-    found = session.inbox(**wanted, newest=True, limit=count, wait=0.0 if follow else wait)  # type: ignore[arg-type]
-    if search:
-        found.sort(key=lambda message: message["row"])
-    for message in found:
-        _show(message, as_json=as_json)
     if follow:
-        _follow(session, max([begun, *(message["row"] for message in found)]), wanted, as_json=as_json)
+        try:
+            begun = _newest(session)
+            found = _list(session, wanted, count, 0.0, as_json=as_json)
+            _follow(session, max([begun, *(message["row"] for message in found)]), wanted, as_json=as_json)
+        except KeyboardInterrupt:
+            output.say("stopped")
         return
+    found = _list(session, wanted, count, wait, as_json=as_json)
     if not found:
         output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
     fresh = [message["row"] for message in found if message["read"] is None]
     output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
+
+
+def _list(session: Session, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool) -> list[Message]:
+    """Show the newest that is wanted, oldest first."""
+    found = session.inbox(**wanted, newest=True, limit=count, wait=wait)
+    if wanted["search"]:
+        found.sort(key=lambda message: message["row"])
+    for message in found:
+        _show(message, as_json=as_json)
+    return found
 
 
 def _check_without_host(where: Place, given: dict[str, Any], *, direct: bool) -> None:
@@ -134,15 +144,12 @@ def _newest(session: Session) -> int:
 def _follow(session: Session, after: int, wanted: dict[str, Any], *, as_json: bool) -> None:
     """Everything behind what was shown, as it comes. Which agent is meant is known by what it is called or its id."""
     words = (wanted["search"] or "").lower().split()
-    try:
-        for event in session.events(after):
-            message = event.data
-            if wanted["sender"] not in (None, message["from"]["name"], message["from"]["id"]):
-                continue
-            if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
-                _show(message, as_json=as_json)
-    except KeyboardInterrupt:
-        output.say("stopped")
+    for event in session.events(after):
+        message = event.data
+        if wanted["sender"] not in (None, message["from"]["name"], message["from"]["id"]):
+            continue
+        if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
+            _show(message, as_json=as_json)
 
 
 def _show(message: Message, *, as_json: bool) -> None:
