@@ -195,6 +195,26 @@ async def test_a_failure_that_passes_keeps_the_order_and_one_that_does_not_ends_
     assert (await store.show(2)).code == "denied"
 
 
+async def test_what_comes_due_while_the_drain_asks_when_to_wake_is_not_slept_through(
+    store: OutboxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pause is over by the time the question is answered, and it was not when the drain looked."""
+    answer = store.next_due
+    broker = Broker()
+    broker.fails = {"one": [OutcomeUnknown("no answer")] * 3}
+    await accept(store, "one")
+    async with draining(store, broker) as drain:
+
+        async def late(space: str, since: int) -> int | None:
+            if not drain._carrying:  # nothing will end, and wake it
+                await asyncio.sleep(2 * TERMS.backoff.bound / 1000)
+            return await answer(space, since)
+
+        monkeypatch.setattr(store, "next_due", late)
+        await until(store, "confirmed", "done")
+    assert broker.asked.count("one") == 4
+
+
 async def test_a_row_whose_attempt_had_no_answer_is_looked_for_before_it_is_sent_again(store: OutboxStore) -> None:
     """The broker's own deduplication may have forgotten it."""
     broker = Broker()
@@ -211,7 +231,6 @@ async def test_a_row_whose_attempt_had_no_answer_is_looked_for_before_it_is_sent
     assert "arrived" not in broker.asked
 
 
-@pytest.mark.slow  # now and then its second look comes later than ten seconds, and nobody knows yet why
 async def test_a_doubtful_row_waits_alone_for_the_steward_once_the_broker_has_forgotten_its_id(
     store: OutboxStore, clock: Clock
 ) -> None:

@@ -183,15 +183,16 @@ class SpaceDrain:
         if self._crowded and free < self._lanes // 4:
             await self._wake.wait()
             return
+        looked = self.store.now()
         leased = await self.store.take(free, Lane(self.space)) if free else []
         self._crowded = len(leased) == free
         for each in leased:
             self._carry(each)
         if not self._crowded:
-            await self._until_something_is_due()
+            await self._until_something_is_due(looked)
 
-    async def _until_something_is_due(self) -> None:
-        due = await self.store.next_due(self.space)
+    async def _until_something_is_due(self, looked: int) -> None:
+        due = await self.store.next_due(self.space, looked)
         seconds = LOOK_EVERY if due is None else min(LOOK_EVERY, due / 1000)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -101,10 +101,10 @@ class OutboxStore:
             each = await asyncio.gather(*(self._write(job([one])) for one in landed), return_exceptions=True)
             return [answer if isinstance(answer, BaseException) else answer[0] for answer in each]
 
-    async def next_due(self, space: str) -> int | None:
-        """Milliseconds until something that waits there now is due; None if nothing does."""
+    async def next_due(self, space: str, since: int) -> int | None:
+        """Milliseconds until something that waits there is due; None if nothing waits. `since`: read before `take`."""
         now = self._now()
-        return await self.database.read(lambda c: moves.next_due(c, space, now, self.terms))
+        return await self.database.read(lambda c: moves.next_due(c, space, since, now, self.terms))
 
     async def meet(self, space: str, incarnation: str) -> bool:
         """To be called with each connection, before anything is taken. True: verify what earlier runs confirmed."""

@@ -255,18 +255,21 @@ def take(
     return lease(connection, due(connection, now, terms, limit, lane), now, terms)
 
 
-def next_due(connection: sqlite3.Connection, space: str, now: int, terms: Terms) -> int | None:
-    """Milliseconds until the next head of a lane, or the next block, has waited long enough; None if none waits."""
-    asked = {"space": space, "now": now, "far": now + terms.backoff.bound}
+def next_due(connection: sqlite3.Connection, space: str, since: int, now: int, terms: Terms) -> int | None:
+    """Milliseconds until the next head of a lane, or the next block, has waited long enough; None if none waits.
+
+    `since`: when it was last looked for what is due. What came due after that counts, as 0, or nobody would look again.
+    """
+    asked = {"space": space, "since": since, "far": now + terms.backoff.bound}
     (head,) = connection.execute(
         f"""{_HEADS_OF_SPACE} SELECT min(o.next_attempt_at) FROM head JOIN outbox o ON o.row = head.row
-        WHERE o.state = 'pending' AND o.next_attempt_at > :now AND o.next_attempt_at <= :far""",
+        WHERE o.state = 'pending' AND o.next_attempt_at > :since AND o.next_attempt_at <= :far""",
         asked,
     ).fetchone()
     (block,) = connection.execute(
-        "SELECT min(until) FROM outbox_block WHERE space = :space AND until > :now AND until <= :far", asked
+        "SELECT min(until) FROM outbox_block WHERE space = :space AND until > :since AND until <= :far", asked
     ).fetchone()
-    return min((moment - now for moment in (head, block) if moment is not None), default=None)
+    return min((max(0, moment - now) for moment in (head, block) if moment is not None), default=None)
 
 
 _VOID = "(lease_owner <> :owner OR lease_until <= :now OR lease_until > :far)"
