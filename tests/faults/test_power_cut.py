@@ -47,6 +47,14 @@ def contents(connection: sqlite3.Connection) -> Contents:
     return {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
 
 
+def contents_of_a_new_one(root: Path) -> Contents:
+    database = Database(root / "new" / "host.db", MIGRATIONS)
+    try:
+        return database.read_blocking(contents)
+    finally:
+        database.close()
+
+
 @dataclass
 class Answered:
     """What callers were told, and may rely on whatever happens."""
@@ -76,7 +84,7 @@ class Walk:
         self.root, self.luck, self.lies = root, random.Random(seed), lies
         self.answered = Answered()
         #: after the last commit that was answered, and within the one that is under way
-        self.certain: Contents = {table: [] for table in TABLES}
+        self.certain: Contents = contents_of_a_new_one(root)
         self.possible = self.certain
         self.boots = self.used = self.interrupted = self.survived = 0
         self.leased: list[Leased] = []

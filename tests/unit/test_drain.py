@@ -374,7 +374,7 @@ async def test_what_is_too_old_is_not_sent(store: OutboxStore, clock: Clock) -> 
 async def test_a_store_that_fails_for_a_while_ends_nothing(
     store: OutboxStore, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    broker, real, refused = Broker(), store.take, 0
+    broker, real, refused = Broker(), store.take_and_look, 0
 
     async def full(*arguments: object, **named: object) -> object:
         nonlocal refused
@@ -383,7 +383,7 @@ async def test_a_store_that_fails_for_a_while_ends_nothing(
             raise failure
         return await real(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "take", full)
+    monkeypatch.setattr(store, "take_and_look", full)
     monkeypatch.setattr(drains, "STORE_PAUSE", 0.01)
     await accept(store, "one")
     async with draining(store, broker):

@@ -1,11 +1,11 @@
 """The fingerprint of a request: the same request, the same bytes; any other, others."""
 
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from tidings.errors import MalformedMessage
 from tidings.host import fingerprint as module

@@ -21,7 +21,7 @@ from tidings.store.database import Database, Migrations
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4)}
+VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4, 5)}
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 
@@ -88,6 +88,16 @@ def test_no_id_is_ever_freed(host: Database, state: str) -> None:
         "UPDATE outbox SET superseded_by = 4 WHERE row = 5",
         "UPDATE outbox SET superseded_by = 99 WHERE row = 5",
         "UPDATE outbox SET attempts = 0 WHERE row = 2",
+        "UPDATE outbox SET lease_owner = 'somebody else' WHERE row = 2",
+        "UPDATE outbox SET attempts = attempts + 1 WHERE row = 2",
+        "UPDATE outbox SET next_attempt_at = 1 WHERE row = 1",
+        "UPDATE outbox SET cancel_asked = 2 WHERE row = 2",
+        "UPDATE outbox SET doubt = 2 WHERE row = 2",
+        "UPDATE outbox SET cancel_asked = 1, state = 'dead', ended_at = 1, code = 'x', words = 'x' WHERE row = 1",
+        "UPDATE outbox SET state = 'elsewhere' WHERE row = 1",
+        "UPDATE outbox SET late_seq = 1 WHERE row = 5",
+        "UPDATE outbox SET ended_at = 1 WHERE row = 3",
+        "UPDATE outbox SET payload = NULL WHERE row = 4",
         "INSERT INTO outbox_block VALUES ('main', '', 'dm', 'bob', 'x', 'x', 1, 1, 1)",
         "UPDATE inbox SET text = 'other' WHERE row = 1",
         "UPDATE inbox SET recipient = 'eve' WHERE row = 1",
@@ -169,6 +179,35 @@ def test_a_file_of_an_older_version_opens_and_works(tmp_path: Path, version: int
     }
     assert [row.id for row in host.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
     host.close()
+
+
+def test_what_became_of_every_message_survives_the_table_that_is_built_anew(tmp_path: Path) -> None:
+    """Version 5: a chain of what replaced what, a late acknowledgement, a payload that was dropped."""
+    path = restored(4, tmp_path / "host.db")
+    before = Database(path, Migrations(APPLICATION_ID, MIGRATIONS.steps[:4]))
+
+    def live_on(connection: sqlite3.Connection) -> None:
+        moves.confirmed(connection, ROW["cancelled"], 0, moves.Place(9, "LOG", "server 1"), NOW, 0, TERMS)
+        moves.drop_payloads(connection, NOW + 1)
+        again = moves.requeue(connection, ROW["dead"], "again", b"p", "s", NOW)
+        moves.cancel(connection, again.row, NOW)
+        moves.requeue(connection, again.row, "once more", b"p", "s", NOW)
+
+    before.write_blocking(live_on)
+    rows = before.read_blocking(views.listed)
+    before.close()
+    after = Database(path, MIGRATIONS)
+    assert after.read_blocking(views.listed) == rows
+    assert [row.id for row in after.read_blocking(lambda c: views.chain(c, ROW["dead"]))] == [
+        "dead",
+        "again",
+        "once more",
+    ]
+    assert after.read_blocking(lambda c: views.payload(c, ROW["done"])) is None
+    assert after.write_blocking(lambda c: moves.accept(c, draft("new"), NOW)).row.row == len(rows) + 1
+    for column, second in (("supersedes", "row = 8"), ("superseded_by", "row = 6")):
+        assert refused(after, f"UPDATE outbox SET {column} = 7 WHERE {second}")
+    after.close()
 
 
 def test_agents_and_who_was_seen_are_read_from_a_file_of_version_2(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from forgetful import HORIZON, ForgetfulBroker, Stored
 from tidings.errors import IdReused, WrongState
@@ -464,7 +465,7 @@ class OutboxModel(RuleBasedStateMachine):
                     self.do(lambda c: moves.requeue(c, old.row, *made))
                 return
             new = self.do(lambda c: moves.requeue(c, old.row, *made))
-            self.drafts[new.row] = Draft(**(vars(fresh) | {"fingerprint": old.fingerprint}))
+            self.drafts[new.row] = replace(fresh, fingerprint=old.fingerprint)
             assert self.do(lambda c: moves.requeue(c, old.row, *made)) == new
 
     def requeue_what_is_not_over(self, row: OutboxRow) -> None:

@@ -184,8 +184,7 @@ class SpaceDrain:
             await self._wake.wait()
             return
         looked = self.store.now()
-        leased = await self.store.take(free, Lane(self.space)) if free else []
-        self._crowded = len(leased) == free
+        leased, self._crowded = await self.store.take_and_look(free, Lane(self.space))
         for each in leased:
             self._carry(each)
         if not self._crowded:

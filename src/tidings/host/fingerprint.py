@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -23,8 +22,7 @@ _DOMAIN = b"tidings request 1\n"
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asked to be sent, its names resolved. `destination`: a channel, an agent's id, or a role."""
 
     space: str

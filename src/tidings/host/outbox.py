@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidings.errors import StoreError
 from tidings.host import outbox_moves as moves
@@ -21,6 +21,10 @@ from tidings.store.outcomes import Outcome
 
 __all__ = ["Accepted", "BlockRow", "Draft", "Lane", "Leased", "OutboxRow", "OutboxStore", "Place", "SpaceRow", "Terms"]
 
+#: rows that are confirmed in one job of the writer
+TOGETHER = 64
+_Waiting: TypeAlias = asyncio.Future[tuple[Confirmation, Leased | None]]
+
 
 class OutboxStore:
     """`tick` reads milliseconds of a clock that never jumps (`time.monotonic`)."""
@@ -30,8 +34,8 @@ class OutboxStore:
         self._write, self._now = database.write, database.now
         #: the reason of each space that is paused, as on disk: nobody else writes it
         self._paused: dict[str, str] = {}
-        self._landed: list[tuple[Landed, asyncio.Future[tuple[Confirmation, Leased | None]]]] = []
-        self._confirming: set[asyncio.Task[None]] = set()
+        self._landed: list[tuple[Landed, _Waiting]] = []
+        self._confirming: asyncio.Task[None] | None = None
 
     def now(self) -> int:
         """Milliseconds since 1970, by the clock that ages are measured with."""
@@ -53,6 +57,11 @@ class OutboxStore:
         now = self._now()
         return await self._write(lambda c: moves.take(c, now, self.terms, limit, lane))
 
+    async def take_and_look(self, limit: int, lane: Lane) -> tuple[list[Leased], bool]:
+        """The same, and whether more was due than the limit."""
+        now = self._now()
+        return await self._write(lambda c: moves.take_and_look(c, now, self.terms, limit, lane))
+
     async def settle(self, row: OutboxRow, outcome: Outcome) -> str | None:
         now = self._now()
         return await self._write(lambda c: moves.settle(c, row.row, row.attempts, outcome, now, self.terms))
@@ -70,13 +79,20 @@ class OutboxStore:
         """
         waiting: asyncio.Future[tuple[Confirmation, Leased | None]] = asyncio.get_running_loop().create_future()
         self._landed.append((Landed(row, place, go_on), waiting))
-        if len(self._landed) == 1:
-            self._confirming.add(task := asyncio.create_task(self._confirm_landed()))
-            task.add_done_callback(self._confirming.discard)
+        if self._confirming is None:
+            self._confirming = asyncio.create_task(self._confirm_landed())
         return await waiting
 
     async def _confirm_landed(self) -> None:
-        landed, self._landed = self._landed, []
+        """A bounded part at a time, one after the other: while the writer has one, those of the last are sent."""
+        try:
+            while self._landed:
+                landed, self._landed = self._landed[:TOGETHER], self._landed[TOGETHER:]
+                await self._confirm_part(landed)
+        finally:
+            self._confirming = None
+
+    async def _confirm_part(self, landed: list[tuple[Landed, _Waiting]]) -> None:
         said: Sequence[Any] = ()
         try:
             said = await self._confirm_all([each for each, _ in landed])

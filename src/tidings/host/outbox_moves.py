@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from tidings.errors import IdReused, WrongState
 from tidings.host import outbox_views as views
 from tidings.host.fingerprint import Kind
@@ -39,8 +41,7 @@ CANCELLED = ("cancelled", "cancelled before it was sent")
 TOO_OLD = ("too_old", "not sent within its longest age")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A message ready to go: resolved, sealed and signed. The times are of the clock that `accept` is given."""
 
     space: str
@@ -101,7 +102,7 @@ _ACCEPT = """
 INSERT INTO outbox (space, sender, id, fingerprint, kind, destination, subject, priority, payload, signature,
   accepted_at, max_age, state, next_attempt_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
-ON CONFLICT (space, sender, id) DO NOTHING RETURNING row"""
+ON CONFLICT (space, sender, id) DO NOTHING"""
 
 
 def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
@@ -123,9 +124,10 @@ def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
             draft.max_age,
             now,
         ),
-    ).fetchone()
-    if made is not None:
-        return Accepted(_pending(made[0], draft, now), new=True)
+    )
+    if made.rowcount:
+        assert made.lastrowid is not None
+        return Accepted(_pending(made.lastrowid, draft, now), new=True)
     known = views.find(connection, draft.space, draft.sender, draft.id)
     assert known is not None, "an id is never freed"
     if known.fingerprint != draft.fingerprint:
@@ -136,18 +138,18 @@ def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
 def _pending(row: int, draft: Draft, now: int) -> OutboxRow:
     """The row as it was just written: reading its thirty columns back would cost half as much as writing it."""
     return OutboxRow(
-        row=row,
-        space=draft.space,
-        sender=draft.sender,
-        id=draft.id,
-        fingerprint=draft.fingerprint,
-        kind=draft.kind,
-        destination=draft.destination,
-        subject=draft.subject,
-        priority=draft.priority,
-        accepted_at=now,
-        max_age=draft.max_age,
-        state="pending",
+        row,
+        draft.space,
+        draft.sender,
+        draft.id,
+        draft.fingerprint,
+        draft.kind,
+        draft.destination,
+        draft.subject,
+        draft.priority,
+        now,
+        draft.max_age,
+        "pending",
         next_attempt_at=now,
     )
 
@@ -193,6 +195,13 @@ WITH head (row) AS (
   SELECT min(row) FROM outbox WHERE state IN ('pending', 'inflight')
     AND space = :space AND sender = :sender AND kind = :kind AND destination = :destination)
 """
+# The heads of the lanes of some rows, a lane for each of them.
+_HEADS_AFTER = """
+WITH head (row) AS (
+  SELECT (SELECT min(n.row) FROM outbox n WHERE n.state IN ('pending', 'inflight')
+    AND n.space = was.space AND n.sender = was.sender AND n.kind = was.kind AND n.destination = was.destination)
+  FROM json_each(:after) CROSS JOIN outbox was ON was.row = value)
+"""
 # Less and greater are two lookups; "not equal" would read everything the lane has confirmed, for each of its rows.
 _OF_ANOTHER_RUN = """
     SELECT 1 FROM outbox_space s JOIN outbox c ON c.state = 'confirmed' AND c.space = s.space AND c.sender = o.sender
@@ -236,6 +245,14 @@ def due(
     return [row for (row,) in connection.execute(heads + _DUE, asked if lane is None else asked | lane._asdict())]
 
 
+def _due_after(connection: sqlite3.Connection, rows: list[int], now: int, terms: Terms) -> list[int]:
+    """What is due in the lanes of these rows, each of another lane."""
+    if not rows:
+        return []
+    asked = {"now": now, "far": now + terms.backoff.bound, "limit": len(rows), "after": json.dumps(rows)}
+    return [row for (row,) in connection.execute(_HEADS_AFTER + _DUE, asked)]
+
+
 def lease(connection: sqlite3.Connection, rows: list[int], now: int, terms: Terms) -> list[Leased]:
     """Take those of these rows that are pending: two statements, however many there are."""
     if not rows:
@@ -251,8 +268,16 @@ def take(
     connection: sqlite3.Connection, now: int, terms: Terms, limit: int = AT_ONCE, lane: Lane | None = None
 ) -> list[Leased]:
     """Lease what is due."""
+    return take_and_look(connection, now, terms, limit, lane)[0]
+
+
+def take_and_look(
+    connection: sqlite3.Connection, now: int, terms: Terms, limit: int = AT_ONCE, lane: Lane | None = None
+) -> tuple[list[Leased], bool]:
+    """Lease what is due. True with it if more was due than the limit."""
     expire_leases(connection, now, terms)
-    return lease(connection, due(connection, now, terms, limit, lane), now, terms)
+    found = due(connection, now, terms, limit + 1, lane)
+    return lease(connection, found[:limit], now, terms), len(found) > limit
 
 
 def next_due(connection: sqlite3.Connection, space: str, since: int, now: int, terms: Terms) -> int | None:
@@ -402,8 +427,8 @@ def confirmed_all(
         else confirmed(connection, row.row, row.attempts, place, now, tick, terms)
         for row, place, _ in landed
     ]
-    lanes = {_lane_of(each.row) for each in landed if each.go_on}
-    following = [row for lane in lanes for row in due(connection, now, terms, 1, lane)]
+    after = {_lane_of(each.row): each.row.row for each in landed if each.go_on}
+    following = _due_after(connection, list(after.values()), now, terms)
     leased = {_lane_of(each.row): each for each in lease(connection, following, now, terms)}
     return [
         (word, leased.pop(_lane_of(each.row), None) if each.go_on else None)

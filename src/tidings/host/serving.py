@@ -100,6 +100,7 @@ class HostServer(uvicorn.Server):
                 app,
                 http=protocol,
                 ws="none",
+                proxy_headers=False,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -121,7 +120,7 @@ class Database:
         #: commits and jobs done since this was opened
         self.commits = self.jobs = 0
         self._migrations = migrations
-        self._queue: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[_Job[Any]] | None] = SimpleQueue()
         self._gathered: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
         self._gate = threading.Lock()
         self._closed = self._abandoned = self._suspect = False
@@ -170,8 +169,8 @@ class Database:
             if self._closed:
                 return
             self._closed = True
-            for job in chain.from_iterable(self._gathered.values()):
-                self._queue.put(job)
+            for jobs in self._gathered.values():
+                self._queue.put(jobs)
             self._gathered.clear()
             self._queue.put(None)
         self._own_readers.close()
@@ -190,7 +189,7 @@ class Database:
         with self._gate:
             if self._closed:
                 raise self._closing_words("nothing was done")
-            self._queue.put(job)
+            self._queue.put([job])
 
     def _gather(self, job: _Job[Any], loop: asyncio.AbstractEventLoop) -> None:
         """Queue it with all that is asked for in this turn of its loop.
@@ -210,8 +209,9 @@ class Database:
 
     def _queue_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._gate:
-            for job in self._gathered.pop(loop, ()):
-                self._queue.put(job)
+            jobs = self._gathered.pop(loop, None)
+            if jobs is not None:
+                self._queue.put(jobs)
 
     def _submit_read(self, job: Job[T]) -> Future[T]:
         with self._gate:
@@ -224,26 +224,27 @@ class Database:
 
     def _abandon(self) -> None:
         self._abandoned = True
-        self._fail_all(self._queued(GROUP * GROUP), self._closing_words("nothing was done"))
+        while left := self._queued([]):
+            self._fail_all(left, self._closing_words("nothing was done"))
 
     def _write_until_closed(self) -> None:
         while (first := self._queue.get()) is not None:
-            group = [first, *self._queued(GROUP - 1)]
-            self._running = group
-            self._do(group)
+            self._running = self._queued(first)
+            for start in range(0, len(self._running), GROUP):
+                self._do(self._running[start : start + GROUP])
         if self._connection is not None:
             self._connection.close()
 
-    def _queued(self, most: int) -> list[_Job[Any]]:
-        found: list[_Job[Any]] = []
+    def _queued(self, jobs: list[_Job[Any]]) -> list[_Job[Any]]:
+        """These, and those that wait behind them: enough for one commit."""
         with suppress(Empty):
-            while len(found) < most:
-                job = self._queue.get_nowait()
-                if job is None:  # the end of the queue: seen again by whoever waits for it
+            while len(jobs) < GROUP:
+                more = self._queue.get_nowait()
+                if more is None:  # the end of the queue: seen again by whoever waits for it
                     self._queue.put(None)
                     break
-                found.append(job)
-        return found
+                jobs = jobs + more
+        return jobs
 
     def _do(self, group: list[_Job[Any]]) -> None:
         """Do a group in as few transactions as it can be: one, unless a job fails or SQLite itself gave one up."""
