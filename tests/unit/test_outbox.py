@@ -18,6 +18,7 @@ import tidings
 from hosted import GENERAL, NOW, REFUSED, TERMS, draft
 from tidings.errors import IdReused, UnknownMessage, WrongState
 from tidings.host import outbox_moves as moves
+from tidings.host import outbox_views as views
 from tidings.host.outbox import Lane, OutboxStore, Place
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -351,3 +352,16 @@ def test_a_killed_accept_is_asked_again_with_the_same_id_and_is_there_once(
     taken = host.write_blocking(lambda c: moves.take(c, NOW, TERMS, lane=GENERAL))
     assert [leased.payload for leased in taken] == [b"says one"]
     host.close()
+
+
+async def test_counting_never_reads_what_is_done(host: Host) -> None:
+    """The outbox grows for ever, and its counts are asked for with every look at the host."""
+    plan = await host.database.read(lambda c: c.execute(f"EXPLAIN QUERY PLAN {views._COUNTS}").fetchall())
+    reads = [words for *_, words in plan if words.startswith(("SCAN", "SEARCH"))]
+    assert [words.rpartition(" ")[2] for words in reads] == [
+        "outbox_owed",
+        "outbox_lane",
+        "outbox_confirmed",
+        "outbox_failed",
+        "outbox_space",
+    ]

@@ -10,6 +10,7 @@ import os
 import random
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -529,6 +530,11 @@ class OutboxModel(RuleBasedStateMachine):
         self.check_each_lane_is_in_order(rows)
         self.check_leases(rows)
         self.check_chains_are_walkable_both_ways(rows)
+        self.check_counts(rows)
+
+    def check_counts(self, rows: list[OutboxRow]) -> None:
+        counted = self.database.read_blocking(views.counts)
+        assert counted == Counter((row.space, row.state) for row in rows)
 
     def check_every_accepted_row_is_there_and_is_who_it_was(self, rows: list[OutboxRow]) -> None:
         """A1.15 1, 3, 6, 7: no id is freed, nothing is without a sender, a space and a destination."""

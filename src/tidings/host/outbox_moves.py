@@ -470,12 +470,19 @@ def release(
     connection: sqlite3.Connection, space: str, incarnation: str, tick: int, horizon: int, now: int, limit: int = STEP
 ) -> int:
     """Done with what this run of the broker confirmed a horizon before `tick`, when it was last known to run."""
-    return connection.execute(
+    done = connection.execute(
         """UPDATE outbox SET state = 'done', ended_at = ? WHERE row IN (
           SELECT row FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation = ? AND confirmed_tick <= ?
           ORDER BY row LIMIT ?)""",
         (now, space, incarnation, tick - horizon, limit),
     ).rowcount
+    if done:
+        connection.execute(
+            """INSERT INTO outbox_space (space, done) VALUES (?, ?)
+            ON CONFLICT (space) DO UPDATE SET done = done + excluded.done""",
+            (space, done),
+        )
+    return done
 
 
 def to_verify(

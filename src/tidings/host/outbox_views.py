@@ -127,10 +127,23 @@ def newest(
     return [as_row(one) for one in connection.execute(query, (space, sender, before, *states, limit))]
 
 
+# Each of these reads a small index. What is done grows for ever, and was counted when it was done.
+_COUNTS = """
+SELECT space, 'owed', count(*) FROM outbox WHERE state IN ('pending', 'inflight') GROUP BY space
+UNION ALL SELECT space, 'inflight', count(*) FROM outbox WHERE state = 'inflight' GROUP BY space
+UNION ALL SELECT space, 'confirmed', count(*) FROM outbox WHERE state = 'confirmed' GROUP BY space
+UNION ALL SELECT space, state, count(*) FROM outbox WHERE state IN ('dead', 'cancelled') GROUP BY space, state
+UNION ALL SELECT space, 'done', done FROM outbox_space WHERE done > 0"""
+
+
 def counts(connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
-    """How many rows by (space, state)."""
-    found = connection.execute("SELECT space, state, count(*) FROM outbox GROUP BY space, state")
-    return {(space, state): number for space, state, number in found}
+    """How many rows by (space, state); a state without rows is not in it."""
+    found = {(space, state): number for space, state, number in connection.execute(_COUNTS)}
+    for space in [space for space, state in found if state == "owed"]:
+        pending = found.pop((space, "owed")) - found.get((space, "inflight"), 0)
+        if pending:
+            found[space, "pending"] = pending
+    return found
 
 
 def chain(connection: sqlite3.Connection, row: int) -> list[OutboxRow]:
@@ -149,4 +162,5 @@ def blocks(connection: sqlite3.Connection) -> list[BlockRow]:
 
 
 def spaces(connection: sqlite3.Connection) -> list[SpaceRow]:
-    return [SpaceRow._make(one) for one in connection.execute("SELECT * FROM outbox_space")]
+    columns = ", ".join(SpaceRow._fields)
+    return [SpaceRow._make(one) for one in connection.execute(f"SELECT {columns} FROM outbox_space")]
