@@ -2,17 +2,14 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from tidings.space.compaction import Purge, compacted, removable
 from tidings.space.fold import LogRecord, Table
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key
-from tidings.wire.rulings import Access, Channel, Lease, Link, Space, verify_ruling
-
-verify_once = lru_cache(maxsize=4096)(verify_ruling)
+from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
+from tidings.wire.rulings import Access, Channel, Lease, Link, Space
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The fold answers who is owed what at every sequence, and nothing void changes the answer."""
 
 import random
-from functools import lru_cache
 
 import msgspec
 import pytest
@@ -10,13 +9,10 @@ from tidings.errors import LogRegressed, UsageError
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.membership import Interval
 from tidings.testing import model as naive
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key
+from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
 from tidings.testing.model import Model
-from tidings.wire.rulings import Access, Channel, Defaults, Lease, Link, Member, Space, verify_ruling
+from tidings.wire.rulings import Access, Channel, Defaults, Lease, Link, Member, Space
 from tidings.wire.subjects import Subjects
-
-# The model replays a log from its start for every sequence; verifying each record once is enough.
-verify_once = lru_cache(maxsize=4096)(verify_ruling)
 
 
 @pytest.fixture
