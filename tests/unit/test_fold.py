@@ -281,9 +281,8 @@ def test_a_name_is_free_again_after_renaming_or_revocation(log: GeneratedLog, ad
     assert (fold(log).owner_named("ada"), fold(log).owner_named("bob")) == (bob, None)
     log.access(bob, Access(op="3", name="ada", revoked=True))
     assert fold(log).owner_named("ada") is None
-    assert fold(log).name_holder("ada") == bob
     log.access(log.agents[2], Access(op="4", name="ada", succeeds=bob))
-    assert fold(log).owner_named("ada") == fold(log).name_holder("ada") == log.agents[2]
+    assert fold(log).owner_named("ada") == log.agents[2]
 
 
 # --- what is void ---
@@ -427,7 +426,7 @@ def test_a_snapshot_shows_the_state_after_its_record_and_no_credential(log: Gene
     left = log.member(bob, "general", "out").seq
 
     table = fold(log)
-    plain = msgspec.json.decode(table.as_of(joined).to_json())
+    plain = msgspec.to_builtins(table.as_of(joined))
     assert plain["members"] == {bob: {"general": joined}}
     assert plain["access"][bob]["name"] == "bob"
     assert "jwt" not in plain["access"][bob]

@@ -26,8 +26,10 @@ from tidings.broker.acks import Delivery as Delivered
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
+from tidings.endpoint.channels import Channels
 from tidings.endpoint.frame_numbers import FrameNumbers
 from tidings.endpoint.gaps import FrameGap
+from tidings.endpoint.history import History
 from tidings.endpoint.pull import pull
 from tidings.endpoint.records import LiveRecord
 from tidings.endpoint.recovery import Recovery
@@ -72,13 +74,13 @@ class Batch:
 class Delivery:
     """The durable copies of one endpoint."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, channels: Channels, history: History) -> None:
         self.endpoint = endpoint
+        self.channels = channels
         self.link = endpoint.link
         self.identity = endpoint.identity
         self.numbers = FrameNumbers(endpoint.seen.numbers)
-        self.recovery = Recovery(endpoint)
-        self._memberships = endpoint._channels.memberships
+        self.recovery = Recovery(endpoint, history)
         #: frames the broker waits to hear about
         self.held: InHand[Unsettled] = InHand(self.link, self._start)
         #: bytes of frames that did not open, the newest
@@ -100,7 +102,7 @@ class Delivery:
             return
         self._begun = True
         self.endpoint.seen.on_settled = self._on_settled
-        self._memberships.frames_through = lambda: self.caught_up
+        self.channels.memberships.frames_through = lambda: self.caught_up
         self._start(self._offer_arrived())
         self._start(self.held.keep_in_progress())
         self.link.on_session(self._on_session)
@@ -150,7 +152,7 @@ class Delivery:
 
     def _is_awaited(self) -> bool:
         """Does a membership that was not read from the log wait for what frames bring, and is it being made?"""
-        wanted = max((each.left_to_frames for each in self._memberships.values()), default=0)
+        wanted = max((each.left_to_frames for each in self.channels.memberships.values()), default=0)
         return self.caught_up < wanted and self.endpoint.roster.backstop.running
 
     async def _take(self, data: bytes, delivery: Delivered, floor: int) -> None:
@@ -226,9 +228,9 @@ class Delivery:
                 await self._offer(record, batch, again=again)
 
     async def _offer(self, record: LiveRecord, batch: Batch, *, again: bool = False) -> None:
-        redelivered = again or self.endpoint._channels.is_forgotten(record)
+        redelivered = again or self.channels.is_forgotten(record)
         inbox = self.endpoint.inbox
-        while not self.endpoint.surfacing.offer_durable(record, redelivered=redelivered):
+        while not self.channels.surfacing.offer_durable(record, redelivered=redelivered):
             await inbox.wait_for_room()
             await asyncio.sleep(0 if inbox.room else REFUSED_PAUSE)  # closed and full: until we are closed too
         batch.note(record, is_held=self.endpoint.seen.is_held(record.identity))
@@ -374,6 +376,6 @@ class Delivery:
             await self._until_nobody_waits()
         await self.held.finish()
         self._closed = True
-        self._memberships.frames_through = None
+        self.channels.memberships.frames_through = None
         await self.held.give_back()
         await end_tasks(self._tasks)

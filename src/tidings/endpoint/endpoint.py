@@ -122,14 +122,14 @@ class Endpoint:
         self.presence = Presence(self.link, self.roster, self.session.session)
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
         self.seen = Seen(self._state_path)
-        self.surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)
+        surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)
         self._history = History(self.link, self.opener)
         self._channels = Channels(
             self.link,
             self.opener,
             self.seen,
             self._history,
-            self.surfacing,
+            surfacing,
             self.inbox.wait_for_room,
             self.events.emit,
         )
@@ -137,8 +137,8 @@ class Endpoint:
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)
         self._direct = Direct(self)
-        self._delivery = Delivery(self)
-        self._tasks = Tasks(self)
+        self._delivery = Delivery(self, self._channels, self._history)
+        self._tasks = Tasks(self, self._compose)
         try:
             await self.link.start()
             self.presence.start()
