@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import ACK_WAIT
-from tidings.broker.acks import Delivery as Delivered
+from tidings.broker.acks import ACK_WAIT, Delivery
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
@@ -71,7 +70,7 @@ class Batch:
             self.waiting.add(record.identity)
 
 
-class Delivery:
+class DurableCopies:
     """The durable copies of one endpoint."""
 
     def __init__(self, endpoint: Endpoint, channels: Channels, history: History) -> None:
@@ -129,7 +128,7 @@ class Delivery:
                 return
             floor, came = self.endpoint.roster.backstop.floor, False
 
-            async def take(message: Any, delivery: Delivered, floor: int = floor) -> None:
+            async def take(message: Any, delivery: Delivery, floor: int = floor) -> None:
                 nonlocal came
                 came = True
                 await self._take(message.data, delivery, floor if not delivery.pending else 0)
@@ -155,7 +154,7 @@ class Delivery:
         wanted = max((each.left_to_frames for each in self.channels.memberships.values()), default=0)
         return self.caught_up < wanted and self.endpoint.roster.backstop.running
 
-    async def _take(self, data: bytes, delivery: Delivered, floor: int) -> None:
+    async def _take(self, data: bytes, delivery: Delivery, floor: int) -> None:
         held = self.held.get(delivery.seq)
         if held is not None:
             self.held.come_again(held, delivery)

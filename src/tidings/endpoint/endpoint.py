@@ -24,7 +24,7 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels
-from tidings.endpoint.delivery import Delivery
+from tidings.endpoint.delivery import DurableCopies
 from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
@@ -137,7 +137,7 @@ class Endpoint:
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)
         self._direct = Direct(self)
-        self._delivery = Delivery(self, self._channels, self._history)
+        self._delivery = DurableCopies(self, self._channels, self._history)
         self._tasks = Tasks(self, self._compose)
         try:
             await self.link.start()
