@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.endpoint import delivery
+from tidings.endpoint import delivery, unsettled
 from tidings.endpoint.gaps import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.steward import backstop
@@ -220,8 +220,8 @@ async def test_a_live_copy_that_was_lost_unnoticed_arrives_as_a_durable_one(
     """What came live after it says nothing of it: another sender's message moves the mark past it."""
     await pair.add("eve")
     async with connect(pair, "bob", channels=["general"]) as bob:
-        drop = bob._channels.opener.live
-        bob._channels.opener.live = lambda message: None if b"lost" in message.data else drop(message)  # type: ignore[method-assign]
+        drop = bob.opener.live
+        bob.opener.live = lambda message: None if b"lost" in message.data else drop(message)  # type: ignore[method-assign]
         lost = await say(pair, "lost")
         seen = await say(pair, "seen", by="eve")
         assert [m.text for m in await received(bob, 1)] == ["seen"]
@@ -270,20 +270,20 @@ async def test_f8_a_frame_is_not_pulled_before_there_is_room_for_a_whole_one(
 async def test_f8_a_frame_that_is_held_for_long_is_not_delivered_again(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "IN_PROGRESS_EVERY", 0.1)
+    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 0.1)
     bob_id = await away(pair)
     await quick_redelivery(pipeline, bob_id, 0.5)
     seqs = await say(pair, "think about this")
     await pipeline.level()
     async with connect(pair, "bob", channels=["general"]) as bob:
         said: list[bytes] = []
-        say_it = bob._delivery._say
+        say_it = bob._delivery.held._say
 
         async def counted(held: Any, word: bytes) -> None:
             said.append(word)
             await say_it(held, word)
 
-        monkeypatch.setattr(bob._delivery, "_say", counted)
+        monkeypatch.setattr(bob._delivery.held, "_say", counted)
         await pipeline.deliver(bob_id, seqs)
         message = await bob.next_message(10)
         await eventually(lambda: len(said) >= 15, what="three times the broker's patience")

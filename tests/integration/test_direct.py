@@ -11,11 +11,11 @@ import pytest
 import tidings
 from tidings.broker.acks import ACK, Delivery, parse_delivery
 from tidings.broker.ending import end_tasks
-from tidings.endpoint import direct
+from tidings.endpoint import direct, unsettled
 from tidings.endpoint.pull import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.steward import governance
-from tidings.steward.service import Pace
+from tidings.steward.pace import Pace
 from tidings.testing.history import History
 from tidings.testing.processes import child
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
@@ -77,7 +77,7 @@ def says(client: AgentClient, text: str) -> Message:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """A mailbox whose deliveries come again after a second."""
     monkeypatch.setattr(governance, "ACK_WAIT_NS", 1_000_000_000)
-    monkeypatch.setattr(direct, "ACK_WAIT", 1.0)
+    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 0.3)
     return 1.0
 
 
@@ -254,7 +254,7 @@ async def test_what_is_held_long_is_not_delivered_again(space: RealSpace, impati
 async def test_a_redelivery_of_what_is_in_hand_is_not_surfaced_twice(
     space: RealSpace, impatient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "ACK_WAIT", 60.0)  # it does not say that it is working
+    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
     await people(space, "ada", "bob")
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.dm(bob.id, "hello")
@@ -273,12 +273,12 @@ async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_su
     await people(space, "ada", "bob")
     state = tmp_path / "bob.state"
 
-    async def never(self: direct.Direct, held: direct.Held) -> None:
-        self.held.pop(held.delivery.seq, None)
+    async def never(self: unsettled.InHand[direct.Held], held: direct.Held) -> None:
+        self.pop(held.delivery.seq, None)
 
     async with connect(space, "ada") as ada:
         with monkeypatch.context() as patched:
-            patched.setattr(direct.Direct, "_until_acknowledged", never)
+            patched.setattr(unsettled.InHand, "_until_acknowledged", never)
             async with connect(space, "bob", state=state) as bob:
                 await ada.dm(bob.id, "settled")
                 await (await bob.next_message(10)).ack()
@@ -477,7 +477,7 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         assert all(not answer["reached"] for answer in await asyncio.gather(*polls))
         assert space.steward is not None
         assert space.steward.receipts.waits.total() == 0
-        assert space.steward.turns.running.total() == 0
+        assert space.steward.answering.turns.running.total() == 0
 
 
 async def test_a_sender_that_listens_is_told_of_each_stage_without_asking(space: RealSpace) -> None:

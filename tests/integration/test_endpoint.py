@@ -17,7 +17,7 @@ from tidings.endpoint.endpoint import JOINS_AT_ONCE
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import DeniedError, LogFull, StewardUnreachable, TooLarge
 from tidings.space.agents import AgentFile, Ledger
-from tidings.steward import service
+from tidings.steward import gate
 from tidings.testing.history import History
 from tidings.testing.processes import child
 from tidings.testing.proxy import fault_proxy
@@ -256,7 +256,7 @@ async def test_a_steward_that_is_away_leaves_the_live_path_and_the_join_is_compl
 
 
 async def test_a_closed_gate_is_said_as_a_full_log(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "OPEN_BELOW", -1.0)  # or the steward would open it again, as there is room
+    monkeypatch.setattr(gate, "OPEN_BELOW", -1.0)  # or the steward would open it again, as there is room
     await space.add("ada")
     async with connect(space, "ada") as ada, space.core() as core:
         await set_gate(core, space.subjects, gate_open=False)
@@ -267,7 +267,7 @@ async def test_a_closed_gate_is_said_as_a_full_log(space: RealSpace, monkeypatch
 async def test_a_gate_that_opens_while_the_sender_asks_why_costs_only_time(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "OPEN_BELOW", -1.0)
+    monkeypatch.setattr(gate, "OPEN_BELOW", -1.0)
     await space.add("ada")
     async with connect(space, "ada") as ada, space.core() as core:
         await set_gate(core, space.subjects, gate_open=False)
@@ -515,5 +515,5 @@ async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfac
         await eventually(lambda: bob.link.rebuilds > rebuilds and bob.state == "ready")
         await ada.send("team.c0", "new")
         assert await texts(bob, 1) == ["new"]
-        await eventually(lambda: bob._channels._is_whole(bob._channels.memberships["team.>"]))
+        await eventually(lambda: bob._channels.memberships["team.>"].is_whole)
         assert len(bob.inbox) == 0

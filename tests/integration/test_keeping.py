@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
-from tidings.endpoint import direct as direct_module
 from tidings.endpoint.endpoint import Endpoint, Receipt
 from tidings.endpoint.incoming import Kept
+from tidings.endpoint.unsettled import InHand, Unsettled
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -75,7 +75,7 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
     async with connect(pair, "ada", receive=False) as ada:
         receipt = await ada.dm("bob", "keep this")
         with monkeypatch.context() as lost:
-            lost.setattr(direct_module.Direct, "_acknowledge", _say_nothing)
+            lost.setattr(InHand, "acknowledge", _say_nothing)
             async with connect(pair, "bob") as first:
                 kept = await kept_by(first)
                 assert await first.tell_read(kept) == []
@@ -93,7 +93,7 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
         assert set(life["stages"]) == {"delivered", "read"}
 
 
-def _say_nothing(self: direct_module.Direct, held: direct_module.Held) -> None:
+def _say_nothing(self: InHand[Unsettled], held: Unsettled) -> None:
     """Not settled as far as the broker hears, so that closing gives it back."""
     held.acking = asyncio.get_running_loop().create_task(asyncio.sleep(0))
 

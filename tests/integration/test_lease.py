@@ -19,8 +19,9 @@ from tidings.space.fold import Verdict
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
 from tidings.steward.lease import StewardLease
+from tidings.steward.pace import Pace
 from tidings.steward.retention import claim_floor, read_floor
-from tidings.steward.service import Pace, Steward
+from tidings.steward.service import Steward
 from tidings.testing.processes import pause
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually, insist

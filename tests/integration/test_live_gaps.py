@@ -75,7 +75,7 @@ async def test_every_live_copy_that_is_lost_surfaces_once_and_in_the_order_of_it
     for name in ("ada", "eve"):
         mine = [m.text for m in found if m.sender.name == name]
         assert mine == [*(f"{name} {n}" for n in range(30)), f"last of {name}"]
-    assert sum(gap.recovered for gap in told) == bob._channels.recovered == len(lost)
+    assert sum(gap.recovered for gap in told) == bob._channels.missed.recovered == len(lost)
     assert {(gap.cause, gap.gone, gap.channel) for gap in told} == {("live", False, "general")}
     assert bob.opener.refused["repeated"] == 0
     newest = 0
@@ -144,7 +144,7 @@ async def test_nothing_is_called_lost_that_was_never_owed_here(space: RealSpace,
             await ada.send("general", "8")
             await ada.send("ops", "9")
             assert [m.text for m in await received(bob, 2)] == ["8", "9"]
-            assert (bob._channels.recovered, bob._channels.gone) == (0, 0)
+            assert (bob._channels.missed.recovered, bob._channels.missed.gone) == (0, 0)
     assert told == []
 
 
@@ -182,14 +182,14 @@ async def test_a_message_that_left_the_log_before_it_could_be_read_is_said_to_be
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         told = gaps(bob)
         lose(bob, says("lost"))
-        history = bob._channels.history.of_sender
+        history = bob._history.of_sender
 
         async def purged_first(*args: Any) -> Any:
             async with space.core() as core:
                 await core.purge(space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>")
             return await history(*args)
 
-        bob._channels.history.of_sender = purged_first  # type: ignore[method-assign, assignment]
+        bob._history.of_sender = purged_first  # type: ignore[method-assign, assignment]
         receipt = await ada.send("general", "lost")
         await ada.send("general", "seen")
         assert [m.text for m in await received(bob, 1)] == ["seen"]

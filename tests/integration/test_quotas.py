@@ -14,8 +14,9 @@ import tidings
 from tidings.errors import ConflictError, DeniedError
 from tidings.space import administration
 from tidings.space.agents import AgentFile, Ledger
-from tidings.steward import service
+from tidings.steward import answering
 from tidings.steward.requests import Request
+from tidings.steward.service import Steward
 from tidings.steward.services import Answer
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -185,14 +186,14 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
     gate = asyncio.Event()
     most = 0
 
-    async def slow(steward: service.Steward, _request: Request) -> Answer:
+    async def slow(steward: Steward, _request: Request) -> Answer:
         nonlocal most
-        most = max(most, steward.turns.running.total())
+        most = max(most, steward.answering.turns.running.total())
         await gate.wait()
         return {}
 
-    monkeypatch.setitem(service.HANDLERS, ("member", "list"), slow)
-    monkeypatch.setattr(space.steward.turns, "waiting", 200)  # type: ignore[union-attr]
+    monkeypatch.setitem(answering.HANDLERS, ("member", "list"), slow)
+    monkeypatch.setattr(space.steward.answering.turns, "waiting", 200)  # type: ignore[union-attr]
     async with space.agent("ada") as ada, space.agent("mal") as mal:
         asked = [asyncio.create_task(mal.control.call("member", "list")) for _ in range(300)]
         done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -202,6 +203,6 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
         gate.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [each for each in answers if isinstance(each, ConflictError)]
-        assert len(refused) == 300 - 200 - service.IN_FLIGHT_EACH
-        assert len([each for each in answers if isinstance(each, dict)]) == 200 + service.IN_FLIGHT_EACH
-        assert most <= service.IN_FLIGHT_EACH + 1
+        assert len(refused) == 300 - 200 - answering.IN_FLIGHT_EACH
+        assert len([each for each in answers if isinstance(each, dict)]) == 200 + answering.IN_FLIGHT_EACH
+        assert most <= answering.IN_FLIGHT_EACH + 1

@@ -291,8 +291,8 @@ async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
 
 async def whole(endpoint: tidings.Endpoint) -> None:
     """Connected, every membership confirmed, nothing left to read."""
-    held = endpoint._channels
-    await eventually(lambda: endpoint.state == "ready" and all(map(held._is_whole, held.memberships.values())))
+    held = endpoint._channels.memberships
+    await eventually(lambda: endpoint.state == "ready" and all(each.is_whole for each in held.values()))
 
 
 async def set_back(space: RealSpace, backup: Backup) -> None:

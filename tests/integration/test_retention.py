@@ -17,8 +17,10 @@ from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
 from tidings.steward import retention
+from tidings.steward.health import health_of
+from tidings.steward.pace import Pace
 from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
-from tidings.steward.service import Pace, Steward
+from tidings.steward.service import Steward
 from tidings.testing.generated import generate_log
 from tidings.testing.pouring import pour
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
@@ -448,7 +450,7 @@ async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 0
         assert serving(space).sides.removed == {"receipts": 6, "dead": 0}
-        assert (await serving(space).health())["removed"]["receipts"] == 6
+        assert (await health_of(serving(space)))["removed"]["receipts"] == 6
 
 
 async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_holds_it(calm: RealSpace) -> None:
@@ -461,12 +463,12 @@ async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_ho
             count += 1
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count
-        assert "AUD_main is nearly full and waits for the archive" in (await serving(space).health())["problems"][0]
+        assert "AUD_main is nearly full and waits for the archive" in (await health_of(serving(space)))["problems"][0]
         await set_space(space, parts={"archive": "off"})
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count - count // 4
         assert (await js.following(s.audit_stream, f"{s.root}.aud.>", 1)).seq == count // 4 + 1  # type: ignore[union-attr]
-        assert (await serving(space).health())["problems"] == []
+        assert (await health_of(serving(space)))["problems"] == []
 
 
 async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
@@ -480,4 +482,4 @@ async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
         await serving(space).sides.run()
         left = await js.subjects_of(space.subjects.dead_stream, "td.main.dead.>")
         assert sorted(left) == [space.subjects.dead("task", str(number)) for number in range(3, 8)]
-        assert (await serving(space).health())["removed"]["dead"] == 3
+        assert (await health_of(serving(space)))["removed"]["dead"] == 3

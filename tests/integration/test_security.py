@@ -51,7 +51,7 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
         assert space.steward is not None
         left = {
             "files": [path.name for path in space.home.root.rglob("probe-*")],
-            "active": [owner for owner in space.steward.table.owners() if space.steward._is_active(owner)],
+            "active": [owner for owner in space.steward.table.owners() if space.steward.active_access(owner)],
             "members": space.steward.table.as_of(space.steward.position).members,
         }
         async with space.core() as js:

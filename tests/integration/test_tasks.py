@@ -1,10 +1,7 @@
-"""Tasks end to end: one worker each, results that prove themselves, and nothing run twice by our doing."""
+"""Tasks end to end: one worker each, a result for whoever asked, dead letters, roles and figures."""
 
 import asyncio
 import base64
-import contextlib
-import json
-import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,79 +11,24 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.jetstream import JetStream
+from reviewing import PACE, connect, desk, one, reviewers
 from tidings.cli.running import task_words
-from tidings.endpoint.tasks import Job
 from tidings.errors import (
-    BadSignature,
-    ConflictError,
     DeniedError,
-    OutcomeUnknown,
     QueueFull,
-    Superseded,
     TaskDead,
-    UnreachableError,
     UsageError,
 )
-from tidings.steward import task_lookup, task_services
-from tidings.steward.history import encoded
-from tidings.steward.service import Steward
+from tidings.steward import task_lookup
 from tidings.testing.history import History
-from tidings.testing.processes import child, steward_child
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
-from tidings.wire import message as wire
-from tidings.wire import signing
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import Sender
-
-WORKER = Path(__file__).parent / "task_child.py"
-
-PACE = replace(TEST_PACE, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
+from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.waiting import eventually
 
 
 @pytest.fixture
 async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
-    """A space with ada, who asks, and bob and cat, who review; holds are short."""
-    async with real_space(tmp_path / "home", pace=PACE) as running:
-        await running.add("ada")
-        await running.add("bob", roles=["reviewer"])
-        await running.add("cat", roles=["reviewer"])
+    async with reviewers(tmp_path / "home") as running:
         yield running
-
-
-def connect(space: RealSpace, name: str) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home)
-
-
-def desk(space: RealSpace) -> Any:
-    assert isinstance(space.steward, Steward)
-    return space.steward.desk
-
-
-async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:
-    """Claim one job, outside a loop."""
-    return await asyncio.wait_for(anext(aiter(_kept(endpoint, role))), 15)
-
-
-_LOOPS: list[AsyncIterator[Job]] = []
-
-
-def _kept(endpoint: tidings.Endpoint, role: str) -> AsyncIterator[Job]:
-    loop = endpoint.work(role)
-    _LOOPS.append(loop)  # a loop that is forgotten gives its job back
-    return loop
-
-
-def signed_result(worker: AgentClient, asker: str, task_id: str, text: str = "yes") -> dict[str, Any]:
-    payload = wire.compose(Sender(worker.id, worker.name), text=text, reply_to=task_id).raw
-    sig = signing.sign(worker.key, worker.space_id, "result", f"{asker}.{task_id}", payload)
-    return {"result": base64.b64encode(payload).decode(), "sig": sig}
-
-
-async def results_in(js: JetStream) -> list[int]:
-    head = (await js.info("AUD_main"))["state"]["last_seq"]
-    return [r.seq async for page in js.read("AUD_main", "td.main.aud.result.*", 1, head) for r in page]
 
 
 @pytest.mark.requirement("T1")
@@ -151,120 +93,6 @@ async def test_a_claim_that_finds_nothing_is_answered(space: RealSpace) -> None:
             await bob.control.call("task", "claim", role="reviewer", wait=60)
 
 
-async def test_a_forged_result_is_refused_and_the_true_one_taken(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("cat") as cat:
-        ticket = await ada.ask("reviewer", "one")
-        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
-        for forged in (
-            signed_result(cat, ada.id, ticket.id),
-            signed_result(bob, ada.id, "01890a5d-ac96-774b-bcce-b302099a8057"),
-            signed_result(bob, cat.id, ticket.id),
-        ):
-            with pytest.raises(BadSignature):
-                await bob.control.call("task", "done", seq=seq, **forged)
-        good = signed_result(bob, ada.id, ticket.id)
-        told = await bob.control.call("task", "done", seq=seq, **good)
-        assert await bob.control.call("task", "done", seq=seq, **good) == told, "the same answer again"
-        assert (await ticket.result(5)).text == "yes"
-
-
-@pytest.mark.requirement("T2")
-async def test_a_steward_that_lies_about_a_result_is_found_out_by_the_asker(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, space.agent("bob") as bob:
-        ticket = await ada.ask("reviewer", "one")
-        lie = signed_result(bob, ada.id, ticket.id)
-        answer = {"state": "done", "worker": bob.id, **lie}
-        assert ada._tasks._opened(ticket.id, answer).text == "yes"
-        other = wire.compose(Sender(bob.id, "bob"), text="no").raw
-        with pytest.raises(BadSignature):
-            ada._tasks._opened(ticket.id, answer | {"result": base64.b64encode(other).decode()})
-
-
-@pytest.mark.requirement("T3")
-@pytest.mark.requirement("X7")
-async def test_a_task_held_three_times_its_acknowledgement_time_is_not_run_twice(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("cat") as cat:
-        ticket = await ada.ask("reviewer", "slow")
-        job = await one(bob)
-        cat.control.timeout = 10
-        assert (await cat.control.call("task", "claim", role="reviewer", wait=3.5))["task"] is None
-        await job.done("at last")
-        result = await ticket.result(5)
-        assert (result.text, result.attempt) == ("at last", 1)
-
-
-@pytest.mark.requirement("T4")
-async def test_a_worker_that_dies_loses_its_task_to_another(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, space.agent("bob") as bob, connect(space, "cat") as cat:
-        ticket = await ada.ask("reviewer", "one")
-        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
-        job = await one(cat)  # bob never beats
-        assert (job.seq, job.attempt) == (seq, 2)
-        with pytest.raises(ConflictError, match=f"given to {cat.id}"):
-            await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
-        await job.done("mine")
-        with pytest.raises(ConflictError, match="it is done by"):
-            await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
-        result = await ticket.result(5)
-        assert (result.text, result.worker, result.attempt) == ("mine", cat.id, 2)
-
-
-async def test_a_hold_survives_a_restart_of_the_steward(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("cat") as cat:
-        ticket = await ada.ask("reviewer", "one")
-        job = await one(bob)
-        await space.stop_steward()
-        await asyncio.sleep(1.2)  # past the acknowledgement time: the broker would deliver it again
-        await space.start_steward(PACE)
-        assert (await cat.control.call("task", "claim", role="reviewer", wait=2.5))["task"] is None
-        await job.done("still mine")
-        result = await ticket.result(5)
-        assert (result.text, result.attempt) == ("still mine", 1)
-
-
-async def test_a_broker_killed_with_9_does_not_give_a_held_task_twice(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
-        ticket = await ada.ask("reviewer", "one")
-        job = await one(bob)
-        waiting = asyncio.create_task(one(cat))
-        await space.restart_broker(kill=True)
-        await asyncio.sleep(2)
-        assert not waiting.done()
-        await job.done("survived")
-        result = await ticket.result(15)
-        assert (result.text, result.attempt) == ("survived", 1)
-        later = await ada.ask("reviewer", "two", timeout=10)
-        assert (await waiting).message.id == later.id
-
-
-@pytest.mark.parametrize("failpoint", ["tasks.after_hold", "tasks.after_result"])
-async def test_a_steward_killed_while_a_task_is_given_or_settled_leaves_one_result(
-    space: RealSpace, failpoint: str
-) -> None:
-    async with connect(space, "ada") as ada, space.agent("bob") as bob, space.core() as js:
-        ticket = await ada.ask("reviewer", "one")
-        await space.stop_steward()
-        bob.control.timeout = 3
-
-        async def run() -> dict[str, Any]:
-            seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
-            return await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
-
-        async with steward_child(space.home, failpoint=f"{failpoint}:kill") as doomed:
-            with pytest.raises((OutcomeUnknown, UnreachableError)):
-                await run()
-            assert await doomed.ended() == -signal.SIGKILL
-        async with steward_child(space.home, after=doomed.holder):
-            done = signed_result(bob, ada.id, ticket.id)
-            if failpoint == "tasks.after_hold":
-                await insist(run)
-            told = await insist(lambda: bob.control.call("task", "done", seq=ticket.seq, **done))
-            assert told["state"] == "done"
-            result = await ticket.result(10)
-        assert (result.text, result.attempt) == ("yes", 1)
-        assert len(await results_in(js)) == 1
-
-
 @pytest.mark.requirement("T6")
 async def test_a_task_that_keeps_failing_becomes_a_dead_letter_that_says_why(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
@@ -294,85 +122,6 @@ async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(
         result = await ticket.status(5)
         assert (seen, result.cause) == ([1, 2], "failed")
         assert result.reasons == ("attempt 1: left unfinished", "attempt 2: impossible")
-
-
-async def test_a_deadline_ends_a_hold_however_the_worker_beats(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
-        held = await ada.ask("reviewer", "held", deadline=1.0)
-        job = await one(bob)
-        with pytest.raises(TaskDead, match=r"dead letter \(deadline\)") as told:
-            await held.result(6)
-        assert isinstance(told.value.result, tidings.TaskResult)
-        assert (told.value.result.cause, told.value.result.attempt) == ("deadline", 1)
-        with pytest.raises(ConflictError, match="deadline"):
-            await job.done("too late")
-        for _ in range(3):
-            with pytest.raises(ConflictError, match="deadline"):
-                await bob.link.call("task", "beat", seq=job.seq)
-
-
-async def test_a_task_nobody_took_in_time_fails_its_asker_at_once_and_names_the_deadline(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada:
-        ticket = await ada.ask("nobody", "waiting", deadline=0.5)
-        with pytest.raises(TaskDead, match=r"for nobody is a dead letter \(deadline\): .*nobody took it in time"):
-            await ticket.result(10)
-
-
-async def test_a_task_expires_in_the_queue_although_nobody_looks_and_the_steward_was_away(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, space.core() as js:
-        ticket = await ada.ask("nobody", "waiting", deadline=1.0)
-        later = await ada.ask("nobody", "much later", deadline=3_600)
-        await space.stop_steward()
-        await asyncio.sleep(max(0.0, 1.05 - (time.time() - (await record_time(js, ticket.seq)))))
-        await space.start_steward(PACE)
-        await eventually(lambda: ticket.seq in desk(space).book.settled)
-        settled = desk(space).book.settled[ticket.seq]
-        assert (settled.cause, settled.attempt) == ("deadline", 0)
-        assert later.seq not in desk(space).book.settled
-        await space.stop_steward()
-        await space.start_steward(PACE)
-        assert (await ticket.status(0)).cause == "deadline", "it is still known"
-        assert (await later.status(0)).state == "queued"
-
-
-async def record_time(js: JetStream, seq: int) -> float:
-    record = await js.at("TASK_main", seq)
-    assert record is not None
-    return record.time_ns / 1e9
-
-
-async def test_what_expired_unclaimed_leaves_the_queue_and_is_not_given_to_a_later_worker(space: RealSpace) -> None:
-    async with space.administer() as admin:
-        await admin.ask("space_set", parts={"archive": "off"})
-    async with connect(space, "ada") as ada, space.core() as js:
-        gone = await ada.ask("painter", "gone", deadline=0.3)
-        good = await ada.ask("painter", "good")
-        with pytest.raises(TaskDead):
-            await gone.result(10)
-
-        async def left() -> bool:
-            return await js.at("TASK_main", gone.seq) is None
-
-        await eventually(left, what="nobody ever pulled it, and still it is purged")
-        await space.add("pat", roles=["painter"])
-        async with connect(space, "pat") as pat:
-            job = await one(pat, "painter")
-            assert job.message.id == good.id
-            await job.done("painted")
-
-
-async def test_a_deadline_that_passes_after_a_steward_died_with_the_task_in_hand_is_noticed(space: RealSpace) -> None:
-    """Pulled by a steward that then went, given to nobody: only the broker knows that it was never settled."""
-    async with connect(space, "ada") as ada, space.agent("bob") as bob:
-        assert (await bob.control.call("task", "claim", role="reviewer", wait=0.1))["task"] is None
-        ticket = await ada.ask("reviewer", "pulled", deadline=2.0)
-        # the pull of bob's claim is still under way and takes it in; bob has gone
-        await eventually(lambda: ticket.seq in desk(space).book.open)
-        await space.stop_steward()
-        await space.start_steward(PACE)
-        assert ticket.seq not in desk(space).book.open
-        with pytest.raises(TaskDead, match="deadline"):
-            await ticket.result(15)
 
 
 @pytest.mark.requirement("T7")
@@ -410,187 +159,6 @@ async def test_a_steward_that_just_started_does_not_say_that_nobody_is_here(spac
     async with space.agent("ada") as raw:
         found = await raw.control.call("task", "check", role="reviewer")
         assert found == {"ok": True, "holders": 2, "online": None, "last_seen": None}
-
-
-# --- who works twice, and who does not ---
-
-
-def forged(kind: str, mal: AgentClient, other: str) -> tuple[bytes, dict[str, str]]:
-    """A record on the attacker's own task subject that no worker may be handed."""
-    good = wire.compose(Sender(mal.id, mal.name), text="do it").raw
-    foreign = wire.compose(Sender(other, "ada"), text="do it for ada").raw
-    big = json.dumps({"x": "y" * 262_200}).encode()
-
-    def sig(payload: bytes, of: str = "task", role: str = "reviewer") -> dict[str, str]:
-        return {"Td-Sig": signing.sign(mal.key, mal.space_id, of, role, payload)}
-
-    stranger = signing.sign(KeyPair.generate(), mal.space_id, "task", "reviewer", good)
-    return {
-        "missing signature": (good, {}),
-        "signature of another key": (good, {"Td-Sig": stranger}),
-        "signature for another role": (good, sig(good, role="painter")),
-        "signature of another kind": (good, sig(good, of="chat")),
-        "foreign sender": (foreign, sig(foreign)),
-        "header of the broker's": (good, sig(good) | {"Nats-Sequence": "7"}),
-        "oversize": (big, sig(big)),
-    }[kind]
-
-
-FORGERIES = (
-    "missing signature",
-    "signature of another key",
-    "signature for another role",
-    "signature of another kind",
-    "foreign sender",
-    "header of the broker's",
-    "oversize",
-)
-
-
-async def test_what_does_not_verify_is_never_handed_to_a_worker_and_becomes_a_dead_letter(space: RealSpace) -> None:
-    async with space.agent("cat") as mal, connect(space, "ada") as ada, connect(space, "bob") as bob:
-        for kind in FORGERIES:
-            payload, headers = forged(kind, mal, ada.id)
-            said = await mal.connection.request(space.subjects.task("reviewer", mal.id), payload, headers=headers)
-            assert b'"seq"' in said.data, f"{kind}: {said.data!r}"
-        ticket = await ada.ask("reviewer", "the real one")
-        job = await one(bob)
-        assert job.message.id == ticket.id, "the first thing a program sees is the real one"
-        await job.done("yes")
-        dead = (await mal.control.call("dead", "list"))["dead"]
-        assert [(each["cause"], each["attempts"]) for each in dead] == [("malformed", 0)] * len(FORGERIES)
-
-
-async def test_a_worker_verifies_for_itself_what_a_steward_hands_out(
-    space: RealSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
-        bad, good = await ada.ask("reviewer", "altered"), await ada.ask("reviewer", "good")
-        true = encoded
-
-        def altered(record: Any) -> dict[str, Any]:
-            line = true(record)
-            if line["seq"] == bad.seq:
-                line["payload"] = base64.b64encode(record.payload.replace(b"altered", b"alterea")).decode()
-            return line
-
-        monkeypatch.setattr(task_services, "encoded", altered)
-        job = await one(bob)
-        assert job.message.id == good.id
-        await job.done("yes")
-        found = await bad.status(5)
-        assert (found.state, found.cause) == ("dead", "failed")
-        assert "signature" in found.reasons[-1]
-
-
-async def test_a_worker_cannot_make_a_task_unfit_to_be_tried_again(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
-        ticket = await ada.ask("reviewer", "fine")
-        await bob.control.call("task", "claim", role="reviewer", wait=2)
-        told = await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False, cause="malformed")
-        assert (told["state"], told["cause"]) == ("dead", "failed")
-        assert (await raw.control.call("dead", "retry", seq=ticket.seq))["state"] == "queued"
-
-
-async def test_a_second_session_of_a_worker_waits_for_the_first_and_never_runs_its_task(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as older, connect(space, "bob") as newer:
-        first, second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
-        job = await one(older)
-        waiting = asyncio.create_task(one(newer))
-        await asyncio.sleep(PACE.task_silence * 1.2)
-        assert not waiting.done(), "the older session beats, so it keeps its task, and an agent holds one"
-        await job.done("by the older")
-        other = await waiting
-        assert (job.message.id, other.message.id) == (first.id, second.id)
-        await other.done("by the newer")
-        assert [(await t.result(5)).text for t in (first, second)] == ["by the older", "by the newer"]
-
-
-async def test_a_session_that_fell_silent_is_superseded_and_its_result_is_not_taken(space: RealSpace) -> None:
-    """The older session hangs: its beats stop. The newer one of the same agent gets the task; one result counts."""
-    async with connect(space, "ada") as ada, connect(space, "bob") as older, connect(space, "bob") as newer:
-        errors: list[BaseException] = []
-        older.on("error", errors.append)
-        ticket = await ada.ask("reviewer", "one")
-        job = await one(older)
-        assert job._beating is not None
-        job._beating.cancel()
-        taken = await one(newer)
-        assert (taken.seq, taken.attempt) == (job.seq, 1), "taken over before it counts as lost"
-        with pytest.raises(Superseded, match="another session of the same agent has it"):
-            await older.link.call("task", "beat", seq=job.seq, session=older._tasks.session)
-        with pytest.raises(Superseded):
-            await job.fail("I am late", retry=False)
-        assert job.lost is not None
-        await taken.done("by the newer")
-        with pytest.raises(Superseded, match="did it"):
-            await older.link.call(
-                "task", "done", seq=job.seq, session=older._tasks.session, **result_of(older, ada.id, ticket.id)
-            )
-        assert (await ticket.result(5)).text == "by the newer"
-    async with space.core() as js:
-        assert len(await results_in(js)) == 1
-
-
-def result_of(worker: tidings.Endpoint, asker: str, task_id: str) -> dict[str, Any]:
-    own = worker.identity
-    payload = wire.compose(Sender(own.id, own.name), text="late", reply_to=task_id).raw
-    sig = signing.sign(own.key, own.space_id, "result", f"{asker}.{task_id}", payload)
-    return {"result": base64.b64encode(payload).decode(), "sig": sig}
-
-
-async def test_a_job_that_was_lost_is_told_to_its_program_while_it_works(space: RealSpace) -> None:
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
-        errors: list[BaseException] = []
-        bob.on("error", errors.append)
-        await ada.ask("reviewer", "one", deadline=0.8)
-        job = await one(bob)
-        await eventually(lambda: job.lost)
-        assert isinstance(errors[0], ConflictError)
-        assert "deadline" in str(errors[0])
-
-
-async def test_a_worker_killed_with_9_loses_its_task_and_the_effect_happens_once(
-    space: RealSpace, tmp_path: Path
-) -> None:
-    effects = tmp_path / "effects"
-    async with connect(space, "ada") as ada:
-        ticket = await ada.ask("reviewer", "write once")
-        async with child(WORKER, str(space.home.home), "bob", "reviewer", str(effects), "hang") as victim:
-            assert await victim.line() == {"text": "write once", "attempt": 1}
-            victim.signal(signal.SIGKILL)
-            await victim.ended()
-        async with child(WORKER, str(space.home.home), "cat", "reviewer", str(effects), "work") as second:
-            assert await second.line() == {"text": "write once", "attempt": 2}
-            result = await ticket.result(15)
-        assert (result.worker_name, result.attempt, effects.read_text()) == ("cat", 2, "write once\n")
-        assert [r for r in result.reasons if "fell silent" in r], "the history says who died"
-    async with space.core() as js:
-        assert len(await results_in(js)) == 1
-
-
-async def test_holds_survive_a_steward_killed_with_9_and_beats_resume_with_the_next(space: RealSpace) -> None:
-    await space.stop_steward()
-    async with contextlib.AsyncExitStack() as stack:
-        doomed = await stack.enter_async_context(steward_child(space.home))
-        ada = await stack.enter_async_context(connect(space, "ada"))
-        bob = await stack.enter_async_context(connect(space, "bob"))
-        ticket = await ada.ask("reviewer", "long")
-        job = await one(bob)
-        doomed.signal(signal.SIGKILL)
-        await doomed.ended()
-        await space.start_steward(PACE, after=doomed.holder)
-        held = desk(space).book.open[ticket.seq]
-        assert (held.worker, held.session, held.attempt) == (bob.id, bob._tasks.session, 1)
-        # the next steward is quicker to call a worker silent; bob still beats at the pace of the one that died
-        told = await insist(lambda: bob.link.call("task", "beat", seq=job.seq, session=bob._tasks.session))
-        assert told["state"] == "held"
-        await job.done("through it all")
-        result = await ticket.result(5)
-        assert (result.text, result.attempt) == ("through it all", 1)
-
-
-# --- figures ---
 
 
 async def test_health_tells_what_is_queued_held_and_dead(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -638,28 +206,6 @@ async def test_the_life_of_a_task_is_traced_confirmed_delivered_read(space: Real
         (told,) = (await ada.trace(lost.id))["receipts"]
         assert (told["stage"], told["cause"], told["to"]) == ("expired", "deadline", "painter")
         assert (await bob.trace(ticket.id))["receipts"] == [], "the asker's to know"
-
-
-async def test_strangers_neither_settle_nor_see_nor_wait_for_a_task(space: RealSpace) -> None:
-    """F24: only its holder settles a task."""
-    await space.add("mal", roles=["painter"])
-    async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("mal") as mal:
-        ticket = await ada.ask("reviewer", "secret")
-        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
-        for do, arguments in (
-            ("beat", {}),
-            ("done", signed_result(mal, ada.id, ticket.id)),
-            ("fail", {"reason": "spite", "retry": False}),
-        ):
-            with pytest.raises(DeniedError, match="holds no task"):
-                await mal.control.call("task", do, seq=seq, **arguments)
-        assert (await mal.control.call("task", "result", id=ticket.id, seq=seq))["state"] == "unknown"
-        assert (await mal.control.call("task", "result", id=ticket.id))["state"] == "unknown"
-        await bob.control.call("task", "fail", seq=seq, reason="no", retry=False)
-        assert (await mal.control.call("dead", "list"))["dead"] == []
-        for do in ("show", "retry", "drop"):
-            with pytest.raises(UsageError, match="no dead letter"):
-                await mal.control.call("dead", do, seq=seq)
 
 
 async def test_a_poison_task_is_a_dead_letter_and_its_neighbours_flow(space: RealSpace) -> None:
@@ -756,28 +302,3 @@ async def test_a_full_queue_is_said_by_name_and_what_is_settled_makes_room_at_on
                 assert job.text == text
                 await job.done(text)
             assert (await more.result(5)).text == "there is room again"
-
-
-async def test_a_program_cancelled_in_the_body_of_its_loop_gives_its_job_back_at_once(space: RealSpace) -> None:
-    """Whatever still refers to the loop, as a traceback does: here it is kept on purpose."""
-    async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
-        loop, in_hand = bob.work("reviewer"), asyncio.Event()
-
-        async def program() -> None:
-            async for _job in loop:
-                in_hand.set()
-                await asyncio.Event().wait()
-
-        running = asyncio.create_task(program())
-        ticket = await ada.ask("reviewer", "look")
-        await asyncio.wait_for(in_hand.wait(), 10)
-        (job,) = bob._tasks._open.values()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await eventually(lambda: job.settled and not bob._tasks._open)
-        assert job._beating is not None
-        await eventually(job._beating.done)
-        again = await one(cat)
-        assert (again.message.id, again.attempt) == (ticket.id, 2)
-        await again.done("by another")
-        assert (await ticket.result(5)).worker_name == "cat"

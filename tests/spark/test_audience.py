@@ -6,8 +6,7 @@ from pyspark.sql import SparkSession
 
 from tidings.pipeline.audience import MESSAGES, Facts, Rules, deliverable, facts_of, owed
 from tidings.space.fold import Table
-from tidings.testing.delivery import verify_once
-from tidings.testing.generated import generate_log
+from tidings.testing.generated import generate_log, verify_once
 from tidings.testing.model import Model
 from tidings.wire.subjects import Chat
 

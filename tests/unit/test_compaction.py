@@ -2,17 +2,14 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import pytest
 
-from tidings.space.compaction import Purge, compacted, removable
+from tidings.space.compaction import Purge, removable
 from tidings.space.fold import LogRecord, Table
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key
-from tidings.wire.rulings import Access, Channel, Lease, Link, Space, verify_ruling
-
-verify_once = lru_cache(maxsize=4096)(verify_ruling)
+from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
+from tidings.wire.rulings import Access, Channel, Lease, Link, Space
 
 
 @pytest.fixture
@@ -28,6 +25,12 @@ def bob(log: GeneratedLog) -> str:
 
 def fold(log: GeneratedLog, records: Iterable[LogRecord]) -> Table:
     return Table(log.subjects, log.space_id, log.anchor_key, verify=verify_once).apply_all(records)
+
+
+def compacted(records: Iterable[LogRecord], purges: Iterable[Purge]) -> list[LogRecord]:
+    """What is left of `records` after the purges."""
+    cuts = dict(purges)
+    return [record for record in records if record.seq >= cuts.get(record.subject, 0)]
 
 
 def purges_at(log: GeneratedLog, floor: int) -> list[Purge]:
@@ -58,7 +61,7 @@ def present(log: GeneratedLog, table: Table, floor: int) -> dict[str, Any]:
     names = [f"agent{index}" for index in range(len(log.agents))]
     return {
         "lease": table.lease,
-        "names": [(table.owner_named(name), table.name_holder(name)) for name in names],
+        "names": [table.owner_named(name) for name in names],
         "next key": table.steward_key,
         "intervals": [i for o in log.agents for i in table.intervals(o) if i.left is None or i.left > floor],
         "uncovered": {o: table.uncovered(o) for o in log.agents},

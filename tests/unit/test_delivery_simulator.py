@@ -1,6 +1,9 @@
 """The rules of delivery keep their promises through crashes, full mailboxes, narrowing and operators, on any seed."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +16,11 @@ from tidings.pipeline.judging import Judge
 from tidings.pipeline.planning import Counter, Plan, Settlement
 from tidings.space.fold import Table
 from tidings.space.rulebook import Rulebook
-from tidings.testing import delivery
-from tidings.testing.delivery import Mailboxes, Violation, World, simulate
+from tidings.testing import delivery_ports
+from tidings.testing.delivery import World, simulate
+from tidings.testing.delivery_ports import Mailboxes
+from tidings.testing.delivery_reader import Violation
+from tidings.testing.delivery_space import SimulatedSpace
 from tidings.wire.frames import decode_frame
 
 CHUNK = 40
@@ -40,14 +46,31 @@ def test_the_simulated_lives_hold_what_they_are_meant_to() -> None:
     worlds = [simulate(seed) for seed in range(12)]
     kinds = {event.kind for world in worlds for event in world.books.events}
     assert kinds == {"owe", "paid", "settled", "cancel", "told", "reset"}
-    tails = [record.subject.split(".")[2] for world in worlds for record in world.stored]
+    tails = [record.subject.split(".")[2] for world in worlds for record in world.space.stored]
     assert {"chat", "via", "link", "member", "acl", "channel", "space"} <= set(tails)
     assert any(reader.told for world in worlds for reader in world.readers.values())
     assert {reader.orderly for world in worlds for reader in world.readers.values()} == {True, False}
-    assert any(
-        ".via." in world.stored[seq - 1].subject for world in worlds for r in world.readers.values() for seq in r.seen
-    )
+    seen = {(world, seq) for world in worlds for reader in world.readers.values() for seq in reader.seen}
+    assert any(".via." in world.space.stored[seq - 1].subject for world, seq in seen)
     assert any(series.startswith("access:") for world in worlds for r in world.readers.values() for series in r.numbers)
+
+
+LIFE = """
+from tidings.testing.delivery import simulate
+for seed in range(12):
+    world = simulate(seed)
+    print(seed, len(world.space.stored), world.books.events, world.books.rows)
+"""
+
+
+def test_a_seed_is_the_same_life_in_every_process() -> None:
+    def lived(order_of_sets: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": order_of_sets}
+        return subprocess.run([sys.executable, "-c", LIFE], env=environment, text=True, capture_output=True).stdout
+
+    first = lived("1")
+    assert first
+    assert all(lived(other) == first for other in ("2", "3"))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +140,7 @@ def lanes_in_debt_get_news(patch: Patch) -> None:
 def access_at_the_head_is_not_asked(patch: Patch) -> None:
     patch.setattr(Table, "allowed_at", lambda *_: True)
     # the simulator asks the same question; it must go on hearing the truth
-    patch.setattr(World, "may_read", lambda self, *asked: self.table.rules.allowed_at(*asked))
+    patch.setattr(SimulatedSpace, "may_read", lambda self, *asked: self.table.rules.allowed_at(*asked))
 
 
 def narrowing_empties_nothing(patch: Patch) -> None:
@@ -147,7 +170,7 @@ def a_frame_is_named_by_owner_and_number(patch: Patch) -> None:
         frame = decode_frame(data)
         return f"{frame.owner} {frame.number}"
 
-    patch.setattr(delivery, "frame_id", name)
+    patch.setattr(delivery_ports, "frame_id", name)
 
 
 def forged_headers_are_not_looked_at(patch: Patch) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
@@ -324,8 +324,8 @@ async def connect(
         await on_error(error)
 
     try:
-        await asyncio.wait_for(
-            connection.connect(
+        async with asyncio.timeout(timeout):
+            await connection.connect(
                 url,
                 name=name,
                 user_credentials=str(creds) if isinstance(creds, Path) else RawCredentials(creds),
@@ -340,15 +340,10 @@ async def connect(
                 closed_cb=on_closed,
                 disconnected_cb=on_disconnected,
                 reconnected_cb=on_reconnected,
-            ),
-            timeout,
-        )
+            )
     except (TimeoutError, NatsError, OSError) as error:
         await close_quietly(connection)
-        text = " ".join(str(each) for each in (*refused, error)).lower()
-        if "authorization" in text or "authentication" in text:
-            raise AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space") from error
-        raise BrokerUnreachable(f"no broker answers at {url} ({error or type(error).__name__})") from error
+        raise _why_not(url, name, [*refused, error]) from error
     except asyncio.CancelledError:
         transport: Any = connection._transport
         if transport is not None:
@@ -359,10 +354,19 @@ async def connect(
     return connection
 
 
+def _why_not(url: str, name: str, errors: Sequence[BaseException]) -> AuthRevoked | BrokerUnreachable:
+    """What a connection that was not made means, by everything that was heard of it."""
+    text = " ".join(map(str, errors)).lower()
+    if "authorization" in text or "authentication" in text:
+        return AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space")
+    return BrokerUnreachable(f"no broker answers at {url} ({errors[-1] or type(errors[-1]).__name__})")
+
+
 async def close_quietly(connection: Connection) -> None:
     """Close in bounded time, even if the broker is gone: nats-py still tries to write to the dead socket."""
     try:
-        await asyncio.wait_for(connection.close(), 1)
+        async with asyncio.timeout(1):
+            await connection.close()
     except (TimeoutError, NatsError, OSError):
         return  # nobody is there to say goodbye to
 

@@ -61,28 +61,28 @@ def log_subjects(s: Subjects, *, gate_open: bool = True) -> list[str]:
     return [f"{s.root}.chat.>", f"{s.root}.via.>", *ruling] if gate_open else ruling
 
 
+def _spec(name: str, subjects: list[str], **settings: Any) -> StreamSpec:
+    base = {
+        "name": name,
+        "subjects": subjects,
+        "storage": "file",
+        "num_replicas": 1,
+        "retention": "limits",
+        "discard": "new",
+        "allow_direct": True,
+        "duplicate_window": 10 * MINUTE_NS,
+        "max_msg_size": MAX_MESSAGE,
+        "max_msgs_per_subject": -1,
+        **_FORBIDDEN,
+    }
+    return StreamSpec(name, base | settings)
+
+
 def stream_specs(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
     """Every stream of a space. `epoch` is used only when LOG is created."""
-
-    def spec(name: str, subjects: list[str], **settings: Any) -> StreamSpec:
-        base = {
-            "name": name,
-            "subjects": subjects,
-            "storage": "file",
-            "num_replicas": 1,
-            "retention": "limits",
-            "discard": "new",
-            "allow_direct": True,
-            "duplicate_window": 10 * MINUTE_NS,
-            "max_msg_size": MAX_MESSAGE,
-            "max_msgs_per_subject": -1,
-            **_FORBIDDEN,
-        }
-        return StreamSpec(name, base | settings)
-
     mailbox = {"max_msgs_per_subject": 1_000, "discard_new_per_subject": True, "max_bytes": budget // 8}
     return [
-        spec(
+        _spec(
             s.log_stream,
             log_subjects(s),
             max_bytes=budget,
@@ -90,9 +90,9 @@ def stream_specs(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
             republish={"src": f"{s.root}.>", "dest": f"{s.root}.live.>"},
             metadata={BUDGET_KEY: str(budget), EPOCH_KEY: epoch},
         ),
-        spec(s.direct_stream, [f"{s.root}.dm.>"], max_consumers=10_000, **mailbox),
-        spec(s.task_stream, [f"{s.root}.task.>"], max_consumers=1_000, **mailbox),
-        spec(
+        _spec(s.direct_stream, [f"{s.root}.dm.>"], max_consumers=10_000, **mailbox),
+        _spec(s.task_stream, [f"{s.root}.task.>"], max_consumers=1_000, **mailbox),
+        _spec(
             s.delivery_stream,
             [f"{s.root}.dlv.>"],
             retention="workqueue",
@@ -103,9 +103,9 @@ def stream_specs(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
             max_bytes=budget // 4,
             max_consumers=10_000,
         ),
-        spec(s.audit_stream, [f"{s.root}.aud.>"], max_bytes=budget // 16, max_consumers=16),
-        spec(s.dead_stream, [f"{s.root}.dead.>"], max_bytes=budget // 16, max_consumers=16),
-        spec(
+        _spec(s.audit_stream, [f"{s.root}.aud.>"], max_bytes=budget // 16, max_consumers=16),
+        _spec(s.dead_stream, [f"{s.root}.dead.>"], max_bytes=budget // 16, max_consumers=16),
+        _spec(
             f"KV_{s.state_bucket}",
             [f"$KV.{s.state_bucket}.>"],
             max_msgs_per_subject=1,

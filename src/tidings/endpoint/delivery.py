@@ -14,24 +14,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import ACK_WAIT, IN_PROGRESS, NAK
-from tidings.broker.acks import Delivery as Delivered
+from tidings.broker.acks import ACK_WAIT, Delivery
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
+from tidings.endpoint.channels import Channels
 from tidings.endpoint.frame_numbers import FrameNumbers
 from tidings.endpoint.gaps import FrameGap
+from tidings.endpoint.history import History
 from tidings.endpoint.pull import pull
 from tidings.endpoint.records import LiveRecord
 from tidings.endpoint.recovery import Recovery
-from tidings.endpoint.unsettled import ACK_PATIENCE, Acknowledging, Unsettled
+from tidings.endpoint.unsettled import InHand, Unsettled
 from tidings.errors import DeliveryLost, MalformedFrame, TidingsError, UnhealthyError
 from tidings.failpoints import reach
 from tidings.wire.frames import MAX_FRAME_MESSAGES, Block, Frame, Lost, decode_frame, open_block
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 #: brings nothing makes the next one longer
 EXPIRES_SOON, EXPIRES = 0.5, 10.0
 REFUSED_PAUSE = 0.5
-IN_PROGRESS_EVERY = ACK_WAIT / 3
 #: a frame that is missing may be with a session that died: the broker delivers it again after ACK_WAIT
 GAP_PATIENCE = ACK_WAIT + 10.0
 #: frames that did not open, kept for whoever wants to look
@@ -70,22 +70,18 @@ class Batch:
             self.waiting.add(record.identity)
 
 
-@dataclass(eq=False)
-class HeldFrame(Unsettled):
-    """A frame the broker waits to hear about."""
-
-
-class Delivery(Acknowledging[HeldFrame]):
+class DurableCopies:
     """The durable copies of one endpoint."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, channels: Channels, history: History) -> None:
         self.endpoint = endpoint
+        self.channels = channels
         self.link = endpoint.link
         self.identity = endpoint.identity
         self.numbers = FrameNumbers(endpoint.seen.numbers)
-        self.recovery = Recovery(endpoint)
-        #: by sequence in the stream of frames
-        self.held: dict[int, HeldFrame] = {}
+        self.recovery = Recovery(endpoint, history)
+        #: frames the broker waits to hear about
+        self.held: InHand[Unsettled] = InHand(self.link, self._start)
         #: bytes of frames that did not open, the newest
         self.aside: deque[bytes] = deque(maxlen=ASIDE)
         #: everything the deliver floor spoke of up to here has arrived
@@ -94,7 +90,7 @@ class Delivery(Acknowledging[HeldFrame]):
         self._last: tuple[int, int] | None = None
         self._told: set[Lost] = set()
         self._batches: set[Batch] = set()
-        self._arrived: asyncio.Queue[tuple[HeldFrame, Frame, int]] = asyncio.Queue()
+        self._arrived: asyncio.Queue[tuple[Unsettled, Frame, int]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling: asyncio.Task[None] | None = None
         self._begun = self._closed = False
@@ -105,9 +101,9 @@ class Delivery(Acknowledging[HeldFrame]):
             return
         self._begun = True
         self.endpoint.seen.on_settled = self._on_settled
-        self.endpoint._channels.frames_through = lambda: self.caught_up
+        self.channels.memberships.frames_through = lambda: self.caught_up
         self._start(self._offer_arrived())
-        self._start(self._keep_in_progress())
+        self._start(self.held.keep_in_progress())
         self.link.on_session(self._on_session)
         if self.link.state == "ready":
             self._pulling = self._start(self._pull_all(self.link.connection))
@@ -132,7 +128,7 @@ class Delivery(Acknowledging[HeldFrame]):
                 return
             floor, came = self.endpoint.roster.backstop.floor, False
 
-            async def take(message: Any, delivery: Delivered, floor: int = floor) -> None:
+            async def take(message: Any, delivery: Delivery, floor: int = floor) -> None:
                 nonlocal came
                 came = True
                 await self._take(message.data, delivery, floor if not delivery.pending else 0)
@@ -155,18 +151,15 @@ class Delivery(Acknowledging[HeldFrame]):
 
     def _is_awaited(self) -> bool:
         """Does a membership that was not read from the log wait for what frames bring, and is it being made?"""
-        wanted = max((each.left_to_frames for each in self.endpoint._channels.memberships.values()), default=0)
+        wanted = max((each.left_to_frames for each in self.channels.memberships.values()), default=0)
         return self.caught_up < wanted and self.endpoint.roster.backstop.running
 
-    async def _take(self, data: bytes, delivery: Delivered, floor: int) -> None:
+    async def _take(self, data: bytes, delivery: Delivery, floor: int) -> None:
         held = self.held.get(delivery.seq)
         if held is not None:
-            # It comes again while we have it: it is not offered twice, and answered by its newest name.
-            held.delivery = delivery
-            if held.settled:
-                self._acknowledge(held)
+            self.held.come_again(held, delivery)
             return
-        held = self.held[delivery.seq] = HeldFrame(delivery)
+        held = self.held[delivery.seq] = Unsettled(delivery)
         try:
             frame = decode_frame(data)
             if frame.owner != self.identity.id:
@@ -177,7 +170,7 @@ class Delivery(Acknowledging[HeldFrame]):
         reach("endpoint.frame_pulled")
         self._arrived.put_nowait((held, frame, floor))
 
-    async def _put_aside(self, held: HeldFrame, data: bytes, error: MalformedFrame) -> None:
+    async def _put_aside(self, held: Unsettled, data: bytes, error: MalformedFrame) -> None:
         """Kept for whoever wants to look, then acknowledged, so that it blocks nobody."""
         if self.endpoint.keep_aside is not None:
             await self.endpoint.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
@@ -195,7 +188,7 @@ class Delivery(Acknowledging[HeldFrame]):
                 f"{where}. If messages are missing, the next frame shows it and they are read from the log"
             )
         )
-        self._acknowledge(held)
+        self.held.acknowledge(held)
 
     # --- offering ---
 
@@ -210,7 +203,7 @@ class Delivery(Acknowledging[HeldFrame]):
             finally:
                 self._arrived.task_done()
 
-    async def _offer_frame(self, held: HeldFrame, frame: Frame) -> None:
+    async def _offer_frame(self, held: Unsettled, frame: Frame) -> None:
         self._check_number(frame)
         for lost in frame.lost:
             self._tell_lost(lost)
@@ -234,10 +227,9 @@ class Delivery(Acknowledging[HeldFrame]):
                 await self._offer(record, batch, again=again)
 
     async def _offer(self, record: LiveRecord, batch: Batch, *, again: bool = False) -> None:
-        channels = self.endpoint._channels
-        redelivered = again or channels.is_forgotten(record)
+        redelivered = again or self.channels.is_forgotten(record)
         inbox = self.endpoint.inbox
-        while not channels.offer_durable(record, redelivered=redelivered):
+        while not self.channels.surfacing.offer_durable(record, redelivered=redelivered):
             await inbox.wait_for_room()
             await asyncio.sleep(0 if inbox.room else REFUSED_PAUSE)  # closed and full: until we are closed too
         batch.note(record, is_held=self.endpoint.seen.is_held(record.identity))
@@ -337,13 +329,13 @@ class Delivery(Acknowledging[HeldFrame]):
             self._batches.discard(batch)
             batch.then()
 
-    def _frame_settled(self, held: HeldFrame, frame: Frame, batch: Batch) -> None:
+    def _frame_settled(self, held: Unsettled, frame: Frame, batch: Batch) -> None:
         self._numbers_settled(frame.series, frame.number)
         if self.numbers.is_whole(frame.series, frame.number):
             for channel, seq in batch.reached.items():
                 self.endpoint.seen.channel(channel).frames_reached(seq)
         self._save()  # before the broker forgets the frame: whoever is killed now gets it again, and knows it
-        self._acknowledge(held)
+        self.held.acknowledge(held)
 
     def _save(self) -> None:
         """A state file that cannot be written costs repetitions after a restart, and no message."""
@@ -356,23 +348,15 @@ class Delivery(Acknowledging[HeldFrame]):
         self.numbers.settle(series, first, last)
         self.endpoint.seen.note_frames(self.numbers.settled_through())
 
-    async def _keep_in_progress(self) -> None:
-        """An application may think for minutes: say so well before the broker would deliver again."""
-        while True:
-            await asyncio.sleep(IN_PROGRESS_EVERY)
-            for held in list(self.held.values()):
-                if not held.settled:
-                    await self._say(held, IN_PROGRESS)
-
     # --- life ---
 
-    def _start(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.endpoint.events.emit("error", error)
@@ -389,12 +373,8 @@ class Delivery(Acknowledging[HeldFrame]):
         if self._pulling is not None:
             await end_tasks([self._pulling])
             await self._until_nobody_waits()
-        acking = {held.acking for held in self.held.values() if held.acking is not None}
-        if acking and self.link.state == "ready":
-            await asyncio.wait(acking, timeout=ACK_PATIENCE)
+        await self.held.finish()
         self._closed = True
-        self.endpoint._channels.frames_through = None
-        for held in list(self.held.values()):
-            if not held.settled:
-                await self._say(held, NAK)
+        self.channels.memberships.frames_through = None
+        await self.held.give_back()
         await end_tasks(self._tasks)

@@ -14,18 +14,19 @@ import asyncio
 import inspect
 import logging
 from collections import OrderedDict
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery
+from tidings.broker.acks import TERM, Delivery
 from tidings.broker.client import Connection, raw_headers
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.pull import pull
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
-from tidings.endpoint.unsettled import ACK_PATIENCE, Acknowledging, Unsettled
+from tidings.endpoint.unsettled import ACK_PATIENCE, InHand, Unsettled
 from tidings.errors import UnknownPeer, WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
@@ -64,7 +65,7 @@ class Held(Unsettled):
     identity: tuple[str, str]
 
 
-class Direct(Acknowledging[Held]):
+class Direct:
     """The direct messages of one endpoint, both ways."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -75,7 +76,7 @@ class Direct(Acknowledging[Held]):
         self.watch = ReceiptWatch(self.link, self._tell_receipt)
         if endpoint.events.is_heard("receipt"):
             self.watch.listen()
-        self.held: dict[int, Held] = {}
+        self.held: InHand[Held] = InHand(self.link, self._start)
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._arrived: asyncio.Queue[tuple[Held, Incoming]] = asyncio.Queue()
@@ -90,7 +91,7 @@ class Direct(Acknowledging[Held]):
             return
         self._begun = True
         self._start(self._surface_arrived())
-        self._start(self._keep_in_progress())
+        self._start(self.held.keep_in_progress())
         self._start(self.receipts.run())
         self.link.on_session(self._on_session)
         if self.link.state == "ready":
@@ -142,10 +143,7 @@ class Direct(Acknowledging[Held]):
     async def _take(self, connection: Connection, message: Any, delivery: Delivery) -> None:
         held = self.held.get(delivery.seq)
         if held is not None and held.delivery.time_ns == delivery.time_ns:
-            # It comes again while we have it: it is not surfaced twice, and answered by its newest name.
-            held.delivery = delivery
-            if held.settled:
-                self._acknowledge(held)
+            self.held.come_again(held, delivery)
             return
         try:
             received, inside = self._opened(message)
@@ -161,7 +159,7 @@ class Direct(Acknowledging[Held]):
         if not self.endpoint.seen.first_time(received.identity):
             # Settled before, or another record of a message that is held under its own sequence.
             self.endpoint.opener.refused["repeated"] += 1
-            self._acknowledge(held)
+            self.held.acknowledge(held)
             return
         self.endpoint.seen.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
@@ -214,22 +212,14 @@ class Direct(Acknowledging[Held]):
 
     async def _settle(self, held: Held) -> None:
         self.endpoint.seen.settle_direct(held.identity)
-        self._acknowledge(held)
+        self.held.acknowledge(held)
         assert held.acking is not None
         await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)
 
-    async def _keep_in_progress(self) -> None:
-        """An application may think for minutes: say so well before the broker would deliver again."""
-        while True:
-            await asyncio.sleep(ACK_WAIT / 3)
-            for held in list(self.held.values()):
-                if not held.settled:
-                    await self._say(held, IN_PROGRESS)
-
     # --- life ---
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -240,13 +230,9 @@ class Direct(Acknowledging[Held]):
             return
         if self._pulling is not None:
             await end_tasks([self._pulling])
-        acking = {held.acking for held in self.held.values() if held.acking is not None}
-        if acking and self.link.state == "ready":
-            await asyncio.wait(acking, timeout=ACK_PATIENCE)
+        await self.held.finish()
         self._closed = True
-        for held in list(self.held.values()):
-            if not held.settled:
-                await self._say(held, NAK)
+        await self.held.give_back()
         if self.link.state == "ready":
             await self.receipts.flush(timeout=1)
         await end_tasks(self._tasks)

@@ -23,12 +23,13 @@ from typing import Any, Self, TypeVar
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
-from tidings.endpoint.channels import Channels, Joined
-from tidings.endpoint.delivery import Delivery
+from tidings.endpoint.channels import Channels
+from tidings.endpoint.delivery import DurableCopies
 from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept
+from tidings.endpoint.membership import Joined
 from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
@@ -38,6 +39,7 @@ from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
 from tidings.endpoint.supervision import State, Supervision
+from tidings.endpoint.surfacing import Surfacing
 from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
@@ -120,13 +122,14 @@ class Endpoint:
         self.presence = Presence(self.link, self.roster, self.session.session)
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
         self.seen = Seen(self._state_path)
+        surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)
         self._history = History(self.link, self.opener)
         self._channels = Channels(
             self.link,
             self.opener,
             self.seen,
             self._history,
-            self._surface_channel,
+            surfacing,
             self.inbox.wait_for_room,
             self.events.emit,
         )
@@ -134,8 +137,8 @@ class Endpoint:
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)
         self._direct = Direct(self)
-        self._delivery = Delivery(self)
-        self._tasks = Tasks(self)
+        self._delivery = DurableCopies(self, self._channels, self._history)
+        self._tasks = Tasks(self, self._compose)
         try:
             await self.link.start()
             self.presence.start()

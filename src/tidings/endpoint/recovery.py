@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tidings.endpoint.history import History
 from tidings.endpoint.records import LiveRecord
 from tidings.errors import ConflictError, DeniedError, OutcomeUnknown, UnreachableError
 from tidings.space.control import collect
@@ -21,8 +22,9 @@ RETRY_PAUSE = 1.0
 
 
 class Recovery:
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, history: History) -> None:
         self.endpoint = endpoint
+        self.history = history
 
     async def read(self, after: int, through: int) -> list[LiveRecord]:
         """Every message above `after`, up to `through`. Tries for as long as nobody answers."""
@@ -51,6 +53,6 @@ class Recovery:
         if after >= through:
             return []
         try:
-            return [each async for each in self.endpoint._history.between(channel, after, through)]
+            return [each async for each in self.history.between(channel, after, through)]
         except DeniedError:  # narrowed meanwhile: it is owed no more
             return []

@@ -22,6 +22,7 @@ from pathlib import Path
 from tidings.broker.private_files import write_private
 from tidings.endpoint.sequences import Sequences
 from tidings.errors import ConfigError
+from tidings.wire.patterns import covers, is_concrete
 
 IDENTITIES_KEPT = 8_192
 CHANNELS_KEPT = 16_384
@@ -163,6 +164,13 @@ class Seen:
                 self._forget_a_channel()
         else:
             self.channels.move_to_end(name)
+        return known
+
+    def covered_by(self, pattern: str) -> list[str]:
+        """The channels seen under a pattern; one that is named is among them, seen or not."""
+        known = [name for name in self.channels if covers(pattern, name)]
+        if is_concrete(pattern) and pattern not in known:
+            known.append(pattern)
         return known
 
     def _forget_a_channel(self) -> None:

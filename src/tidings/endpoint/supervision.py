@@ -168,7 +168,8 @@ class Supervision:
             return
         connection.fail_pending(ConnectionLost(f"{self.identity.name} lost its connection to the broker"))
         with suppress(Exception):
-            await asyncio.wait_for(connection.close(), 1)
+            async with asyncio.timeout(1):
+                await connection.close()
 
     async def _rebuild(self) -> None:
         pause, refused = FIRST_PAUSE, 0
@@ -218,16 +219,6 @@ class Supervision:
             raise ConnectionLost(f"the broker does not answer {self.identity.name} ({error})") from error
         self.last_round_trip = time.monotonic()
         return connection.incarnation
-
-    async def rebuilt(self, within: float) -> None:
-        """Wait for a rebuild that was just asked for to begin and to end."""
-        before = self.rebuilds
-        try:
-            async with asyncio.timeout(within):
-                while self.rebuilds == before or self.state != "ready":
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
 
     async def call(
         self,

@@ -167,11 +167,12 @@ class Job:
 class Tasks:
     """The tasks of one endpoint, asked and held."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, compose: Callable[..., Message]) -> None:
         self.endpoint = endpoint
         self.link = endpoint.link
         self.identity = endpoint.identity
         self.session = new_id()
+        self._compose = compose
         self._open: dict[int, Job] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
@@ -356,7 +357,7 @@ class Tasks:
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
         if text is None and data is None:
             text = ""
-        composed = self.endpoint._compose(text, data, (), reply_to=job.message.id)
+        composed = self._compose(text, data, (), reply_to=job.message.id)
         payload = wire.encode(composed)
         if len(payload) > MAX_RESULT:
             raise TooLarge(f"a result has at most {MAX_RESULT} bytes, this one has {len(payload)}: send a reference")

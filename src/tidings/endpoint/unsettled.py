@@ -8,19 +8,21 @@ delivers again, and the endpoint's memory knows the message. When to acknowledge
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from nats.errors import Error as NatsError
 
-from tidings.broker.acks import ACK, Delivery
+from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, Delivery
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError
 
 #: how long the broker's word is waited for before the acknowledgement goes on in the background
 ACK_PATIENCE = 2.0
 ACK_TRIES = 5
+IN_PROGRESS_EVERY = ACK_WAIT / 3
 
 
 @dataclass(eq=False)
@@ -33,19 +35,25 @@ class Unsettled:
 
 
 H = TypeVar("H", bound=Unsettled)
+Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-class Acknowledging(Generic[H]):
-    """The part of a mailbox that ends deliveries. `held` is by their sequence in the mailbox's stream."""
+class InHand(dict[int, H]):
+    """The unsettled deliveries of one mailbox, by their sequence in its stream. `start` begins a task of its owner."""
 
-    link: Supervision
-    held: dict[int, H]
-    _closed: bool
+    def __init__(self, link: Supervision, start: Start) -> None:
+        super().__init__()
+        self.link = link
+        self._start = start
+        self._given_back = False
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
-        raise NotImplementedError
+    def come_again(self, held: H, delivery: Delivery) -> None:
+        """It was delivered again while we have it: it is answered by its newest name."""
+        held.delivery = delivery
+        if held.settled:
+            self.acknowledge(held)
 
-    def _acknowledge(self, held: H) -> None:
+    def acknowledge(self, held: H) -> None:
         held.settled = True
         if held.acking is None or held.acking.done():
             held.acking = self._start(self._until_acknowledged(held))
@@ -53,7 +61,7 @@ class Acknowledging(Generic[H]):
     async def _until_acknowledged(self, held: H) -> None:
         """Acknowledge and hear that it was heard, on this connection or the next."""
         tries = 0
-        while tries < ACK_TRIES and not self._closed and self._is_current(held):
+        while tries < ACK_TRIES and not self._given_back and self._is_current(held):
             try:
                 connection = await self.link.ready(30)
                 await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
@@ -64,11 +72,33 @@ class Acknowledging(Generic[H]):
             else:
                 break
         if self._is_current(held):
-            del self.held[held.delivery.seq]
+            del self[held.delivery.seq]
 
     def _is_current(self, held: H) -> bool:
         """False once the mailbox went backwards and another delivery has its sequence: that one is not ended by it."""
-        return self.held.get(held.delivery.seq) is held
+        return self.get(held.delivery.seq) is held
+
+    async def keep_in_progress(self) -> None:
+        """An application may think for minutes: say so well before the broker would deliver again."""
+        while True:
+            await asyncio.sleep(IN_PROGRESS_EVERY)
+            await self._say_of_unsettled(IN_PROGRESS)
+
+    async def finish(self) -> None:
+        """Let acknowledgements under way finish."""
+        acking = {held.acking for held in self.values() if held.acking is not None}
+        if acking and self.link.state == "ready":
+            await asyncio.wait(acking, timeout=ACK_PATIENCE)
+
+    async def give_back(self) -> None:
+        """Acknowledge nothing more, and have the broker deliver again what was not settled."""
+        self._given_back = True
+        await self._say_of_unsettled(NAK)
+
+    async def _say_of_unsettled(self, word: bytes) -> None:
+        for held in list(self.values()):
+            if not held.settled:
+                await self._say(held, word)
 
     async def _say(self, held: H, word: bytes) -> None:
         with suppress(TidingsError, NatsError, OSError):  # no connection: the broker delivers again, and we know it

@@ -202,7 +202,7 @@ class Deliverer:
         narrowed = table.rules.narrowings(self.last_head, head)
         emptied: dict[str, Emptied] = {}
         events: list[DebtEvent] = []
-        for owner in {*narrowed, *self._outlet.noted(), *self._outlet.crowding()}:
+        for owner in sorted({*narrowed, *self._outlet.noted(), *self._outlet.crowding()}):
             emptied[owner] = self._outlet.empty(owner)
             reason = f"access:{narrowed[owner]}" if owner in narrowed else "emptied"
             events += self._restart(owner, f"{reason}@{emptied[owner].at}", emptied[owner], table, head)

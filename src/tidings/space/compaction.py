@@ -15,9 +15,9 @@ come first, so that stopping in between turns no old join void in the statistics
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from tidings.space.fold import LogRecord, Table
+from tidings.space.fold import Table
 from tidings.wire import subjects
 
 #: (subject, below): purge the versions of `subject` whose sequence is smaller than `below`
@@ -28,12 +28,6 @@ def removable(table: Table, floor: int) -> list[Purge]:
     """The purges that are safe at `floor`, where `table` is the fold of the whole log."""
     cuts = [*_member_cuts(table, floor), *_other_cuts(table, floor)]
     return [(subject, below) for subject, below in cuts if table.oldest[subject] < below]
-
-
-def compacted(records: Iterable[LogRecord], purges: Iterable[Purge]) -> list[LogRecord]:
-    """What is left of `records` after the purges."""
-    cuts = dict(purges)
-    return [record for record in records if record.seq >= cuts.get(record.subject, 0)]
 
 
 def _member_cuts(table: Table, floor: int) -> Iterator[Purge]:

@@ -375,14 +375,6 @@ class Table:
         """The agent that goes by `name` now. A revoked agent goes by no name."""
         return self._holders.get(name)
 
-    def name_holder(self, name: str) -> str | None:
-        """Like `owner_named`, else the revoked agent that bore the name last: whom old messages speak of."""
-        holder = self._holders.get(name)
-        if holder is not None:
-            return holder
-        bearers = [(h.since(self.head), owner) for owner, h in self.rules.access.items() if _name(h) == name]
-        return max(bearers)[1] if bearers else None
-
     def uncovered(self, owner: str) -> list[Interval]:
         """Open intervals that the access in force no longer covers: what a narrowing has to close."""
         history = self.rules.access.get(owner)
@@ -403,8 +395,3 @@ class Table:
             channels={name: history.at(seq) for name, history in self.rules.channels.items()},
             links={link: history.at(seq) for link, history in self.rules.links.items()},
         )
-
-
-def _name(history: History[Access]) -> str | None:
-    access = history.newest()
-    return access.name if access else None

@@ -26,9 +26,6 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
     channels: dict[str, dict[str, Any]]
     links: dict[str, dict[str, Any]]
 
-    def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
-
 
 def view_of(
     *,

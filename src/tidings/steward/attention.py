@@ -69,8 +69,7 @@ class StandingAttention:
             return changed
 
     def _is_agent(self, owner: str) -> bool:
-        access = self.steward.table.access_at(owner, self.steward.position)
-        return access is not None and not access.revoked
+        return self.steward.active_access(owner) is not None
 
     async def _keep(self, rows: dict[str, Standing]) -> None:
         value = msgspec.to_builtins(rows)

@@ -29,7 +29,8 @@ from tidings.errors import TidingsError
 from tidings.space.administration import administer, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
-from tidings.steward.service import Pace, Steward
+from tidings.steward.pace import Pace
+from tidings.steward.service import Steward
 from tidings.wire.names import check_agent_id
 
 log = logging.getLogger(__name__)

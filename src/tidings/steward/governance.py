@@ -197,7 +197,7 @@ def changed_space(before: Space, request: Request) -> Space:
 async def rotate_key(steward: Steward, request: Request) -> Answer:
     """The old key signs a record that names the new one; from the next record on the new one rules."""
     async with steward.writer.lock:
-        seq = await steward.rotate_signing_key(request.op)
+        seq = await steward.signing_key.rotate(request.op)
     return {"seq": seq, "steward_key": steward.table.steward_key}
 
 
@@ -239,7 +239,7 @@ async def issued(steward: Steward, request: Request) -> Answer:
 async def acknowledge(steward: Steward, request: Request) -> Answer:
     """The owner has seen that the log went backwards; health stops saying so."""
     del request
-    return {"acknowledged": steward.acknowledge_regressions()}
+    return {"acknowledged": steward.marks.acknowledge()}
 
 
 ADMIN_HANDLERS: dict[tuple[str, str], Handler] = {

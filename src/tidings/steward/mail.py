@@ -126,8 +126,7 @@ class Mail:
         return self.steward.table.access_at(target, self.steward.position) is None
 
     def _is_reachable(self, target: str) -> bool:
-        access = self.steward.table.access_at(target, self.steward.position)
-        return access is not None and not access.revoked
+        return self.steward.active_access(target) is not None
 
     async def _archive_limit(self, head: int) -> int:
         """The last sequence the archive has no more need of."""

@@ -2,19 +2,23 @@
 
 A power cut or a restored copy makes the broker reuse sequences, and nothing inside the store can tell. A mark is
 the sequence, time and subject of a record that was the head once; the newest mark that the log no longer confirms
-shows how far it went back.
+shows how far it went back. A log that did gets a new epoch, and the steward says so until its owner has seen it.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from pathlib import Path
 
 import msgspec
 
+from tidings.broker.answers import EPOCH_KEY
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import write_private
+from tidings.broker.streams import set_epoch
 from tidings.errors import ConfigError
+from tidings.steward.services import now
 from tidings.wire.subjects import Subjects
 
 KEPT = 1_000
@@ -104,8 +108,37 @@ class Marks:
         after = max((number for number, each in enumerate(found, 1) if each.epoch_after == epoch), default=0)
         return min((each.agreed for each in found[after:]), default=0)
 
-    def forget_after(self, agreed: int, regression: Regression) -> None:
+    # --- a log that went backwards ---
+
+    async def settle_epoch(self, regression: tuple[int, int] | None) -> None:
+        """Adopt the epoch of the log. If it went backwards, (was, agreed), give it a new one and remember that."""
+        config = (await self.js.info(self.subjects.log_stream))["config"]
+        epoch = config["metadata"][EPOCH_KEY]
+        if regression is None:
+            self.file.epoch = epoch
+            return
+        was, agreed = regression
+        fresh = str(uuid.uuid4())
+        await set_epoch(self.js, self.subjects, fresh)
         self.file.marks = [mark for mark in self.file.marks if mark.seq <= agreed]
-        self.file.epoch = regression.epoch_after
-        self.file.regressions = [*self.file.regressions, regression]
+        self.file.epoch = fresh
+        self.file.regressions = [*self.file.regressions, Regression(was, agreed, epoch, fresh, noticed=now())]
         self.save()
+        log.error("the log went backwards: it was at %d and agrees with the past only up to %d", was, agreed)
+
+    def acknowledge(self) -> int:
+        """The owner has seen every regression; answers how many were new to it."""
+        pending = self._unacknowledged()
+        self.file.regressions = [msgspec.structs.replace(each, acknowledged=True) for each in self.file.regressions]
+        self.save()
+        return len(pending)
+
+    def problems(self) -> list[str]:
+        return [
+            f"the log went backwards: it was at {each.was} and agrees with the past only up to {each.agreed} "
+            f"(noticed {each.noticed}); `tidings space acknowledge` once you have seen to it"
+            for each in self._unacknowledged()
+        ]
+
+    def _unacknowledged(self) -> list[Regression]:
+        return [each for each in self.file.regressions if not each.acknowledged]

@@ -52,7 +52,8 @@ async def end_child(child: asyncio.subprocess.Process, grace: float) -> None:
     child.send_signal(signal.SIGCONT)
     child.terminate()
     try:
-        await asyncio.wait_for(child.wait(), grace)
+        async with asyncio.timeout(grace):
+            await child.wait()
     except TimeoutError:
         child.kill()
         await child.wait()

@@ -213,8 +213,7 @@ class FloodWatch:
         """Whose record this is, by where the broker pins the sender; rulings and links do not count."""
         kind, *rest = subject.split(".")[2:]
         sender = rest[0] if kind == "chat" else rest[-1] if kind in ("dm", "task") else None
-        access = self._access(sender) if sender else None
-        return sender if access is not None and not access.revoked else None
+        return sender if sender and self.steward.active_access(sender) is not None else None
 
     def _access(self, owner: str) -> Access | None:
         return self.steward.table.access_at(owner, self.steward.position)
@@ -246,8 +245,8 @@ class FloodWatch:
         return [f"{each.name} may not post {each.withheld}" for each in self._accesses() if each.withheld]
 
     def _accesses(self) -> Iterator[Access]:
-        found = (self._access(owner) for owner in sorted(self.steward.table.owners()))
-        return (access for access in found if access is not None and not access.revoked)
+        found = (self.steward.active_access(owner) for owner in sorted(self.steward.table.owners()))
+        return (access for access in found if access is not None)
 
     def problems(self) -> list[str]:
         """Cuts that were not made: without a supervisor nobody here can."""

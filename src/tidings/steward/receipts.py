@@ -214,7 +214,7 @@ class Receipts:
         events[key].add(changed)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds), self.steward.idle():
+                async with asyncio.timeout(seconds), self.steward.answering.idle():
                     while not self._closed and not is_so():
                         await changed.wait()
                         changed.clear()

@@ -1,4 +1,4 @@
-"""What the steward does for agents: join, leave, list, channel settings, their own access, health.
+"""What the steward does for agents: join, leave, list, channel settings, their own access.
 
 Each service checks the access record in force and, if something is to be ruled, writes it under the writer's lock,
 so that the check and the record are one step. Repeating a request with the same op gives the same answer. Listings
@@ -299,12 +299,6 @@ async def own_access(steward: Steward, request: Request) -> Answer:
     return {"access": msgspec.to_builtins(access), "seq": steward.position}
 
 
-async def health(steward: Steward, request: Request) -> Answer:
-    """Answered by a real round trip: the lease is read back from the leader of the log."""
-    del request
-    return await steward.health()
-
-
 def open_intervals(steward: Steward, owner: str) -> list[Interval]:
     return [interval for interval in steward.table.intervals(owner) if interval.left is None]
 
@@ -323,5 +317,4 @@ AGENT_HANDLERS: dict[tuple[str, str], Handler] = {
     ("channel", "set"): channel_set,
     ("space", "info"): space_info,
     ("access", "get"): own_access,
-    ("health", "ping"): health,
 }

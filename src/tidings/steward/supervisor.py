@@ -69,7 +69,6 @@ class Supervisor:
         self.broker: Broker | None = None
         self.steward: asyncio.subprocess.Process | None = None
         self._holder: str | None = None
-        self._last_steward_error: dict[str, Any] | None = None
         self.pipeline = PipelineKeeper(
             home, ["--lease-ttl", str(options.lease_ttl)], note=self._note_pipeline, tell=tell
         )

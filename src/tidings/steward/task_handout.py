@@ -123,7 +123,7 @@ class TaskHandout:
             try:
                 await self._feed_once(queue)
             except LeaseLost as error:
-                self.desk.steward._fail(error)
+                self.desk.steward.fail(error)
                 return
             except TidingsError as error:
                 log.warning("tasks of %s: %s", queue.role, error)
@@ -193,7 +193,7 @@ class TaskHandout:
                 queue.has_consumer = False
                 await asyncio.sleep(REFUSED_PAUSE)
         except LeaseLost as error:
-            self.desk.steward._fail(error)
+            self.desk.steward.fail(error)
         except TidingsError as error:
             log.warning("a pull of %s ended: %s", queue.role, error)
             await asyncio.sleep(REFUSED_PAUSE)

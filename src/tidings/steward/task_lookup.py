@@ -29,9 +29,8 @@ class TaskLookup:
     # --- roles ---
 
     def holds_role(self, owner: str, role: str) -> bool:
-        steward = self.desk.steward
-        access = steward.table.access_at(owner, steward.position)
-        return access is not None and not access.revoked and role in access.roles
+        access = self.desk.steward.active_access(owner)
+        return access is not None and role in access.roles
 
     def holders(self, role: str) -> list[str]:
         return [owner for owner in self.desk.steward.table.owners() if self.holds_role(owner, role)]

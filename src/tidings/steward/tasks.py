@@ -104,7 +104,7 @@ class TaskDesk:
         allowed = self._parked[sender] < PARKED_EACH and self._parked.total() < PARKED and not self.closed
         self._parked[sender] += 1
         try:
-            async with self.steward.idle():
+            async with self.steward.answering.idle():
                 yield seconds if allowed else 0.0
         finally:
             self._parked[sender] -= 1

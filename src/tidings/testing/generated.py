@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import nkeys
 
@@ -25,6 +26,9 @@ CHANNELS = ("general", "team.backend", "team.frontend", "team", "team.backend.db
 WILDCARDS = ("team.>", "team.*", ">", "*.backend", "*", "*.*", "ops.>")
 PUBACK = b'{"stream":"LOG_main","seq":2}'
 START_NS = 1_750_000_000_000_000_000
+
+#: the fold and the model both verify every ruling; once is enough
+verify_once = lru_cache(maxsize=4096)(rulings.verify_ruling)
 
 
 def seeded_key(rng: random.Random, prefix: int = USER) -> KeyPair:

@@ -27,7 +27,8 @@ from tidings.space.administration import Administrator, Granted, administer, bro
 from tidings.space.agents import AgentFile
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.steward.service import Pace, Steward
+from tidings.steward.pace import Pace
+from tidings.steward.service import Steward
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects

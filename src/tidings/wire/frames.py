@@ -27,7 +27,6 @@ MAX_FRAME_BYTES = 512 * 1024
 #: raw bytes of a block, unless one message alone is larger
 MAX_BLOCK_BYTES = 192 * 1024
 HEAD_HEADER = "Td-Head"
-LEASE_HEADER = "Td-Lease"
 _LARGEST_RECORD = 300 * 1024
 _RAW, _ZSTD = 0, 1
 

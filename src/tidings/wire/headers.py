@@ -133,12 +133,6 @@ def refused_headers(fields: Iterable[Field]) -> tuple[str, ...]:
     return tuple(name for name, _ in fields if _is_reserved(name))
 
 
-def check_own_headers(fields: Iterable[Field]) -> None:
-    refused = refused_headers(fields)
-    if refused:
-        raise HeaderRefused(f"a sender may not set {', '.join(refused)[:200]!r}: only Nats-Msg-Id is open to senders")
-
-
 def encode_headers(fields: Iterable[Field]) -> bytes:
     """A block for raw clients and tests. It spells even reserved names; it never lets a value start a new line."""
     lines = [_VERSION]

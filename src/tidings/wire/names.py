@@ -13,7 +13,6 @@ from tidings.errors import InvalidName
 
 MAX_TOKEN = 64
 MAX_CHANNEL = 200
-MAX_DISPLAY_NAME = 64
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _AGENT_ID = re.compile(r"U[A-Z2-7]{55}\Z")
 

@@ -1,0 +1,160 @@
+"""Live copies of the channels an endpoint is in: subscribed, received, held back while something older is missing.
+
+A copy waits until the steward has answered the join, and while the log is read for what came before it. Each names the
+record before it of its sender (`gaps.py`): if that never arrived, this copy shows a hole, and waits until it was read.
+What has no room waits too. Whatever is let go here is in the log. Reading the log is not done here: `catch_up` is told
+that a membership needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidings.broker.client import Connection
+from tidings.endpoint.gaps import Arrivals, Hole
+from tidings.endpoint.membership import Membership, Memberships
+from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
+from tidings.endpoint.seen import Seen
+from tidings.endpoint.supervision import Supervision
+from tidings.endpoint.surfacing import Surfacing
+from tidings.errors import DeniedError
+from tidings.wire.subjects import Chat
+
+HELD_AT_MOST = 1_000
+HOLES_AT_MOST = 256
+
+
+async def unsubscribe(membership: Membership) -> None:
+    for subscription in membership.subscriptions:
+        if not subscription._conn.is_closed:
+            await subscription.unsubscribe()
+    membership.subscriptions = []
+
+
+class LiveCopies:
+    """The live copies of one endpoint."""
+
+    def __init__(
+        self,
+        link: Supervision,
+        opener: RecordOpener,
+        seen: Seen,
+        memberships: Memberships,
+        surfacing: Surfacing,
+        catch_up: Callable[[Membership], None],
+    ) -> None:
+        self.link = link
+        self.opener = opener
+        self.seen = seen
+        self.memberships = memberships
+        self.surfacing = surfacing
+        self.arrivals = Arrivals()
+        self._catch_up = catch_up
+
+    async def subscribe(self, connection: Connection, membership: Membership) -> None:
+        """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
+        s = self.link.identity.subjects
+        membership.subscriptions = []
+        refusals: list[str] = []
+        hear = refusals.append
+        connection.on_violation.append(hear)
+        try:
+            for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
+                subscription = await connection.listen(subject, self._receiver(membership))
+                membership.subscriptions.append(subscription)
+            await connection.flush(timeout=5)
+        finally:
+            connection.on_violation.remove(hear)
+        if any(s.live_chat(membership.pattern).lower() in each.lower() for each in refusals):
+            await unsubscribe(membership)
+            raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
+
+    def _receiver(self, membership: Membership) -> Callable[[Any], None]:
+        def receive(message: Any) -> None:
+            copy = self.opener.live(message)
+            if copy is None:
+                return
+            if membership.held is not None:
+                self._hold(membership, copy)
+            elif membership.joined is None or copy.seq > membership.joined:
+                self._take(membership, copy)
+
+        return receive
+
+    def _hold(self, membership: Membership, copy: LiveCopy) -> None:
+        """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
+        assert membership.held is not None
+        if copy.record is not None:
+            self.seen.channel(copy.record.channel)  # so that this channel is among those that are read
+        membership.held.append(copy)
+        if len(membership.held) > HELD_AT_MOST:
+            membership.held.clear()
+            membership.overrun = True
+            membership.contiguous = False
+
+    def release(self, membership: Membership) -> None:
+        """Surface what was held, if it came after the join; from now on copies surface as they come."""
+        after = membership.joined or 0
+        for copy in membership.take_held():
+            if membership.held is not None:  # one of them found no room, or a hole: the others wait behind it
+                self._hold(membership, copy)
+            elif copy.seq > after:
+                self._take(membership, copy)
+
+    def _take(self, membership: Membership, copy: LiveCopy) -> None:
+        """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
+        if membership.confirmed:
+            hole = None if self.arrivals.covers(copy.subject, copy.previous) else self._hole_before(copy)
+            if hole is not None and self._must_wait(membership, copy, hole):
+                return
+            if hole is None or copy.subject in membership.holes:
+                self.arrivals.note(copy.subject, copy.seq)
+        if copy.record is not None:
+            self._offer(membership, copy.record)
+
+    def _hole_before(self, copy: LiveCopy) -> Hole | None:
+        """The hole this copy shows, if what lies in it is owed to us and nothing else explains it."""
+        address = self.link.identity.subjects.parse(copy.subject)
+        if not isinstance(address, Chat) or address.sender == self.link.identity.id:
+            return None
+        seen = self.seen.channel(address.channel)
+        covering = self.memberships.covering(address.channel)
+        known = self.arrivals.last(copy.subject)
+        if not known and not seen.read:  # what was said before this session listened is not a lost copy
+            covering = [each for each in covering if each.opened_here]
+        joined = min((each.joined or 0 for each in covering), default=copy.previous)
+        after = max(known, seen.read, seen.left_to_frames, joined)
+        if copy.previous <= after or copy.previous in seen.beyond:
+            return None
+        return Hole(address.channel, address.sender, after, copy.previous, position=after)
+
+    def _must_wait(self, membership: Membership, copy: LiveCopy, hole: Hole) -> bool:
+        """Have a hole read. The copy that shows it waits for that, unless nobody can say how long it would take.
+
+        Beyond a number of holes none is opened and nothing is noted as arrived, so the next copy shows it again.
+        """
+        known = membership.holes.get(copy.subject)
+        if known is not None:
+            known.through = hole.through
+        elif len(membership.holes) < HOLES_AT_MOST:
+            membership.open_hole(copy.subject, hole, self.seen)
+        else:
+            return False
+        self._catch_up(membership)
+        if membership.unreadable:
+            return False
+        self.arrivals.note(copy.subject, hole.through)
+        membership.held = membership.held or []
+        self._hold(membership, copy)
+        return True
+
+    def _offer(self, membership: Membership, record: LiveRecord) -> None:
+        """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
+        ahead = self.memberships.is_ahead(membership)
+        if self.surfacing.offer(record, contiguous=membership.contiguous, ahead=ahead):
+            return
+        membership.contiguous = False
+        if membership.confirmed:
+            membership.held = membership.held or []  # what comes now waits for what has no room
+            self._catch_up(membership)

@@ -1,0 +1,145 @@
+"""One joined channel or pattern as an endpoint remembers it, and all of them together.
+
+State and questions about it, no I/O: what the steward answered, what waits for something older, what is being read from
+the log, and what is left to frames. `channels.py` joins and leaves, `live.py` receives, `missed.py` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tidings.endpoint.gaps import Cause, Hole
+from tidings.endpoint.records import LiveCopy
+from tidings.endpoint.seen import Seen
+from tidings.wire.ids import new_id
+from tidings.wire.patterns import covers
+from tidings.wire.roster import Backstop
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a join came to. `durable` is False with a `reason` while the steward or the backstop is away."""
+
+    channel: str
+    state: str
+    seq: int
+    durable: bool
+    reason: str
+    backfilled: int = 0
+    cls: str = "durable"
+
+
+@dataclass(eq=False)
+class Membership:
+    """One joined channel or pattern."""
+
+    pattern: str
+    op: str = field(default_factory=new_id)
+    #: sequence of the join; None until the steward answered
+    joined: int | None = None
+    #: it began with this session, so that nothing above `joined` is older than what we could have heard
+    opened_here: bool = False
+    #: live copies that came before the answer, or wait for something older
+    held: list[LiveCopy] | None = field(default_factory=list)
+    #: subject -> what of it was lost on the way and is being read from the log
+    holes: dict[str, Hole] = field(default_factory=dict)
+    #: why the log is being read, if somebody is to be told
+    cause: Cause | None = None
+    #: the steward was away when the log was to be read: live goes on meanwhile, and nothing waits for it
+    unreadable: bool = False
+    #: no copy of this session was missed: what arrives is contiguous
+    contiguous: bool = False
+    #: held copies were let go, so the log must be read once more
+    overrun: bool = False
+    #: only looking: live copies without a membership
+    watching: bool = False
+    #: a task reads what was missed
+    catching_up: bool = False
+    #: the log went backwards: what came after that counts, even if it was before we had joined again
+    rewound: bool = False
+    #: what lies up to here was not read from the log, because frames bring it
+    left_to_frames: int = 0
+    #: what lies up to here may have been surfaced by a process before this one, and nobody remembers
+    forgotten: int = 0
+    subscriptions: list[Any] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def confirmed(self) -> bool:
+        """The steward answered, and what is missed here is owed."""
+        return self.joined is not None and not self.watching
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is missing, and nothing waits."""
+        return self.contiguous and not self.holes and self.held is None
+
+    @property
+    def cls(self) -> str:
+        return str(self.facts.get("class", "durable"))
+
+    @property
+    def backstop(self) -> Backstop:
+        """What makes durable copies, as the steward told it at the join."""
+        return msgspec.convert(self.facts.get("backstop") or {}, Backstop)
+
+    def take_held(self) -> list[LiveCopy]:
+        held, self.held = self.held or [], None
+        return held
+
+    def open_hole(self, subject: str, hole: Hole, seen: Seen) -> None:
+        """A hole is to be read, and until then nothing above it counts as settled."""
+        self.holes[subject] = hole
+        seen.channel(hole.channel).missing[subject] = hole.after
+
+    def close_hole(self, subject: str, seen: Seen) -> None:
+        hole = self.holes.pop(subject)
+        seen.channel(hole.channel).missing.pop(subject, None)
+
+    def close_holes(self, seen: Seen) -> None:
+        for subject in list(self.holes):
+            self.close_hole(subject, seen)
+
+    def told(self, state: str, reason: str = "", backfilled: int = 0) -> Joined:
+        """What whoever joined is told."""
+        backstop = self.backstop
+        if not reason and self.cls == "durable":
+            reason = backstop.delay
+        return Joined(
+            self.pattern,
+            state,
+            self.joined or 0,
+            durable=self.cls == "durable" and backstop.running and self.joined is not None,
+            reason=reason,
+            backfilled=backfilled,
+            cls=self.cls,
+        )
+
+
+class Memberships(dict[str, Membership]):
+    """Every channel and pattern of one endpoint, by its name; watched ones are among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: have frames brought everything up to this sequence? None while nobody pulls them
+        self.frames_through: Callable[[], int] | None = None
+
+    def holds(self, membership: Membership) -> bool:
+        """Is it still one of them? It may have been left, and joined anew."""
+        return self.get(membership.pattern) is membership
+
+    def covering(self, channel: str) -> list[Membership]:
+        """Those by which messages of this channel are owed."""
+        return [each for each in self.values() if each.confirmed and covers(each.pattern, channel)]
+
+    def is_ahead(self, membership: Membership) -> bool:
+        """May older messages of this membership still be on their way?"""
+        if membership.unreadable:
+            return membership.confirmed
+        if membership.left_to_frames and self.frames_through is not None:
+            return self.frames_through() < membership.left_to_frames
+        return False

@@ -1,0 +1,86 @@
+"""Handing a channel message to the application once, whichever copy of it comes first.
+
+A message comes live, from history, inside a hole, or as a durable copy. It is known by its sequence and by (sender,
+id); one's own messages are never surfaced. Every way in answers False when there is no room: then nothing was noted,
+and whoever offered it offers it again. Where copies come from, and when to offer again, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from tidings.endpoint.records import LiveRecord
+from tidings.endpoint.seen import Seen
+
+
+class Surface(Protocol):
+    """Hand a record to the application; False when there is no room for it."""
+
+    def __call__(
+        self,
+        record: LiveRecord,
+        /,
+        *,
+        historical: bool = False,
+        late: bool = False,
+        ahead: bool = False,
+        redelivered: bool = False,
+    ) -> bool: ...
+
+
+class Surfacing:
+    def __init__(self, own_id: str, seen: Seen, refused: Counter[str], surface: Surface) -> None:
+        self.own_id = own_id
+        self.seen = seen
+        self._refused = refused
+        self._surface = surface
+
+    def is_own(self, record: LiveRecord) -> bool:
+        return record.received.sender == self.own_id
+
+    def offer(self, record: LiveRecord, *, contiguous: bool, **marks: bool) -> bool:
+        """A copy in the order of the log. `contiguous`: nothing lies between what was seen of its channel and it."""
+        seen = self.seen.channel(record.channel)
+        if not seen.is_new(record.seq) or record.seq in self.seen.known:
+            return True
+        own = self.is_own(record)
+        repeated = not own and not self.seen.first_time(record.identity)
+        if not own and not repeated and not self._hand_over(record, **marks):
+            return False
+        seen.surface(record.seq, contiguous=contiguous)
+        if repeated:
+            self._refused["repeated"] += 1
+        if own or repeated:
+            seen.settle(record.seq)
+        return True
+
+    def offer_missed(self, record: LiveRecord, *, historical: bool) -> bool:
+        """A record that others of its channel have passed."""
+        if not self.seen.first_time(record.identity):
+            return True
+        seen = self.seen.channel(record.channel)
+        if not self._hand_over(record, historical=historical, late=record.seq < seen.newest):
+            return False
+        seen.surface_missed(record.seq)
+        return True
+
+    def offer_durable(self, record: LiveRecord, *, redelivered: bool) -> bool:
+        """A durable copy. A copy in the application's hands stays the only one: whoever offers this one waits until
+        that was settled."""
+        if self.is_own(record) or record.seq in self.seen.known:
+            return True
+        if not self.seen.first_time(record.identity):
+            self._refused["repeated"] += 1
+            return True
+        seen = self.seen.channel(record.channel)
+        if not self._hand_over(record, late=record.seq < seen.newest, redelivered=redelivered):
+            return False
+        seen.surface_durable(record.seq)
+        return True
+
+    def _hand_over(self, record: LiveRecord, **marks: bool) -> bool:
+        if self._surface(record, **marks):
+            return True
+        self.seen.forget(record.identity)
+        return False

@@ -1,0 +1,131 @@
+"""Every control request is answered: junk at once, work in its turn, our own bugs too.
+
+    message -> request -> its sender's line (`turns.py`) -> a task -> its handler -> one answer
+
+One slow request delays nobody, and beats of presence wait in no line. A request that only waits for something gives
+its place to one that works (`idle`). What a service does is in the module its handlers come from; this one knows their
+names, and that a lost lease ends the steward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from nats.errors import Error as NatsError
+
+from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge, UsageError
+from tidings.steward.finding import FINDING_HANDLERS
+from tidings.steward.governance import ADMIN_HANDLERS
+from tidings.steward.health import HEALTH_HANDLERS
+from tidings.steward.history import HISTORY_HANDLERS
+from tidings.steward.receipt_services import RECEIPT_HANDLERS
+from tidings.steward.requests import Request, answer, parse_request, refusal
+from tidings.steward.roster import ROSTER_HANDLERS
+from tidings.steward.services import AGENT_HANDLERS, Handler
+from tidings.steward.task_services import TASK_HANDLERS
+from tidings.steward.trace import TRACE_HANDLERS
+from tidings.steward.turns import Turns
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+#: requests worked on at once, of one sender, and how many more of it may wait
+IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH = 64, 16, 1_000
+MAX_ANSWER = 1_000_000
+HANDLERS: dict[tuple[str, str], Handler] = {
+    **AGENT_HANDLERS,
+    **HISTORY_HANDLERS,
+    **ROSTER_HANDLERS,
+    **RECEIPT_HANDLERS,
+    **TRACE_HANDLERS,
+    **FINDING_HANDLERS,
+    **TASK_HANDLERS,
+    **ADMIN_HANDLERS,
+    **HEALTH_HANDLERS,
+}
+log = logging.getLogger(__name__)
+#: whose request a task works on
+_asking: ContextVar[str] = ContextVar("asking")
+
+
+class Answering:
+    """The requests of one space, under one steward."""
+
+    def __init__(self, steward: Steward) -> None:
+        self.steward = steward
+        self.counts = {"requests": 0, "refused": 0, "failed": 0}
+        self.turns: Turns[tuple[Any, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
+
+    async def take(self, message: Any) -> None:
+        """Junk is answered and beats are taken here; work gets a task."""
+        self.counts["requests"] += 1
+        try:
+            request = parse_request(self.steward.subjects, message.subject, message.data)
+            if request.service == "presence":
+                await _reply(message, answer(self.steward.roster.beat(request)))
+                return
+            handler = HANDLERS.get((request.service, request.do))
+            if handler is None:
+                raise UsageError(f"this steward has no {request.service} {request.do!r}")
+            if not self.turns.offer(request.sender, (message, request, handler)):
+                raise ConflictError(
+                    f"{self.turns.waiting:,} requests of yours wait already: wait for their answers, then ask again"
+                )
+        except TidingsError as error:
+            self.counts["refused"] += 1
+            await _reply(message, refusal(error))
+            return
+        self._begin_work()
+
+    def _begin_work(self) -> None:
+        while (turn := self.turns.take()) is not None:
+            self.steward.spawn(self._work(*turn))
+
+    @asynccontextmanager
+    async def idle(self) -> AsyncIterator[None]:
+        """A request that only waits gives its slot to one that works."""
+        sender = _asking.get()
+        self.turns.release(sender)
+        self._begin_work()
+        try:
+            yield
+        finally:
+            self.turns.reclaim(sender)
+
+    async def _work(self, message: Any, request: Request, handler: Handler) -> None:
+        _asking.set(request.sender)
+        try:
+            reply = await self._answer_of(request, handler)
+        finally:
+            self.turns.release(request.sender)
+            self._begin_work()
+        await _reply(message, reply)
+
+    async def _answer_of(self, request: Request, handler: Handler) -> bytes:
+        try:
+            if not self.steward.lease.is_fresh:
+                await self.steward.lease.prove()  # paused past a takeover, our table speaks of the past
+            return answer(await handler(self.steward, request))
+        except LeaseLost as error:
+            self.steward.fail(error)
+            return refusal(OutcomeUnknown(f"this steward was replaced ({error}): ask again with the same op"))
+        except TidingsError as error:
+            self.counts["refused"] += 1
+            return refusal(error)
+        except Exception as error:  # boundary: every request is answered, our own bugs included
+            self.counts["failed"] += 1
+            log.exception("%s %s failed", request.service, request.do)
+            return refusal(error)
+
+
+async def _reply(message: Any, payload: bytes) -> None:
+    if not message.reply:
+        return
+    if len(payload) > MAX_ANSWER:  # the broker would close the connection over it
+        payload = refusal(TooLarge(f"the answer has {len(payload)} bytes, more than a message holds: ask for less"))
+    with suppress(NatsError, OSError):  # the broker is gone, and whoever asked hears of that
+        await message._client.publish(message.reply, payload)

@@ -1,0 +1,64 @@
+"""For the tests of tasks: a space with somebody who asks and two who review, and the steps they share."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tidings
+from tidings.broker.jetstream import JetStream
+from tidings.endpoint.tasks import Job
+from tidings.steward.service import Steward
+from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.wire import message as wire
+from tidings.wire import signing
+from tidings.wire.message import Sender
+
+PACE = replace(TEST_PACE, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
+
+
+@asynccontextmanager
+async def reviewers(home: Path) -> AsyncIterator[RealSpace]:
+    """A space with ada, who asks, and bob and cat, who review; holds are short."""
+    async with real_space(home, pace=PACE) as running:
+        await running.add("ada")
+        await running.add("bob", roles=["reviewer"])
+        await running.add("cat", roles=["reviewer"])
+        yield running
+
+
+def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+    return tidings.connect(space.home.name, name=name, home=space.home.home)
+
+
+def desk(space: RealSpace) -> Any:
+    assert isinstance(space.steward, Steward)
+    return space.steward.desk
+
+
+async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:
+    """Claim one job, outside a loop."""
+    return await asyncio.wait_for(anext(aiter(_kept(endpoint, role))), 15)
+
+
+_LOOPS: list[AsyncIterator[Job]] = []
+
+
+def _kept(endpoint: tidings.Endpoint, role: str) -> AsyncIterator[Job]:
+    loop = endpoint.work(role)
+    _LOOPS.append(loop)  # a loop that is forgotten gives its job back
+    return loop
+
+
+def signed_result(worker: AgentClient, asker: str, task_id: str, text: str = "yes") -> dict[str, Any]:
+    payload = wire.compose(Sender(worker.id, worker.name), text=text, reply_to=task_id).raw
+    sig = signing.sign(worker.key, worker.space_id, "result", f"{asker}.{task_id}", payload)
+    return {"result": base64.b64encode(payload).decode(), "sig": sig}
+
+
+async def results_in(js: JetStream) -> list[int]:
+    head = (await js.info("AUD_main"))["state"]["last_seq"]
+    return [r.seq async for page in js.read("AUD_main", "td.main.aud.result.*", 1, head) for r in page]
