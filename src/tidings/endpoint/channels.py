@@ -32,6 +32,8 @@ from tidings.wire.patterns import is_concrete
 
 BACKFILL = 100
 RETRY_PAUSE = 1.0
+#: a connection is rebuilt for wider access, too: who joins meanwhile waits for it
+REBUILT_WITHIN = 5.0
 #: a resumed join does not read the log if durable copies are no further behind than this many records
 NEARLY_LEVEL = 1_000
 
@@ -68,7 +70,7 @@ class Channels:
             return held.told("resumed")
         membership = held or Membership(pattern)
         with self._pinned(pattern):
-            await self.live.subscribe(self.link.connection, membership)
+            await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
             self.memberships[pattern] = membership
             return await self._join(membership, backfill)
 
@@ -99,7 +101,7 @@ class Channels:
     async def watch(self, pattern: str) -> None:
         """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
         membership = Membership(check_pattern(pattern), joined=0, held=None, watching=True)
-        await self.live.subscribe(self.link.connection, membership)
+        await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
         self.memberships[pattern] = membership
 
     async def _ask_join(self, membership: Membership) -> dict[str, Any]:
