@@ -2,9 +2,9 @@
 
     python bench/outbox.py --json
 
-accept_ratio_N   messages a second that N callers get stored (composed, sealed, signed, committed) / rows a second of a
-                 bare table with the same pragmas and N rows a commit
-store_ratio_N    the same with messages that were sealed and signed before: what the store alone costs
+accept_ratio_N   sealed and signed messages a second that N callers get accepted by the store / rows a second of a bare
+                 table with the same pragmas and N rows a commit
+send_ratio_N     the same with composing, sealing and signing each of them: what `host.send` costs in all
 http_ratio       `POST /v1/send` / a handler that reads the same body and answers nothing, 8 connections
 drain_ratio      rows a second from the outbox to the log, 256 lanes / `publish_async` to a bare server
 """
@@ -73,11 +73,11 @@ def draft(host: Host, scope: Scope) -> Draft:
     return _draft(scope, compose_request(request, agent.identity, host.directories.of(scope.space_id)))
 
 
-async def accepting(host: Host, scope: Scope, callers: int, seconds: float) -> float:
+async def sending(host: Host, scope: Scope, callers: int, seconds: float) -> float:
     return await rate(callers, seconds, lambda: host.send(scope, SendRequest(agent=TARGET, text=TEXT)))
 
 
-async def storing(host: Host, scope: Scope, callers: int, seconds: float) -> float:
+async def accepting(host: Host, scope: Scope, callers: int, seconds: float) -> float:
     made = draft(host, scope)
     return await rate(callers, seconds, lambda: host.outbox.accept(replace(made, id=new_id())))
 
@@ -187,7 +187,7 @@ async def measure(stack: AsyncExitStack, chosen: Any) -> dict[str, Any]:
         await host.pause(scope.space_id)
         for callers in CALLERS:
             bare = partial(bare_rows, folder, callers, chosen.seconds)
-            for name, ours in (("accept", accepting), ("store", storing)):
+            for name, ours in (("accept", accepting), ("send", sending)):
                 rates = await pairs(partial(ours, host, scope, callers, chosen.seconds), bare, chosen.pairs)
                 figures[f"{name}_ratio_{callers}"] = round(median_ratio(*rates), 3)
                 figures[f"{name}_per_s_{callers}"] = round(statistics.median(rates[0]))
