@@ -11,11 +11,13 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tidings
 from crowd import revoke
+from duplicate_window import STREAM, forget_ids
 from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, texts_of
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import (
@@ -271,6 +273,35 @@ async def test_a_day_without_the_broker_or_the_recipient_loses_nothing_and_a_wee
         again = await host.requeue(ada, hasty.id)
         assert (again.supersedes, again.id != hasty.id) == (dead.row, True)
         await in_state(host, ada, again.id, "confirmed", "done")
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_what_its_program_sent_itself_meanwhile_is_not_stored_again_however_much_later_it_leaves(
+    space: RealSpace, tmp_path: Path, kind: str
+) -> None:
+    """The host's answer was lost, so its program sent it directly under its id; the host drains it a day later."""
+    await space.add("ada", post=["general"])
+    await space.add("bob", roles=["reviewer"])
+    mid, clock = new_id(), Clock()
+    where = {"chat": {"channel": "general"}, "dm": {"agent": "bob"}, "task": {"role": "reviewer"}}[kind]
+    async with host_in(tmp_path / "host", clock=clock) as host:
+        ada = await adopt(host, space, "ada", knows=2)
+        await host.pause(ada.space_id)
+        for number in range(3):
+            await host.send(ada, SendRequest(text=f"before {number}", **where))  # type: ignore[arg-type]
+        await host.send(ada, SendRequest(text="said once", id=mid, **where))  # type: ignore[arg-type]
+        last = await host.send(ada, SendRequest(text="behind it", **where))  # type: ignore[arg-type]
+        async with tidings.connect("main", name="ada", home=space.home.home, receive=False) as direct:
+            sending: Any = {"chat": direct.send, "dm": direct.dm, "task": direct.ask}[kind]
+            said = await sending({"chat": "general", "dm": "bob", "task": "reviewer"}[kind], "said once", id=mid)
+        await forget_ids(space)
+        clock.ahead += DAY
+        await host.resume(ada.space_id)
+        await in_state(host, ada, last.id, "confirmed", "done")
+        row = await host.find(ada, mid)
+        assert (row.state in ("confirmed", "done"), row.seq) == (True, said.seq)
+        async with space.core() as core:
+            assert (await core.counts_of(STREAM[kind], row.subject))[row.subject] == 5
 
 
 @pytest.mark.parametrize("hours", [-1, 1, *(pytest.param(h, marks=pytest.mark.slow) for h in (-48, 48))])
