@@ -27,7 +27,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host import client as clients
-from tidings.host import events
+from tidings.host import events, serving
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
@@ -326,6 +326,51 @@ async def test_a_task_is_held_for_the_session_that_claimed_it_and_given_back_whe
         await ask(third.finish, asked.id, "it is")
         result = await ask(ada.task, asked.id, wait=10)
         assert (result["state"], result["text"], result["worker"]) == ("done", "it is", "bob")
+
+
+@pytest.mark.parametrize("settle", ["finish", "fail"])
+async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settled_or_not(
+    space: RealSpace, settle: str
+) -> None:
+    """The steward heard it and its answer did not come: that nobody was reached would be a lie."""
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob = await session_of(space, "ada"), await session_of(space, "bob")
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        task = await ask(bob.claim, "reviewer", wait=10)
+        assert task is not None
+        await space.stop_steward()
+        settling = asyncio.create_task(ask(getattr(bob, settle), asked.id, "it is"))
+        assert daemon.desk is not None
+        asking = daemon.desk.asking
+        await eventually(lambda: asking.total() == 1, what="the steward is being told")
+        daemon.stopping.set()
+        with pytest.raises(OutcomeUnknown, match=f"{asked.id} may be settled or not.*claim a task of reviewer again"):
+            await settling
+    await space.start_steward()
+
+
+async def test_a_request_that_was_cut_off_while_the_host_stopped_may_be_done_or_not(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "GRACE", 1)
+    async with daemon_in(pair.home.home) as daemon:
+        ada = await session_of(pair, "ada")
+        await eventually(lambda: daemon.host.health()[0].state == "open")
+        reached = asyncio.Event()
+
+        async def hang(*_: Any, **__: Any) -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(daemon.host.endpoint(daemon.host.scopes()[0]), "join", hang)
+        joining = asyncio.create_task(ask(ada.join, "general"))
+        async with asyncio.timeout(10):
+            await reached.wait()
+        daemon.stopping.set()
+        with pytest.raises(OutcomeUnknown, match="it may be done or not"):
+            await joining
 
 
 async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: RealSpace) -> None:

@@ -109,14 +109,19 @@ class Desk:
         finally:
             self.asking[scope] -= 1
 
-    async def unless_stopping(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """What it returns; HostUnreachable as soon as the host stops."""
+    async def unless_stopping(
+        self, waiting: Coroutine[Any, Any, T], instead: TidingsError | None = None, grace: float = 0.0
+    ) -> T:
+        """What it returns. When the host stops, `instead` after `grace` seconds, which unless said is HostUnreachable:
+        that says nothing was done, so whatever changes something has words of its own."""
         asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait({asked, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done() and grace:
+                await asyncio.wait({asked}, timeout=grace)
             if asked.done():
                 return asked.result()
-            raise HostUnreachable("the host is stopping: ask again when it runs")
+            raise instead or HostUnreachable("the host is stopping: ask again when it runs")
         finally:
             await end_tasks([stop, asked])
 
