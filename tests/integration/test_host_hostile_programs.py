@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,35 @@ async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, mo
             follower.leave()
             with pytest.raises(HostBusy, match="requests of ada"):
                 await ask(ada.me)
+
+
+async def test_a_program_that_asks_for_challenges_and_answers_none_keeps_nobody_from_a_session(pair: RealSpace) -> None:
+    home = pair.home.home
+    async with daemon_in(home):
+        ada = await local_identity(pair.home, "ada")
+        asking = asyncio.create_task(ask(_ask_for_challenges, home, 3_000))
+        opening = 0
+        while not asking.done():
+            session = await ask(opened, home, ada, ["home", str(home), "main", "ada"])
+            await ask(session.end)
+            opening += 1
+        assert await asking == {200}
+        assert opening > 1, "while they were asked for"
+        assert (await ask((await session_of(pair, "bob")).me))["name"] == "bob"
+
+
+def _ask_for_challenges(home: Path, count: int) -> set[int]:
+    """So many, over one connection; the answers' codes."""
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = connect(socket_path(home), 10)
+    codes = set()
+    with closing(connection):
+        for _ in range(count):
+            connection.request("POST", "/v1/challenge", b"{}", {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            codes.add(response.status)
+    return codes
 
 
 async def test_sessions_of_programs_that_were_killed_make_room_for_new_ones(

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ async def test_no_route_of_an_agent_answers_without_a_token_or_with_one_that_is_
             await ask(old.inbox)
 
 
-async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(pair: RealSpace) -> None:
+async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = pair.home.home
     ada, bob = [await local_identity(pair.home, name) for name in ("ada", "bob")]
     place, source = str(socket_path(home)), ["home", str(home), "main", "ada"]
@@ -193,10 +196,10 @@ async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(pair: 
             await opened(source=["home"])
         assert daemon.host.scopes() == [], "whoever proved nothing changed nothing"
         late = (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
-        challenges = daemon_challenges(daemon)
-        challenges._open[late] -= 31
-        with pytest.raises(NoSession, match="challenge"):
-            await opened(nonce=late)
+        with monkeypatch.context() as later:
+            later.setattr(daemon_challenges(daemon), "_clock", lambda: time.monotonic() + 31)
+            with pytest.raises(NoSession, match="challenge"):
+                await opened(nonce=late)
         assert (await opened())["name"] == "ada"
 
 

@@ -179,10 +179,7 @@ class HostClient:
         connection = _Connection(self.socket, self.patience if timeout is None else timeout)
         try:
             self._request(connection, method, path, body, token, query)
-            status, said = self._response(connection, method, path)
-            if status == 500 and not said.startswith(b"{"):  # its own server's words, not the host's
-                raise self._unknown(method, path, ConnectionError("it was cut off while the host stops"))
-            return _answer(status, said)
+            return _answer(*self._response(connection, method, path))
         finally:
             connection.close()
 
