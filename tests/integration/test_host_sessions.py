@@ -276,18 +276,40 @@ async def is_open(session: Session) -> bool:
     return bool((await ask(session.me))["health"]["state"] == "open")
 
 
-async def test_a_stream_ends_with_its_session(pair: RealSpace) -> None:
-    async with daemon_in(pair.home.home):
+async def test_a_stream_ends_with_its_session_at_once(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
         bob, ada = await session_of(pair, "bob", receive=True), await session_of(pair, "ada")
+        await eventually(lambda: is_open(bob))
         follower = Follower(bob, 0)
         await eventually(lambda: follower.events, what="it follows")
         await ask(bob.end)
+        await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 0, within=3, what="it is over")
+        await eventually(lambda: follower.error is not None, what="its reader is told")
         await ask(ada.send, agent="bob", text="for the next session", wait=10)
-        await eventually(lambda: follower.error is not None, what="the stream ended")
         assert isinstance(follower.error, NoSession)
         assert follower.texts == []
         other = await session_of(pair, "bob", receive=True)
         assert texts(await ask(other.inbox, wait=10)) == ["for the next session"]
+
+
+async def test_a_question_that_waits_ends_with_its_session_and_is_told_nothing_more(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        bob, ada = await session_of(pair, "bob", receive=True), await session_of(pair, "ada")
+        await eventually(lambda: is_open(bob))
+        sent = await ask(bob.send, agent="ada", text="unread", wait=10)
+        waiting = [
+            asyncio.create_task(ask(bob.inbox, wait=30)),
+            asyncio.create_task(ask(bob.receipt, sent.id, "read", wait=30)),
+        ]
+        desk = daemon.desk
+        assert desk is not None
+        await eventually(lambda: desk.asking.total() == 2, what="both wait")
+        await ask(bob.end)
+        for each in waiting:
+            with pytest.raises(NoSession, match="has ended: open another"):
+                async with asyncio.timeout(5):
+                    await each
+        await ask(ada.send, agent="bob", text="for the next session", wait=10)
 
 
 async def test_a_client_that_speaks_to_another_host_or_another_version_is_told_so(

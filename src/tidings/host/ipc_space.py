@@ -151,7 +151,7 @@ async def attention(asked: Scoped) -> Json:
 async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
     waiting = asked.desk.claims.claim(asked.session, await _endpoint(asked), told.role, seconds(told.wait))
-    job = await asked.desk.unless_stopping(waiting)
+    job = await asked.unless_over(waiting)
     # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
     return {"task": shown.task(job) if job else None}
 
@@ -188,7 +188,7 @@ async def task(asked: Scoped) -> Json:
     if row is not None and row.seq is None:
         return {"id": message_id, "state": row.state, "text": "", "reasons": [], "message": None} | _NOBODY
     waiting = (await _endpoint(asked)).task(message_id, asked.wait(), seq=row.seq if row else None)
-    return shown.task_result(message_id, await asked.desk.unless_stopping(waiting))
+    return shown.task_result(message_id, await asked.unless_over(waiting))
 
 
 _NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}

@@ -9,6 +9,7 @@ else; who has no session is nobody.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import math
@@ -82,13 +83,18 @@ class Challenges:
         return hmac.new(self._secret, made.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
+_OVER = asyncio.Event()
+_OVER.set()
+
+
 class Sessions:
     """All sessions of this host. Made by `open`; memory and database agree, and what is in doubt is nobody."""
 
     def __init__(self, database: Database, known: dict[bytes, HostSession]) -> None:
         self._database = database
         self._known = known
-        self._alive = {session.id for session in known.values()}
+        #: of each session that lasts; set when it ends
+        self._ends = {session.id: asyncio.Event() for session in known.values()}
         self._ended: list[Callable[[HostSession], Any]] = []
         self.challenges = Challenges()
 
@@ -111,7 +117,7 @@ class Sessions:
         session = HostSession(new_id(), scope, receive, program[:MAX_PROGRAM], now, now)
         await self._database.write(lambda connection: _insert(connection, _digest(token), session))
         self._known[_digest(token)] = session
-        self._alive.add(session.id)
+        self._ends[session.id] = asyncio.Event()
         return session, token
 
     async def _make_room(self, scope: Scope) -> None:
@@ -138,13 +144,14 @@ class Sessions:
             await self._database.write(lambda c: c.execute(_USED, (now, session.id)).rowcount)
         return session
 
-    def lasts(self, session: HostSession) -> bool:
-        """Has it not ended? For who answers a session over a long time."""
-        return session.id in self._alive
+    def ending(self, session: HostSession) -> asyncio.Event:
+        """Set once it has ended. For who answers a session over a long time: nothing is told to one that is over."""
+        return self._ends.get(session.id, _OVER)
 
     async def end(self, session: HostSession) -> None:
         """Its token is worth nothing from now on."""
-        self._alive.discard(session.id)
+        if (ending := self._ends.pop(session.id, None)) is not None:
+            ending.set()
         self._known = {digest: each for digest, each in self._known.items() if each.id != session.id}
         await self._database.write(lambda c: c.execute("DELETE FROM session WHERE id = ?", (session.id,)).rowcount)
         for callback in self._ended:
