@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import client as clients
 from tidings.host import events, serving
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
@@ -412,13 +410,6 @@ async def test_a_long_home_is_no_obstacle(pair: RealSpace, tmp_path: Path) -> No
     home = tmp_path / ("long" * 25) / ("path" * 25)
     async with daemon_in(home):
         assert (await ask(HostClient(home).health))["pid"] == os.getpid()
-
-
-def test_signals_that_stop_a_host_are_those_a_terminal_and_a_supervisor_send() -> None:
-    from tidings.host.daemon import STOP_SIGNALS
-
-    assert set(STOP_SIGNALS) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    assert clients.API == 1
 
 
 async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the_reason(pair: RealSpace) -> None:

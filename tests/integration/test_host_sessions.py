@@ -30,7 +30,7 @@ from tidings.host import events, ipc_mail, ipc_operator, ipc_space
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.proof import prove
-from tidings.host.serving import PeerChecked, is_ours
+from tidings.host.serving import HostServer, PeerChecked, is_ours
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import peer_uid, socket_path
 from tidings.testing.real_space import RealSpace
@@ -221,15 +221,31 @@ async def test_another_user_is_refused_before_a_request_is_read(pair: RealSpace)
         assert not daemon.stopping.is_set()
 
 
-def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a connection over TCP the kernel tells no user, even if it is ours."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+    with ours, theirs:
         assert is_ours(ours)
         assert not is_ours(None)
-        with socket.create_connection(listener.getsockname()) as tcp:
-            assert not is_ours(tcp) or peer_uid(tcp) == os.geteuid()
         monkeypatch.setattr("tidings.host.serving.peer_uid", lambda _: None)
         assert not is_ours(ours)
+    monkeypatch.undo()
+    asked: list[str] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        asked.append(scope["path"])
+
+    stopping = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(HostServer(app, stopping).serve(sockets=[listener]))
+        with socket.create_connection(listener.getsockname(), timeout=10) as tcp:
+            assert peer_uid(tcp) != os.geteuid()
+            tcp.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await ask(tcp.recv, 4096)).startswith(b"HTTP/1.1 403 ")
+        stopping.set()
+        async with asyncio.timeout(10):
+            await serving
+    assert asked == []
 
 
 async def test_a_client_says_nothing_to_a_socket_of_another_user(
