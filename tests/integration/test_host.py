@@ -27,16 +27,20 @@ from tidings.errors import (
     Reconnecting,
     UnknownPeer,
     UnreachableError,
+    UsageError,
     WrongState,
 )
+from tidings.host import composing
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
 from tidings.host.inbox import Arrival
+from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
+from tidings.wire.rulings import Space
 
 DAY = 86_400.0
 
@@ -302,6 +306,48 @@ async def test_what_its_program_sent_itself_meanwhile_is_not_stored_again_howeve
         assert (row.state in ("confirmed", "done"), row.seq) == (True, said.seq)
         async with space.core() as core:
             assert (await core.counts_of(STREAM[kind], row.subject))[row.subject] == 5
+
+
+def test_nothing_is_tried_for_longer_than_the_space_remembers_what_it_had() -> None:
+    """A row that was tried without an answer is looked for: in the log, or by the receipt of what was read and removed.
+
+    The log of a space is kept by size unless its people set an age, which the next test is about.
+    """
+    assert composing.DEFAULT_MAX_AGE < retention.RECEIPTS_KEPT
+    assert composing.LONGEST_AGE <= retention.RECEIPTS_KEPT
+    assert Space(op="", at="").keep_age is None
+    with pytest.raises(UsageError, match="at most 2592000"):
+        dm("too late", max_age=composing.LONGEST_AGE + 1)
+
+
+async def test_what_the_space_forgot_is_stored_again_and_its_reader_has_it_once(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    """Beyond what the space remembers nobody can tell whether it was there: an inbox never forgets that it came."""
+    mid, clock = new_id(), Clock()
+    async with host_in(tmp_path / "host", clock=clock) as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob", receive=True)
+        await host.pause(ada.space_id)
+        await host.send(ada, dm("said once", id=mid))
+        async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as direct:
+            first = await direct.dm("bob", "said once", id=mid)
+        await has_texts(host, bob, ["said once"])
+        await host.mark_read(bob, [(await inbox_of(host, bob))[0].row])
+        await eventually(lambda: nothing_to_tell(host, bob))
+        await pair.stop_steward()
+        async with pair.core() as core:
+            await core.purge("DM_main", subject_filter="td.main.dm.>")
+            await core.purge("AUD_main", subject_filter="td.main.aud.>")
+        await forget_ids(pair)
+        await pair.start_steward()
+        clock.ahead += DAY
+        await host.resume(ada.space_id)
+        row = await in_state(host, ada, mid, "confirmed", "done")
+        assert row.seq is not None
+        assert row.seq > first.seq, "stored a second time"
+        await eventually(lambda: host.send(ada, dm("after it"), wait=10), what="the lane goes on")
+        await has_texts(host, bob, ["said once", "after it"])
 
 
 @pytest.mark.parametrize("hours", [-1, 1, *(pytest.param(h, marks=pytest.mark.slow) for h in (-48, 48))])

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -410,6 +412,27 @@ async def test_a_long_home_is_no_obstacle(pair: RealSpace, tmp_path: Path) -> No
     home = tmp_path / ("long" * 25) / ("path" * 25)
     async with daemon_in(home):
         assert (await ask(HostClient(home).health))["pid"] == os.getpid()
+
+
+LOGGING = """
+import logging, sys
+from pathlib import Path
+from tidings.host import daemon
+daemon.LOG_FILE_BYTES, daemon.LOG_FILES = 2_000, 2
+daemon.log_to(Path(sys.argv[1]))
+for number in range(500):
+    logging.getLogger("tidings.host").info("line %d", number)
+"""
+
+
+def test_the_log_of_a_host_rotates_and_never_grows_beyond_its_files(tmp_path: Path) -> None:
+    """In a process of its own: it takes all logging over."""
+    subprocess.run([sys.executable, "-c", LOGGING, str(tmp_path / "host.log")], check=True, timeout=60)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["host.log", "host.log.1", "host.log.2"]
+    assert all(0 < file.stat().st_size <= 2_000 for file in files)
+    kept = [line.rpartition(" ")[2] for file in reversed(files) for line in file.read_text().splitlines()]
+    assert kept == [str(number) for number in range(500 - len(kept), 500)], "the newest, whole and in order"
 
 
 async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the_reason(pair: RealSpace) -> None:
