@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidings
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.errors import (
     ConflictError,
@@ -23,6 +24,9 @@ from tidings.errors import (
     HostUnreachable,
     IdReused,
     OutcomeUnknown,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
     TooLarge,
     UnknownMessage,
     UsageError,
@@ -32,6 +36,7 @@ from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
 from tidings.host.sockets import connect, socket_path
+from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
@@ -412,6 +417,49 @@ async def test_a_long_home_is_no_obstacle(pair: RealSpace, tmp_path: Path) -> No
     home = tmp_path / ("long" * 25) / ("path" * 25)
     async with daemon_in(home):
         assert (await ask(HostClient(home).health))["pid"] == os.getpid()
+
+
+@contextmanager
+def no_room(database: Database) -> Iterator[None]:
+    """Nothing large can be written: the file does not grow any more."""
+    limit = 2**31 - 2
+    database.write_blocking(lambda c: c.execute("PRAGMA max_page_count = 1").close(), 10)
+    yield
+    database.write_blocking(lambda c: c.execute(f"PRAGMA max_page_count = {limit}").close(), 10)
+
+
+@contextmanager
+def read_only(database: Database) -> Iterator[None]:
+    """Nothing can be written, by this connection or by one that is opened after it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tidings.store.database.WRITER_MODE", "ro")
+        database.write_blocking(lambda c: c.execute("PRAGMA query_only = ON").close(), 10)
+        yield
+
+
+@pytest.mark.parametrize(("failing", "error"), [(no_room, StoreFull), (read_only, StoreReadOnly)])
+async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_goes_on_by_itself(
+    pair: RealSpace, failing: Callable[[Database], AbstractContextManager[None]], error: type[StoreError]
+) -> None:
+    large = "x" * 100_000
+    async with daemon_in(pair.home.home) as daemon:
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        first = await ask(ada.send, agent="bob", text="before", wait=10)
+        assert await ask(bob.inbox, wait=10)
+        refused = new_id()
+        with failing(daemon.host.database):
+            for _ in range(2):
+                with pytest.raises(error, match=r"host\.db.*ask again"):
+                    await ask(ada.send, agent="bob", text=large, id=refused)
+            async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as elsewhere:
+                await elsewhere.dm("bob", f"from elsewhere {large}")
+            assert [each["id"] for each in await ask(bob.inbox)] == [first.id], "what is kept can be read"
+            assert [each["id"] for each in await ask(ada.outbox)] == [first.id], "what was refused is not there"
+            assert (await ask(ada.client.health))["outbox"]
+        assert (await ask(ada.send, agent="bob", text="after", id=refused, wait=20)).stage == "confirmed"
+        await eventually(lambda: counts(bob, 3), within=30, what="what came meanwhile is there too")
+        kept = [each["text"].split(" x")[0] for each in await ask(bob.inbox)]
+        assert sorted(kept) == ["after", "before", "from elsewhere"]
 
 
 LOGGING = """
