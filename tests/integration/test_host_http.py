@@ -23,6 +23,7 @@ from tidings.errors import (
     HostRuns,
     HostUnreachable,
     IdReused,
+    NoSession,
     OutcomeUnknown,
     StoreError,
     StoreFull,
@@ -331,6 +332,28 @@ async def test_a_task_is_held_for_the_session_that_claimed_it_and_given_back_whe
         await ask(third.finish, asked.id, "it is")
         result = await ask(ada.task, asked.id, wait=10)
         assert (result["state"], result["text"], result["worker"]) == ("done", "it is", "bob")
+
+
+async def test_a_session_that_ends_while_it_waits_for_a_task_is_in_nobodys_way(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", "bob")]
+        waiting = asyncio.create_task(ask(bob.claim, "reviewer", wait=50))
+        desk = daemon.desk
+        assert desk is not None
+        await eventually(lambda: desk.asking.total() == 1, what="it waits")
+        await ask(bob.end)
+        with pytest.raises(NoSession, match="has ended"):
+            async with asyncio.timeout(5):
+                await waiting
+        claiming = asyncio.create_task(ask(other.claim, "reviewer", wait=20))
+        await eventually(lambda: desk.asking.total() == 1, what="another waits")
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        async with asyncio.timeout(10):
+            task = await claiming
+        assert task is not None
+        assert (task["id"], task["attempt"]) == (asked.id, 1)
 
 
 @pytest.mark.parametrize("settle", ["finish", "fail"])
