@@ -14,9 +14,11 @@ from typing import cast
 import pytest
 
 from hosted import draft
+from tidings.broker.streams import stream_specs
 from tidings.endpoint.publishing import Kind, Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
 from tidings.host import drain as drains
+from tidings.host import elsewhere
 from tidings.host.agents import AgentSession
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, OutboxStore, Terms
@@ -25,6 +27,7 @@ from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.retry import Backoff
 from tidings.testing.waiting import eventually
+from tidings.wire.subjects import Subjects
 
 TERMS = Terms("this run", backoff=Backoff(first=10, longest=40))
 DAY = 86_400_000
@@ -285,6 +288,13 @@ async def test_what_waited_longer_than_the_broker_remembers_is_looked_for_once_f
     assert broker.looked == ["row 0200"]
 
 
+def test_what_is_not_looked_for_the_broker_still_knows_when_it_is_published() -> None:
+    specs = stream_specs(Subjects("main"), 2**30, "epoch")
+    for name in ("LOG_main", "DM_main", "TASK_main"):
+        (known,) = [spec.config["duplicate_window"] / 1e6 for spec in specs if spec.name == name]
+        assert known > elsewhere.WINDOW_MS + 1000 * (elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+
+
 async def test_a_look_counts_only_while_the_broker_knows_what_was_stored_after_it(
     store: OutboxStore, clock: Clock
 ) -> None:
@@ -361,6 +371,30 @@ async def test_what_is_cancelled_on_its_way_is_what_its_answer_says(
         broker.holds["one"].set()
         await eventually(lambda: is_in(store, row, state, "done" if state == "confirmed" else state))
     assert len(broker.asked) == 1
+
+
+async def test_an_acknowledgement_after_the_cancel_is_noted_and_changes_nothing(
+    store: OutboxStore, clock: Clock
+) -> None:
+    """Its lease had ended and it was cancelled; only then the broker answered."""
+    broker = Broker()
+    broker.holds["one"] = asyncio.Event()
+    (row,) = await accept(store, "one")
+    async with draining(store, broker) as drain:
+        await eventually(lambda: broker.asked == ["one"])
+        await store.cancel(row)
+        clock.now += TERMS.lease / 1000 + 1
+        drain.wake()
+        await eventually(lambda: is_in(store, row, "cancelled"))
+        assert (await store.show(row)).late_seq is None
+        broker.holds["one"].set()
+        await eventually(lambda: has_late(store, row))
+    assert (await store.show(row)).state == "cancelled"
+    assert (broker.log, broker.asked) == (["one"], ["one"])
+
+
+async def has_late(store: OutboxStore, row: int) -> bool:
+    return (await store.show(row)).late_seq == 1
 
 
 async def is_in(store: OutboxStore, row: int, *wanted: str) -> bool:
