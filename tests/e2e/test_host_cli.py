@@ -206,7 +206,7 @@ async def test_a_second_host_is_refused_with_one_sentence(terminal: Terminal) ->
         assert await ask(HostClient.find, terminal.home.home) is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_a_host_and_leaves_nothing(terminal: Terminal, number: signal.Signals) -> None:
     child = terminal.start("host", "up", "--foreground", "--home", str(terminal.home.home))
     assert child.stderr is not None

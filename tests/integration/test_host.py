@@ -11,11 +11,13 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tidings
 from crowd import revoke
+from duplicate_window import STREAM, forget_ids
 from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, texts_of
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import (
@@ -25,16 +27,20 @@ from tidings.errors import (
     Reconnecting,
     UnknownPeer,
     UnreachableError,
+    UsageError,
     WrongState,
 )
+from tidings.host import composing
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
 from tidings.host.inbox import Arrival
+from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
+from tidings.wire.rulings import Space
 
 DAY = 86_400.0
 
@@ -271,6 +277,77 @@ async def test_a_day_without_the_broker_or_the_recipient_loses_nothing_and_a_wee
         again = await host.requeue(ada, hasty.id)
         assert (again.supersedes, again.id != hasty.id) == (dead.row, True)
         await in_state(host, ada, again.id, "confirmed", "done")
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_what_its_program_sent_itself_meanwhile_is_not_stored_again_however_much_later_it_leaves(
+    space: RealSpace, tmp_path: Path, kind: str
+) -> None:
+    """The host's answer was lost, so its program sent it directly under its id; the host drains it a day later."""
+    await space.add("ada", post=["general"])
+    await space.add("bob", roles=["reviewer"])
+    mid, clock = new_id(), Clock()
+    where = {"chat": {"channel": "general"}, "dm": {"agent": "bob"}, "task": {"role": "reviewer"}}[kind]
+    async with host_in(tmp_path / "host", clock=clock) as host:
+        ada = await adopt(host, space, "ada", knows=2)
+        await host.pause(ada.space_id)
+        for number in range(3):
+            await host.send(ada, SendRequest(text=f"before {number}", **where))  # type: ignore[arg-type]
+        await host.send(ada, SendRequest(text="said once", id=mid, **where))  # type: ignore[arg-type]
+        last = await host.send(ada, SendRequest(text="behind it", **where))  # type: ignore[arg-type]
+        async with tidings.connect("main", name="ada", home=space.home.home, receive=False) as direct:
+            sending: Any = {"chat": direct.send, "dm": direct.dm, "task": direct.ask}[kind]
+            said = await sending({"chat": "general", "dm": "bob", "task": "reviewer"}[kind], "said once", id=mid)
+        await forget_ids(space)
+        clock.ahead += DAY
+        await host.resume(ada.space_id)
+        await in_state(host, ada, last.id, "confirmed", "done")
+        row = await host.find(ada, mid)
+        assert (row.state in ("confirmed", "done"), row.seq) == (True, said.seq)
+        async with space.core() as core:
+            assert (await core.counts_of(STREAM[kind], row.subject))[row.subject] == 5
+
+
+def test_nothing_is_tried_for_longer_than_the_space_remembers_what_it_had() -> None:
+    """A row that was tried without an answer is looked for: in the log, or by the receipt of what was read and removed.
+
+    The log of a space is kept by size unless its people set an age, which the next test is about.
+    """
+    assert composing.DEFAULT_MAX_AGE < retention.RECEIPTS_KEPT
+    assert composing.LONGEST_AGE <= retention.RECEIPTS_KEPT
+    assert Space(op="", at="").keep_age is None
+    with pytest.raises(UsageError, match="at most 2592000"):
+        dm("too late", max_age=composing.LONGEST_AGE + 1)
+
+
+async def test_what_the_space_forgot_is_stored_again_and_its_reader_has_it_once(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    """Beyond what the space remembers nobody can tell whether it was there: an inbox never forgets that it came."""
+    mid, clock = new_id(), Clock()
+    async with host_in(tmp_path / "host", clock=clock) as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        bob = await adopt(host, pair, "bob", receive=True)
+        await host.pause(ada.space_id)
+        await host.send(ada, dm("said once", id=mid))
+        async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as direct:
+            first = await direct.dm("bob", "said once", id=mid)
+        await has_texts(host, bob, ["said once"])
+        await host.mark_read(bob, [(await inbox_of(host, bob))[0].row])
+        await eventually(lambda: nothing_to_tell(host, bob))
+        await pair.stop_steward()
+        async with pair.core() as core:
+            await core.purge("DM_main", subject_filter="td.main.dm.>")
+            await core.purge("AUD_main", subject_filter="td.main.aud.>")
+        await forget_ids(pair)
+        await pair.start_steward()
+        clock.ahead += DAY
+        await host.resume(ada.space_id)
+        row = await in_state(host, ada, mid, "confirmed", "done")
+        assert row.seq is not None
+        assert row.seq > first.seq, "stored a second time"
+        await eventually(lambda: host.send(ada, dm("after it"), wait=10), what="the lane goes on")
+        await has_texts(host, bob, ["said once", "after it"])
 
 
 @pytest.mark.parametrize("hours", [-1, 1, *(pytest.param(h, marks=pytest.mark.slow) for h in (-48, 48))])

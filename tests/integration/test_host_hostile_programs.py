@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import tidings
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.broker.private_files import locked
 from tidings.endpoint.identity import Identity, local_identity
-from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, TidingsError, UsageError
+from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
 from tidings.host import events, ipc, ipc_operator, serving, sessions
 from tidings.host.client import HostClient, Session
 from tidings.host.proof import is_proven, prove
@@ -216,6 +217,80 @@ async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, mo
             follower.leave()
             with pytest.raises(HostBusy, match="requests of ada"):
                 await ask(ada.me)
+
+
+async def test_so_many_programs_follow_an_inbox_and_so_many_all_of_them_and_one_that_ends_makes_room(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 3)
+    monkeypatch.setattr(events, "MOST_STREAMS_OF_ONE", 2)
+    async with daemon_in(pair.home.home) as daemon:
+        ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
+        ends = await session_of(pair, "ada", receive=True)
+        desk = daemon.desk
+        assert desk is not None
+        following = [Follower(each) for each in (ada, ends)]
+        await eventually(lambda: all(each.events for each in following), what="two follow")
+        third = Follower(ada)
+        await eventually(lambda: third.error, what="a third is refused")
+        assert isinstance(third.error, HostBusy)
+        assert "2 programs follow the inbox of ada" in str(third.error)
+        bobs = Follower(bob)
+        await eventually(lambda: bobs.events, what="another agent is not in their way")
+        refused = Follower(bob)
+        await eventually(lambda: refused.error, what="the host has as many as it takes")
+        assert "3 programs follow their inboxes here" in str(refused.error)
+        await ask(ends.end)
+        await eventually(lambda: desk.streams == 2, what="one ended")
+        again = Follower(ada)
+        await eventually(lambda: again.events, what="there is room")
+
+
+async def test_an_agent_whose_programs_leave_most_sessions_behind_loses_its_own(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 4)
+    async with daemon_in(pair.home.home) as daemon:
+        bob = await session_of(pair, "bob")
+        oldest, *others = [await session_of(pair, "ada") for _ in range(3)]
+        assert daemon.desk is not None
+        known = daemon.desk.sessions._known
+        for hours, (digest, each) in enumerate(reversed(known.items()), 2):
+            known[digest] = replace(each, used_at=each.used_at - hours * sessions.NOTED_MS)
+        others.append(await session_of(pair, "ada"))
+        for left in (bob, *others):
+            assert (await ask(left.me))["session"] == left.id
+        with pytest.raises(NoSession):
+            await ask(oldest.me)
+
+
+async def test_a_program_that_asks_for_challenges_and_answers_none_keeps_nobody_from_a_session(pair: RealSpace) -> None:
+    home = pair.home.home
+    async with daemon_in(home):
+        ada = await local_identity(pair.home, "ada")
+        asking = asyncio.create_task(ask(_ask_for_challenges, home, 3_000))
+        opening = 0
+        while not asking.done():
+            session = await ask(opened, home, ada, ["home", str(home), "main", "ada"])
+            await ask(session.end)
+            opening += 1
+        assert await asking == {200}
+        assert opening > 1, "while they were asked for"
+        assert (await ask((await session_of(pair, "bob")).me))["name"] == "bob"
+
+
+def _ask_for_challenges(home: Path, count: int) -> set[int]:
+    """So many, over one connection; the answers' codes."""
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = connect(socket_path(home), 10)
+    codes = set()
+    with closing(connection):
+        for _ in range(count):
+            connection.request("POST", "/v1/challenge", b"{}", {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            codes.add(response.status)
+    return codes
 
 
 async def test_sessions_of_programs_that_were_killed_make_room_for_new_ones(

@@ -5,33 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidings
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.errors import (
     ConflictError,
     HostRuns,
     HostUnreachable,
     IdReused,
+    NoSession,
     OutcomeUnknown,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
     TooLarge,
     UnknownMessage,
     UsageError,
 )
-from tidings.host import client as clients
-from tidings.host import events
+from tidings.host import events, serving
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
 from tidings.host.sockets import connect, socket_path
+from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
@@ -328,6 +334,73 @@ async def test_a_task_is_held_for_the_session_that_claimed_it_and_given_back_whe
         assert (result["state"], result["text"], result["worker"]) == ("done", "it is", "bob")
 
 
+async def test_a_session_that_ends_while_it_waits_for_a_task_is_in_nobodys_way(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", "bob")]
+        waiting = asyncio.create_task(ask(bob.claim, "reviewer", wait=50))
+        desk = daemon.desk
+        assert desk is not None
+        await eventually(lambda: desk.asking.total() == 1, what="it waits")
+        await ask(bob.end)
+        with pytest.raises(NoSession, match="has ended"):
+            async with asyncio.timeout(5):
+                await waiting
+        claiming = asyncio.create_task(ask(other.claim, "reviewer", wait=20))
+        await eventually(lambda: desk.asking.total() == 1, what="another waits")
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        async with asyncio.timeout(10):
+            task = await claiming
+        assert task is not None
+        assert (task["id"], task["attempt"]) == (asked.id, 1)
+
+
+@pytest.mark.parametrize("settle", ["finish", "fail"])
+async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settled_or_not(
+    space: RealSpace, settle: str
+) -> None:
+    """The steward heard it and its answer did not come: that nobody was reached would be a lie."""
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob = await session_of(space, "ada"), await session_of(space, "bob")
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        task = await ask(bob.claim, "reviewer", wait=10)
+        assert task is not None
+        await space.stop_steward()
+        settling = asyncio.create_task(ask(getattr(bob, settle), asked.id, "it is"))
+        assert daemon.desk is not None
+        asking = daemon.desk.asking
+        await eventually(lambda: asking.total() == 1, what="the steward is being told")
+        daemon.stopping.set()
+        with pytest.raises(OutcomeUnknown, match=f"{asked.id} may be settled or not.*claim a task of reviewer again"):
+            await settling
+    await space.start_steward()
+
+
+async def test_a_request_that_was_cut_off_while_the_host_stopped_may_be_done_or_not(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "GRACE", 1)
+    async with daemon_in(pair.home.home) as daemon:
+        ada = await session_of(pair, "ada")
+        await eventually(lambda: daemon.host.health()[0].state == "open")
+        reached = asyncio.Event()
+
+        async def hang(*_: Any, **__: Any) -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(daemon.host.endpoint(daemon.host.scopes()[0]), "join", hang)
+        joining = asyncio.create_task(ask(ada.join, "general"))
+        async with asyncio.timeout(10):
+            await reached.wait()
+        daemon.stopping.set()
+        with pytest.raises(OutcomeUnknown, match="it may be done or not"):
+            await joining
+
+
 async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: RealSpace) -> None:
     home = pair.home.home
     async with daemon_in(home) as daemon:
@@ -369,11 +442,68 @@ async def test_a_long_home_is_no_obstacle(pair: RealSpace, tmp_path: Path) -> No
         assert (await ask(HostClient(home).health))["pid"] == os.getpid()
 
 
-def test_signals_that_stop_a_host_are_those_a_terminal_and_a_supervisor_send() -> None:
-    from tidings.host.daemon import STOP_SIGNALS
+@contextmanager
+def no_room(database: Database) -> Iterator[None]:
+    """Nothing large can be written: the file does not grow any more."""
+    limit = 2**31 - 2
+    database.write_blocking(lambda c: c.execute("PRAGMA max_page_count = 1").close(), 10)
+    yield
+    database.write_blocking(lambda c: c.execute(f"PRAGMA max_page_count = {limit}").close(), 10)
 
-    assert set(STOP_SIGNALS) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    assert clients.API == 1
+
+@contextmanager
+def read_only(database: Database) -> Iterator[None]:
+    """Nothing can be written, by this connection or by one that is opened after it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tidings.store.database.WRITER_MODE", "ro")
+        database.write_blocking(lambda c: c.execute("PRAGMA query_only = ON").close(), 10)
+        yield
+
+
+@pytest.mark.parametrize(("failing", "error"), [(no_room, StoreFull), (read_only, StoreReadOnly)])
+async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_goes_on_by_itself(
+    pair: RealSpace, failing: Callable[[Database], AbstractContextManager[None]], error: type[StoreError]
+) -> None:
+    large = "x" * 100_000
+    async with daemon_in(pair.home.home) as daemon:
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        first = await ask(ada.send, agent="bob", text="before", wait=10)
+        assert await ask(bob.inbox, wait=10)
+        refused = new_id()
+        with failing(daemon.host.database):
+            for _ in range(2):
+                with pytest.raises(error, match=r"host\.db.*ask again"):
+                    await ask(ada.send, agent="bob", text=large, id=refused)
+            async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as elsewhere:
+                await elsewhere.dm("bob", f"from elsewhere {large}")
+            assert [each["id"] for each in await ask(bob.inbox)] == [first.id], "what is kept can be read"
+            assert [each["id"] for each in await ask(ada.outbox)] == [first.id], "what was refused is not there"
+            assert (await ask(ada.client.health))["outbox"]
+        assert (await ask(ada.send, agent="bob", text="after", id=refused, wait=20)).stage == "confirmed"
+        await eventually(lambda: counts(bob, 3), within=30, what="what came meanwhile is there too")
+        kept = [each["text"].split(" x")[0] for each in await ask(bob.inbox)]
+        assert sorted(kept) == ["after", "before", "from elsewhere"]
+
+
+LOGGING = """
+import logging, sys
+from pathlib import Path
+from tidings.host import daemon
+daemon.LOG_FILE_BYTES, daemon.LOG_FILES = 2_000, 2
+daemon.log_to(Path(sys.argv[1]))
+for number in range(500):
+    logging.getLogger("tidings.host").info("line %d", number)
+"""
+
+
+def test_the_log_of_a_host_rotates_and_never_grows_beyond_its_files(tmp_path: Path) -> None:
+    """In a process of its own: it takes all logging over."""
+    subprocess.run([sys.executable, "-c", LOGGING, str(tmp_path / "host.log")], check=True, timeout=60)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["host.log", "host.log.1", "host.log.2"]
+    assert all(0 < file.stat().st_size <= 2_000 for file in files)
+    kept = [line.rpartition(" ")[2] for file in reversed(files) for line in file.read_text().splitlines()]
+    assert kept == [str(number) for number in range(500 - len(kept), 500)], "the newest, whole and in order"
 
 
 async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the_reason(pair: RealSpace) -> None:

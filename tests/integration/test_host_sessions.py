@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tidings.host import events, ipc_mail, ipc_operator, ipc_space
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.proof import prove
-from tidings.host.serving import PeerChecked, is_ours
+from tidings.host.serving import HostServer, PeerChecked, is_ours
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import peer_uid, socket_path
 from tidings.testing.real_space import RealSpace
@@ -152,7 +153,9 @@ async def test_no_route_of_an_agent_answers_without_a_token_or_with_one_that_is_
             await ask(old.inbox)
 
 
-async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(pair: RealSpace) -> None:
+async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = pair.home.home
     ada, bob = [await local_identity(pair.home, name) for name in ("ada", "bob")]
     place, source = str(socket_path(home)), ["home", str(home), "main", "ada"]
@@ -193,10 +196,10 @@ async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(pair: 
             await opened(source=["home"])
         assert daemon.host.scopes() == [], "whoever proved nothing changed nothing"
         late = (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
-        challenges = daemon_challenges(daemon)
-        challenges._open[late] -= 31
-        with pytest.raises(NoSession, match="challenge"):
-            await opened(nonce=late)
+        with monkeypatch.context() as later:
+            later.setattr(daemon_challenges(daemon), "_clock", lambda: time.monotonic() + 31)
+            with pytest.raises(NoSession, match="challenge"):
+                await opened(nonce=late)
         assert (await opened())["name"] == "ada"
 
 
@@ -218,15 +221,31 @@ async def test_another_user_is_refused_before_a_request_is_read(pair: RealSpace)
         assert not daemon.stopping.is_set()
 
 
-def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a connection over TCP the kernel tells no user, even if it is ours."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+    with ours, theirs:
         assert is_ours(ours)
         assert not is_ours(None)
-        with socket.create_connection(listener.getsockname()) as tcp:
-            assert not is_ours(tcp) or peer_uid(tcp) == os.geteuid()
         monkeypatch.setattr("tidings.host.serving.peer_uid", lambda _: None)
         assert not is_ours(ours)
+    monkeypatch.undo()
+    asked: list[str] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        asked.append(scope["path"])
+
+    stopping = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(HostServer(app, stopping).serve(sockets=[listener]))
+        with socket.create_connection(listener.getsockname(), timeout=10) as tcp:
+            assert peer_uid(tcp) != os.geteuid()
+            tcp.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await ask(tcp.recv, 4096)).startswith(b"HTTP/1.1 403 ")
+        stopping.set()
+        async with asyncio.timeout(10):
+            await serving
+    assert asked == []
 
 
 async def test_a_client_says_nothing_to_a_socket_of_another_user(
@@ -273,18 +292,40 @@ async def is_open(session: Session) -> bool:
     return bool((await ask(session.me))["health"]["state"] == "open")
 
 
-async def test_a_stream_ends_with_its_session(pair: RealSpace) -> None:
-    async with daemon_in(pair.home.home):
+async def test_a_stream_ends_with_its_session_at_once(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
         bob, ada = await session_of(pair, "bob", receive=True), await session_of(pair, "ada")
+        await eventually(lambda: is_open(bob))
         follower = Follower(bob, 0)
         await eventually(lambda: follower.events, what="it follows")
         await ask(bob.end)
+        await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 0, within=3, what="it is over")
+        await eventually(lambda: follower.error is not None, what="its reader is told")
         await ask(ada.send, agent="bob", text="for the next session", wait=10)
-        await eventually(lambda: follower.error is not None, what="the stream ended")
         assert isinstance(follower.error, NoSession)
         assert follower.texts == []
         other = await session_of(pair, "bob", receive=True)
         assert texts(await ask(other.inbox, wait=10)) == ["for the next session"]
+
+
+async def test_a_question_that_waits_ends_with_its_session_and_is_told_nothing_more(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        bob, ada = await session_of(pair, "bob", receive=True), await session_of(pair, "ada")
+        await eventually(lambda: is_open(bob))
+        sent = await ask(bob.send, agent="ada", text="unread", wait=10)
+        waiting = [
+            asyncio.create_task(ask(bob.inbox, wait=30)),
+            asyncio.create_task(ask(bob.receipt, sent.id, "read", wait=30)),
+        ]
+        desk = daemon.desk
+        assert desk is not None
+        await eventually(lambda: desk.asking.total() == 2, what="both wait")
+        await ask(bob.end)
+        for each in waiting:
+            with pytest.raises(NoSession, match="has ended: open another"):
+                async with asyncio.timeout(5):
+                    await each
+        await ask(ada.send, agent="bob", text="for the next session", wait=10)
 
 
 async def test_a_client_that_speaks_to_another_host_or_another_version_is_told_so(

@@ -1,17 +1,16 @@
 """What was prepared is published later, again, by another process: stored once, and found if it was."""
 
 import asyncio
-import itertools
-import json
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from duplicate_window import STREAM, forget_ids
 from foreign import connect
 from tidings.endpoint.identity import local_identity
-from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
+from tidings.endpoint.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import DeniedError, IdBurned, UsageError
 from tidings.space.agents import AgentFile
 from tidings.steward import finding
@@ -20,8 +19,6 @@ from tidings.testing.waiting import eventually
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender
-
-STREAM = {"chat": "LOG_main", "dm": "DM_main", "task": "TASK_main"}
 
 
 @pytest.fixture
@@ -43,25 +40,6 @@ async def one_of_each(space: RealSpace, text: str = "hello", **fields: Any) -> d
         "dm": prepare_direct(ada, bob.id, said()),
         "task": prepare_task(ada, "reviewer", said()),
     }
-
-
-async def forget_ids(space: RealSpace) -> None:
-    """What the end of the duplicate window does, now: every message id is forgotten."""
-    probes = {"chat": "td.main.chat.probe.probe", "dm": "td.main.dm.0.probe.probe", "task": "td.main.task.probe.probe"}
-    windows = itertools.count(100_000_000, 1_000_000)
-    async with space.core() as core:
-        for kind, stream in STREAM.items():
-            config = (await core.info(stream))["config"]
-
-            async def is_new(stream: str = stream, subject: str = probes[kind], config: Any = config) -> bool:
-                # A changed window starts the broker's clean-up anew, which is otherwise due when the old one ends.
-                await core.api(f"STREAM.UPDATE.{stream}", config | {"duplicate_window": next(windows)})
-                answer = await core.connection.request(subject, b"", headers={"Nats-Msg-Id": "probe"}, timeout=5)
-                return not json.loads(answer.data).get("duplicate")
-
-            assert await is_new()
-            await eventually(is_new, what=f"the ids of {stream} are forgotten", every=0.3)
-            await core.api(f"STREAM.UPDATE.{stream}", config)
 
 
 async def another_millisecond() -> None:
@@ -177,6 +155,46 @@ async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembere
         async with pair.core() as core:
             await core.purge("TASK_main", subject_filter=prepared.subject)
         assert await ada.find_stored(prepared) == stored.seq
+
+
+@pytest.mark.parametrize("kind", ["chat", "dm", "task"])
+async def test_which_of_many_are_stored_is_told_to_their_sender_and_nobody_else(
+    pair: RealSpace, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "MOST_RECORDS", 2)
+    monkeypatch.setattr(finding, "PAGE", 2)
+    await pair.add("mal")
+    these = [(await one_of_each(pair))[kind] for _ in range(7)]
+    (*stored, absent), to, since = these, these[0].destination, time.time() - 60
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
+        await ada.link.connection.request(stored[0].subject, b"not a message \xff", timeout=5)
+        for prepared in stored:
+            await ada.publish(prepared)
+        ids = [each.id for each in these]
+        assert await ada.which_stored(kind, to, ids, since=since) == set(ids) - {absent.id}
+        assert await ada.which_stored(kind, to, ids[-2:], since=since) == {ids[-2]}
+        assert await mal.which_stored(kind, to, ids, since=since) == set()
+        for wrong in ([], ["x"], ids * 200):
+            with pytest.raises(UsageError, match="1 to 1000 message ids"):
+                await ada.which_stored(kind, to, wrong, since=since)
+
+
+async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: RealSpace) -> None:
+    these = await one_of_each(pair)
+    direct, task = these["dm"], these["task"]
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
+        for prepared in (direct, task):
+            await ada.publish(prepared)
+        await (await bob.next_message(10)).ack()
+        assert (await ada.receipt(direct.id, "read")).stage == "read"
+        await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
+        async with pair.core() as core:
+            for prepared in (direct, task):
+                await core.purge(STREAM[prepared.kind], subject_filter=prepared.subject)
+        for prepared in (direct, task):
+            ids = [prepared.id, new_id()]
+            found = await ada.which_stored(prepared.kind, prepared.destination, ids, since=time.time())
+            assert found == {prepared.id}
 
 
 async def test_an_id_made_days_ago_or_by_a_clock_that_was_ahead_is_found(pair: RealSpace) -> None:

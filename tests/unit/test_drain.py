@@ -14,9 +14,11 @@ from typing import cast
 import pytest
 
 from hosted import draft
-from tidings.endpoint.publishing import Prepared, Stored
-from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull
+from tidings.broker.streams import stream_specs
+from tidings.endpoint.publishing import Kind, Prepared, Stored
+from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
 from tidings.host import drain as drains
+from tidings.host import elsewhere
 from tidings.host.agents import AgentSession
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, OutboxStore, Terms
@@ -25,6 +27,7 @@ from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.retry import Backoff
 from tidings.testing.waiting import eventually
+from tidings.wire.subjects import Subjects
 
 TERMS = Terms("this run", backoff=Backoff(first=10, longest=40))
 DAY = 86_400_000
@@ -38,6 +41,8 @@ class Broker:
         self.log: list[str] = []
         self.asked: list[str] = []
         self.looked: list[str] = []
+        #: what was asked for together
+        self.looks: list[list[str]] = []
         #: id -> what publishing it raises, the first times
         self.fails: dict[str, list[Exception]] = {}
         #: ids that are taken only when this is set
@@ -90,6 +95,12 @@ class Broker:
         if self.steward_away:
             raise StewardUnreachable("away")
         return self.log.index(prepared.id) + 1 if prepared.id in self.log else None
+
+    async def which_stored(self, kind: Kind, destination: str, ids: list[str], since: float) -> set[str]:  # noqa: ARG002
+        self.looks.append(ids)
+        if self.steward_away:
+            raise StewardUnreachable("away")
+        return set(ids) & set(self.log)
 
 
 class Clock:
@@ -260,6 +271,92 @@ async def test_a_doubtful_row_waits_alone_for_the_steward_once_the_broker_has_fo
     assert broker.log.count("old") == 1
 
 
+async def test_what_waited_longer_than_the_broker_remembers_is_looked_for_once_for_all_of_its_lane(
+    store: OutboxStore, clock: Clock
+) -> None:
+    """A program that was not answered may have sent it itself, under its id."""
+    broker = Broker()
+    ids = [f"row {number:04}" for number in range(300)]
+    await accept(store, *ids)
+    broker.log.append("row 0200")
+    clock.now += 3_600
+    await accept(store, "young", to="eve")
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert sorted(broker.log) == sorted([*ids, "young"]), "each once"
+    assert broker.looks == [ids], "one look is enough for three hundred rows, and none for a young one"
+    assert broker.looked == ["row 0200"]
+
+
+def test_what_is_not_looked_for_the_broker_still_knows_when_it_is_published() -> None:
+    specs = stream_specs(Subjects("main"), 2**30, "epoch")
+    for name in ("LOG_main", "DM_main", "TASK_main"):
+        (known,) = [spec.config["duplicate_window"] / 1e6 for spec in specs if spec.name == name]
+        assert known > elsewhere.WINDOW_MS + 1000 * (elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+
+
+async def test_a_look_counts_only_while_the_broker_knows_what_was_stored_after_it(
+    store: OutboxStore, clock: Clock
+) -> None:
+    broker = Broker()
+    broker.holds["two"] = asyncio.Event()
+    await accept(store, "one", "two", "three")
+    clock.now += 3_600
+    async with draining(store, broker):
+        await eventually(lambda: "two" in broker.asked)
+        clock.now += 600
+        broker.log.append("three")
+        broker.holds["two"].set()
+        await until(store, "confirmed", "done")
+    assert broker.looks == [["one", "three", "two"], ["three"]]
+    assert broker.log.count("three") == 1
+
+
+async def test_an_id_that_was_made_long_before_it_was_handed_over_is_looked_for(
+    store: OutboxStore, clock: Clock
+) -> None:
+    broker = Broker()
+    made = f"{int((clock() - 3_600) * 1000):012x}"
+    mid = f"{made[:8]}-{made[8:]}-7000-8000-000000000000"
+    broker.log.append(mid)
+    await accept(store, mid, fingerprint=mid.encode()[:32])
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert broker.log == [mid]
+
+
+async def test_what_may_have_gone_another_way_waits_alone_for_the_steward(store: OutboxStore, clock: Clock) -> None:
+    broker = Broker()
+    broker.steward_away = True
+    await accept(store, "old")
+    clock.now += 3_600
+    await accept(store, "young", to="eve")
+    async with draining(store, broker) as drain:
+        await eventually(lambda: broker.looks and "young" in broker.log)
+        assert broker.asked == ["young"]
+        broker.log.append("old")
+        broker.steward_away = False
+        drain.wake()
+        await until(store, "confirmed", "done")
+    assert broker.log == ["young", "old"]
+
+
+async def test_a_steward_that_cannot_look_for_many_is_asked_for_each(
+    store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(*_: object) -> set[str]:
+        raise UsageError("trace has no which")
+
+    broker = Broker()
+    monkeypatch.setattr(broker, "which_stored", unknown)
+    await accept(store, "one", "two")
+    broker.log.append("two")
+    clock.now += 3_600
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert (broker.log, broker.looked) == (["two", "one"], ["one", "two"])
+
+
 @pytest.mark.parametrize(("answer", "state"), [(None, "confirmed"), (OutcomeUnknown("no answer"), "cancelled")])
 async def test_what_is_cancelled_on_its_way_is_what_its_answer_says(
     store: OutboxStore, answer: Exception | None, state: str
@@ -274,6 +371,30 @@ async def test_what_is_cancelled_on_its_way_is_what_its_answer_says(
         broker.holds["one"].set()
         await eventually(lambda: is_in(store, row, state, "done" if state == "confirmed" else state))
     assert len(broker.asked) == 1
+
+
+async def test_an_acknowledgement_after_the_cancel_is_noted_and_changes_nothing(
+    store: OutboxStore, clock: Clock
+) -> None:
+    """Its lease had ended and it was cancelled; only then the broker answered."""
+    broker = Broker()
+    broker.holds["one"] = asyncio.Event()
+    (row,) = await accept(store, "one")
+    async with draining(store, broker) as drain:
+        await eventually(lambda: broker.asked == ["one"])
+        await store.cancel(row)
+        clock.now += TERMS.lease / 1000 + 1
+        drain.wake()
+        await eventually(lambda: is_in(store, row, "cancelled"))
+        assert (await store.show(row)).late_seq is None
+        broker.holds["one"].set()
+        await eventually(lambda: has_late(store, row))
+    assert (await store.show(row)).state == "cancelled"
+    assert (broker.log, broker.asked) == (["one"], ["one"])
+
+
+async def has_late(store: OutboxStore, row: int) -> bool:
+    return (await store.show(row)).late_seq == 1
 
 
 async def is_in(store: OutboxStore, row: int, *wanted: str) -> bool:

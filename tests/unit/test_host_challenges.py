@@ -2,9 +2,9 @@
 
 import pytest
 
-from tidings.errors import HostBusy, UsageError
+from tidings.errors import UsageError
 from tidings.host.proof import is_proven, proof_bytes, prove
-from tidings.host.sessions import CHALLENGE_SECONDS, MOST_CHALLENGES, Challenges
+from tidings.host.sessions import CHALLENGE_SECONDS, Challenges
 from tidings.wire.keys import KeyPair
 from tidings.wire.signing import KINDS, signed_bytes
 
@@ -23,15 +23,38 @@ def test_a_challenge_is_good_once_and_for_a_while() -> None:
     assert not challenges.spend("")
 
 
-def test_challenges_that_nobody_answers_are_bounded_and_make_room_when_they_end() -> None:
+def test_challenges_that_nobody_answers_keep_nobody_from_one_and_cost_nothing() -> None:
     now = 0.0
     challenges = Challenges(lambda: now)
-    for _ in range(MOST_CHALLENGES):
+    honest = challenges.issue()
+    for _ in range(10_000):
         challenges.issue()
-    with pytest.raises(HostBusy):
-        challenges.issue()
+    assert challenges.spend(honest)
+    assert challenges.spend(challenges.issue())
+    assert len(challenges._used) == 2, "only what was used is kept"
     now = CHALLENGE_SECONDS
     assert challenges.spend(challenges.issue())
+    assert len(challenges._used) == 1, "and no longer than it is good"
+
+
+def test_a_challenge_that_was_not_given_out_by_this_run_is_none() -> None:
+    now = 0.0
+    challenges, another_run = Challenges(lambda: now), Challenges(lambda: now)
+    good = challenges.issue()
+    until, random, mark = good.split(".")
+    later = f"{int(until, 16) + 60_000:x}"
+    forged = (
+        another_run.issue(),
+        f"{later}.{random}.{mark}",
+        f"{until}.{random}",
+        "..",
+        ".",
+        "\u00e4.\u00e4",
+        good + "0",
+    )
+    assert not any(challenges.spend(each) for each in forged)
+    now = CHALLENGE_SECONDS
+    assert not challenges.spend(f"{later}.{random}.{mark}"), "nobody makes one last longer"
 
 
 def test_a_proof_is_for_one_space_agent_socket_and_nonce_and_is_no_signature_of_a_message() -> None:

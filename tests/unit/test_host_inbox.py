@@ -181,9 +181,8 @@ def test_any_text_can_be_searched_for(text: str) -> None:
             module.search(connection, "main", "bob", text.encode(errors="ignore").decode(), words=indexed)
 
 
+@pytest.mark.parametrize("inbox", [True], ids=["fts5"], indirect=True)
 async def test_what_was_kept_without_the_index_is_found_once_there_is_one(inbox: InboxStore) -> None:
-    if not inbox.words:
-        pytest.skip("about the index")
     without = InboxStore(inbox.database, words=False)
     await without.keep(arrival("1", "kept by another SQLite"))
     assert await found(inbox, "another") == []

@@ -32,7 +32,7 @@ from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
-from tidings.endpoint.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.endpoint.receipts import tell, wait_for_stage
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.roster import Roster
@@ -439,6 +439,10 @@ class Endpoint:
         `since`: seconds since 1970 of the first attempt; unless said, the time in the message's id.
         """
         return await self._publisher.find(prepared, since)
+
+    async def which_stored(self, kind: Kind, destination: str, ids: Sequence[str], *, since: float) -> set[str]:
+        """Those of these ids of ours (at most 1,000) that may be stored there: `find_stored` says it of each."""
+        return await self._publisher.which(kind, destination, ids, since)
 
     # --- tasks ---
 

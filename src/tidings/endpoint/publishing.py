@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -195,7 +195,7 @@ class Publisher:
             asked["since"] = int(since)
         after = 0
         while True:
-            found = await self._ask_when_free(asked | {"after": after})
+            found = await self._ask_when_free("find", asked | {"after": after})
             if found["state"] == "gone":
                 return int(found["seq"])
             if found["seq"] is not None and await self.is_stored(prepared, int(found["seq"])):
@@ -204,13 +204,24 @@ class Publisher:
                 return None
             after = int(found["next"])
 
-    async def _ask_when_free(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def which(self, kind: Kind, destination: str, ids: Sequence[str], since: float) -> set[str]:
+        """Those of these ids (at most 1,000) that may be stored there since then: `find` says it of each of them."""
+        asked = {"kind": kind, "to": destination, "ids": list(ids), "since": int(since)}
+        found: set[str] = set()
+        after: int | None = 0
+        while after is not None:
+            answer = await self._ask_when_free("which", asked | {"after": after})
+            found.update(answer["found"])
+            after = answer["next"]
+        return found
+
+    async def _ask_when_free(self, do: str, asked: dict[str, Any]) -> dict[str, Any]:
         for _ in range(BUSY_TRIES):
             try:
-                return await self.link.call("trace", "find", timeout=10.0, **asked)
+                return await self.link.call("trace", do, timeout=10.0, **asked)
             except ConflictError:
                 await asyncio.sleep(BUSY_PAUSE)
-        return await self.link.call("trace", "find", timeout=10.0, **asked)
+        return await self.link.call("trace", do, timeout=10.0, **asked)
 
     async def _checked(self, prepared: Prepared, stored: Stored, timeout: float, only: str | None) -> Stored:
         """`duplicate` is success only if the record there is ours."""

@@ -3,9 +3,10 @@
     taken (leased) -> handed to its agent's outlet -> confirmed, or settled by what the outcome means -> the lane's next
 
 It sleeps until something is accepted, a connection opens, a block is lifted or the next retry is due. What a failure
-means is `store.outcomes`' word; a row whose earlier attempt ended without an answer is looked for before it is sent
-again. When another run of a broker answers, what the earlier one confirmed is verified before its lanes go on, and a
-confirmed row is done when the broker still runs a sync horizon later. Connections are not known here: `Outlet` is.
+means is `store.outcomes`' word; a row whose earlier attempt ended without an answer, or that may have gone another way
+(`elsewhere.py`), is looked for before it is sent. When another run of a broker answers, what the earlier one confirmed
+is verified before its lanes go on, and a confirmed row is done when the broker still runs a sync horizon later.
+Connections are not known here: `Outlet` is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.failpoints import reach
+from tidings.host.elsewhere import Elsewhere, first_tried
 from tidings.host.outbox import Lane, Leased, OutboxRow, OutboxStore, Place
 from tidings.host.outbox_moves import TOO_OLD
 from tidings.store.outcomes import Outcome, outcome_of
@@ -28,8 +30,6 @@ from tidings.store.outcomes import Outcome, outcome_of
 LANES = 256
 #: a publish is given up well before its lease of a minute ends
 PUBLISH_WITHIN = 20.0
-#: the broker knows a message id for ten minutes; an attempt younger than this is within that
-WINDOW_MS = 8 * 60_000
 #: without anything to do, the outbox is looked at this often: only a clock that jumped needs it
 LOOK_EVERY = 30.0
 KEEP_HOUSE_EVERY = 30.0
@@ -55,6 +55,10 @@ class Outlet(Protocol):
     async def is_stored(self, prepared: Prepared, seq: int) -> bool: ...
 
     async def find_stored(self, prepared: Prepared, since: float) -> int | None: ...
+
+    async def which_stored(self, kind: Kind, destination: str, ids: list[str], since: float) -> set[str]:
+        """Those of these ids that `find_stored` may find."""
+        ...
 
     async def prove(self) -> str:
         """A round trip: the run of the broker that answered it."""
@@ -141,6 +145,7 @@ class SpaceDrain:
         self._outlets, self._on_moved = outlets, on_moved
         self._lanes, self._publish_within = lanes, publish_within
         self._wake, self._unreleased = asyncio.Event(), asyncio.Event()
+        self._elsewhere = Elsewhere(store)
         self._crowded = False
         self._carrying: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -251,17 +256,19 @@ class SpaceDrain:
         prepared = _prepared(leased)
         incarnation = outlet.incarnation
         stream = STREAMS[prepared.kind]
-        if row.doubt and (seq := await self._found_before(outlet, row, prepared)) is not None:
+        if (seq := await self._found_before(outlet, row, prepared)) is not None:
             return Place(seq, stream, incarnation)
         stored = await outlet.publish(prepared, incarnation, self._publish_within)
         return Place(stored.seq, stream, stored.incarnation)
 
     async def _found_before(self, outlet: Outlet, row: OutboxRow, prepared: Prepared) -> int | None:
-        """Did an attempt without an answer arrive? The broker itself knows its ids for ten minutes only."""
+        """Did it arrive before, by an attempt without an answer or another way?"""
         try:
-            return await outlet.find_stored(prepared, row.accepted_at / 1000)
+            if not row.doubt and not await self._elsewhere.may_be_stored(outlet, row):
+                return None
+            return await outlet.find_stored(prepared, first_tried(row) / 1000)
         except UnreachableError as error:
-            if 0 <= self.store.now() - row.accepted_at < WINDOW_MS:
+            if self._elsewhere.broker_knows(row):
                 return None
             raise OutcomeUnknown(f"whether it arrived before cannot be found out yet: {error}") from error
 

@@ -89,22 +89,25 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
     scope = session.scope
     changed, told = desk.host.changes(scope), _state(desk, session)
     yield _event("state", told, after)
-    while not desk.stopping.is_set() and desk.sessions.lasts(session):
+    ending = desk.sessions.ending(session)
+    while not desk.stopping.is_set() and not ending.is_set():
         wanted = Wanted(after=after, limit=AT_ONCE)
         rows = await desk.host.inbox.listed(scope.space_id, scope.agent, wanted)
         for row in rows:
+            if ending.is_set():
+                return
             after = row.row
             yield _event("message", shown.mail(row, desk.host.key(scope)), row.row)
         if (now := _state(desk, session)) != told:
             told = now
             yield _event("state", told)
         if not rows:
-            await _woken(desk, changed)
+            await _woken(changed, ending, desk.stopping)
 
 
-async def _woken(desk: Desk, changed: Changed) -> None:
-    """Until there is news, a moment passed, or the host stops."""
-    waiting = [asyncio.ensure_future(changed.wait(LOOK)), asyncio.ensure_future(desk.stopping.wait())]
+async def _woken(changed: Changed, *ends: asyncio.Event) -> None:
+    """Until there is news, a moment passed, or one of these is set: the session ends, the host stops."""
+    waiting = [asyncio.ensure_future(each) for each in (changed.wait(LOOK), *(end.wait() for end in ends))]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:

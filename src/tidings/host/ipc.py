@@ -110,16 +110,27 @@ class Desk:
         finally:
             self.asking[scope] -= 1
 
-    async def unless_stopping(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """What it returns; HostUnreachable as soon as the host stops."""
-        asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self.stopping.wait())
-        try:
-            await asyncio.wait({asked, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
-            raise HostUnreachable("the host is stopping: ask again when it runs")
-        finally:
-            await end_tasks([stop, asked])
+    async def unless_stopping(
+        self, waiting: Coroutine[Any, Any, T], instead: TidingsError | None = None, grace: float = 0.0
+    ) -> T:
+        """What it returns. When the host stops, `instead` after `grace` seconds, which unless said is HostUnreachable:
+        that says nothing was done, so whatever changes something has words of its own."""
+        stopped = instead or HostUnreachable("the host is stopping: ask again when it runs")
+        return await _unless(self.stopping, waiting, stopped, grace)
+
+
+async def _unless(over: asyncio.Event, waiting: Coroutine[Any, Any, T], error: TidingsError, grace: float = 0.0) -> T:
+    """What it returns; the error if `over` is set before, or `grace` seconds after that."""
+    asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(over.wait())
+    try:
+        await asyncio.wait({asked, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done() and grace:
+            await asyncio.wait({asked}, timeout=grace)
+        if asked.done():
+            return asked.result()
+        raise error
+    finally:
+        await end_tasks([stop, asked])
 
 
 class Asked:
@@ -179,11 +190,17 @@ class Asked:
 
 
 class Scoped(Asked):
-    """A request of a session; `scope` is whose."""
+    """A request of a session; `scope` is whose, and `ending` is set when that session ends."""
 
     def __init__(self, request: Request, desk: Desk, session: HostSession) -> None:
         super().__init__(request, desk)
         self.session, self.scope = session, session.scope
+        self.ending = desk.sessions.ending(session)
+
+    async def unless_over(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """What it returns; NoSession as soon as the session ends, HostUnreachable as soon as the host stops."""
+        over = NoSession(f"session {self.session.id} has ended: open another")
+        return await _unless(self.ending, self.desk.unless_stopping(waiting), over)
 
     @property
     def mine(self) -> tuple[str, str]:

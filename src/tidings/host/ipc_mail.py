@@ -98,7 +98,7 @@ async def receipt(asked: Scoped) -> Json:
     if row.seq is None:
         return {"id": row.id, "stage": "stored", "seq": None}
     waiting = asked.host.endpoint(asked.scope).receipt(row.id, stage, timeout=asked.wait(), to=row.destination)
-    found = await asked.desk.unless_stopping(waiting)
+    found = await asked.unless_over(waiting)
     return {"id": row.id, "stage": found.stage, "seq": row.seq}
 
 
@@ -117,7 +117,7 @@ async def inbox(asked: Scoped) -> Json:
         left = until - time.monotonic()
         if found or left <= 0:
             return await _paged(asked, found)
-        await asked.desk.unless_stopping(changed.wait(left))
+        await asked.unless_over(changed.wait(left))
 
 
 async def _paged(asked: Scoped, rows: list[InboxRow]) -> Json:

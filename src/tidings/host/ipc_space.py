@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.routing import Route
 
 from tidings.endpoint.endpoint import Endpoint
-from tidings.errors import Reconnecting, UnreachableError, UsageError
+from tidings.endpoint.tasks import Job
+from tidings.errors import OutcomeUnknown, Reconnecting, UnreachableError, UsageError
 from tidings.host import shown
 from tidings.host.ipc import Scoped, for_session, seconds
 from tidings.host.ipc_operator import health_of
@@ -23,6 +25,9 @@ Json = dict[str, Any]
 MOST_HISTORY = 200
 #: how long a connection that is being made is waited for
 CONNECT_PATIENCE = 3.0
+#: how long a steward that is being told something may still answer when the host stops
+LAST_WORDS = 1.0
+T = TypeVar("T")
 
 
 class Channel(msgspec.Struct, forbid_unknown_fields=True):
@@ -146,7 +151,7 @@ async def attention(asked: Scoped) -> Json:
 async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
     waiting = asked.desk.claims.claim(asked.session, await _endpoint(asked), told.role, seconds(told.wait))
-    job = await asked.desk.unless_stopping(waiting)
+    job = await asked.unless_over(waiting)
     # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
     return {"task": shown.task(job) if job else None}
 
@@ -154,15 +159,27 @@ async def claim(asked: Scoped) -> Json:
 async def done(asked: Scoped) -> Json:
     told = await asked.fields(Done)
     job = asked.desk.claims.job(asked.session, asked.part("id"))
-    await asked.desk.unless_stopping(job.done(told.text, data=told.data))
+    await _settled(asked, job, job.done(told.text, data=told.data))
     return {"id": job.message.id, "state": "done"}
 
 
 async def failed(asked: Scoped) -> Json:
     told = await asked.fields(Failed)
     job = asked.desk.claims.job(asked.session, asked.part("id"))
-    state = await asked.desk.unless_stopping(job.fail(told.reason, retry=told.retry))
+    state = await _settled(asked, job, job.fail(told.reason, retry=told.retry))
     return {"id": job.message.id, "state": state}
+
+
+async def _settled(asked: Scoped, job: Job, settling: Coroutine[Any, Any, T]) -> T:
+    """The steward's answer. Once it was told, only its answer says whether it heard."""
+    unknown = OutcomeUnknown(
+        f"task {job.message.id} may be settled or not, the steward's answer did not come: claim a task of {job.role} "
+        "again when the host runs and the space can be reached; if it is this one, it was not settled"
+    )
+    try:
+        return await asked.desk.unless_stopping(settling, unknown, LAST_WORDS)
+    except UnreachableError as error:
+        raise unknown from error
 
 
 async def task(asked: Scoped) -> Json:
@@ -171,7 +188,7 @@ async def task(asked: Scoped) -> Json:
     if row is not None and row.seq is None:
         return {"id": message_id, "state": row.state, "text": "", "reasons": [], "message": None} | _NOBODY
     waiting = (await _endpoint(asked)).task(message_id, asked.wait(), seq=row.seq if row else None)
-    return shown.task_result(message_id, await asked.desk.unless_stopping(waiting))
+    return shown.task_result(message_id, await asked.unless_over(waiting))
 
 
 _NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}

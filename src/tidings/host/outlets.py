@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.publishing import Prepared, Stored
+from tidings.endpoint.publishing import Kind, Prepared, Stored
 from tidings.errors import AuthRevoked, Reconnecting, TidingsError
 from tidings.host.agents import AgentSession
 
@@ -41,6 +41,9 @@ class SessionOutlet:
 
     async def find_stored(self, prepared: Prepared, since: float) -> int | None:
         return await self.endpoint.find_stored(prepared, since=since)
+
+    async def which_stored(self, kind: Kind, destination: str, ids: list[str], since: float) -> set[str]:
+        return await self.endpoint.which_stored(kind, destination, ids, since=since)
 
     async def prove(self) -> str:
         return await self.endpoint.prove()

@@ -9,7 +9,10 @@ else; who has no session is nobody.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import hmac
+import math
 import secrets
 import sqlite3
 import time
@@ -23,7 +26,6 @@ from tidings.store.database import Database
 from tidings.wire.ids import new_id
 
 CHALLENGE_SECONDS = 30.0
-MOST_CHALLENGES = 1_024
 MOST_SESSIONS = 10_000
 UNUSED_MS = 30 * 86_400_000
 #: a use is written down at most this often
@@ -45,26 +47,44 @@ class HostSession:
 
 
 class Challenges:
-    """Nonces that were given out and not used yet. `clock` never jumps."""
+    """Nonces, good once and for a while. `clock` never jumps.
+
+    What was given out is not kept: a nonce shows by itself that this run made it, and when. So nobody who asks for
+    many and answers none can keep others from a session. Only what was used is kept, until it would end anyway.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._open: dict[str, float] = {}
+        self._secret = secrets.token_bytes(TOKEN_BYTES)
+        self._used: dict[str, float] = {}
 
     def issue(self) -> str:
-        now = self._clock()
-        while self._open and next(iter(self._open.values())) <= now:  # they end in the order they were made
-            del self._open[next(iter(self._open))]
-        if len(self._open) >= MOST_CHALLENGES:
-            raise HostBusy(f"{MOST_CHALLENGES} sessions are being opened: ask again in a moment")
-        nonce = secrets.token_urlsafe(TOKEN_BYTES)
-        self._open[nonce] = now + CHALLENGE_SECONDS
-        return nonce
+        made = f"{int((self._clock() + CHALLENGE_SECONDS) * 1000):x}.{secrets.token_urlsafe(TOKEN_BYTES)}"
+        return f"{made}.{self._mark(made)}"
 
     def spend(self, nonce: str) -> bool:
         """Was it given out, not long ago, and not used? From now on it is."""
-        until = self._open.pop(nonce, None)
-        return until is not None and self._clock() < until
+        now, until = self._clock(), self._end_of(nonce)
+        while self._used and next(iter(self._used.values())) <= now:
+            del self._used[next(iter(self._used))]
+        if now >= until or nonce in self._used:
+            return False
+        self._used[nonce] = until
+        return True
+
+    def _end_of(self, nonce: str) -> float:
+        """When it ends; never begun if it is not ours."""
+        made, _, mark = nonce.rpartition(".")
+        if not hmac.compare_digest(mark.encode("utf-8", "replace"), self._mark(made).encode()):
+            return -math.inf
+        return int(made.partition(".")[0], 16) / 1000
+
+    def _mark(self, made: str) -> str:
+        return hmac.new(self._secret, made.encode("utf-8", "replace"), "sha256").hexdigest()
+
+
+_OVER = asyncio.Event()
+_OVER.set()
 
 
 class Sessions:
@@ -73,7 +93,8 @@ class Sessions:
     def __init__(self, database: Database, known: dict[bytes, HostSession]) -> None:
         self._database = database
         self._known = known
-        self._alive = {session.id for session in known.values()}
+        #: of each session that lasts; set when it ends
+        self._ends = {session.id: asyncio.Event() for session in known.values()}
         self._ended: list[Callable[[HostSession], Any]] = []
         self.challenges = Challenges()
 
@@ -96,7 +117,7 @@ class Sessions:
         session = HostSession(new_id(), scope, receive, program[:MAX_PROGRAM], now, now)
         await self._database.write(lambda connection: _insert(connection, _digest(token), session))
         self._known[_digest(token)] = session
-        self._alive.add(session.id)
+        self._ends[session.id] = asyncio.Event()
         return session, token
 
     async def _make_room(self, scope: Scope) -> None:
@@ -123,13 +144,14 @@ class Sessions:
             await self._database.write(lambda c: c.execute(_USED, (now, session.id)).rowcount)
         return session
 
-    def lasts(self, session: HostSession) -> bool:
-        """Has it not ended? For who answers a session over a long time."""
-        return session.id in self._alive
+    def ending(self, session: HostSession) -> asyncio.Event:
+        """Set once it has ended. For who answers a session over a long time: nothing is told to one that is over."""
+        return self._ends.get(session.id, _OVER)
 
     async def end(self, session: HostSession) -> None:
         """Its token is worth nothing from now on."""
-        self._alive.discard(session.id)
+        if (ending := self._ends.pop(session.id, None)) is not None:
+            ending.set()
         self._known = {digest: each for digest, each in self._known.items() if each.id != session.id}
         await self._database.write(lambda c: c.execute("DELETE FROM session WHERE id = ?", (session.id,)).rowcount)
         for callback in self._ended:

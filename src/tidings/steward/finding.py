@@ -3,7 +3,8 @@
 Only the one subject that the caller publishes such a message to is read: the caller is a token of it, so nobody is told
 of another's. A request reads a bounded number of records and says where to go on (`next`). A direct message or task
 that was read or done and then removed is `gone`, as long as its receipts or its fate are remembered; a channel message
-that retention removed is not found.
+that retention removed is not found. `ctl.trace which` asks the same of many ids at once, and only which may be there:
+whoever sends a long queue asks once, and looks closely (`find`) for the few that are named.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
 from tidings.steward.receipt_services import message_id
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.ids import id_time_ms
+from tidings.wire.ids import id_time_ms, is_message_id
 from tidings.wire.names import check_agent_id, check_channel, check_role
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 #: what one request reads
 MOST_RECORDS, MOST_BYTES = 4_000, 4 * 1024 * 1024
 PAGE = 1_000
+#: ids that one request may ask for
+MOST_IDS = 1_000
 #: seconds by which the clock of whoever made the id, or says when it tried first, may be ahead of the broker's
 AHEAD = 2 * 3600.0
 
@@ -44,6 +49,28 @@ async def find(steward: Steward, request: Request) -> Answer:
         start = after + 1 if after else await _first(steward, stream, subject, _since(request, mid))
         found, last = await _search(steward, stream, subject, start, mid)
     return {"seq": found, "state": "stored" if found else "unknown", "next": last}
+
+
+async def which(steward: Steward, request: Request) -> Answer:
+    """`kind`, `to` and `ids` of messages, `since` the first of them was tried, `after` as with `find`.
+
+    What is named may be there: readers may refuse it. What is not named, up to `next`, is not.
+    """
+    access_of(steward, request.sender)
+    ids, after = _ids(request), request.optional("after", int) or 0
+    stream, subject = _place(steward, request)
+    async with steward.traces.turn(request.sender):
+        known = set() if after else {mid for mid in ids if await _remembered(steward, request, mid)}
+        start = after + 1 if after else await _first(steward, stream, subject, _since(request, min(ids)))
+        found, last = await _gather(steward, stream, subject, start, frozenset(ids))
+    return {"found": sorted(known | found), "next": last}
+
+
+def _ids(request: Request) -> tuple[str, ...]:
+    ids = request.texts("ids")
+    if not 0 < len(ids) <= MOST_IDS or not all(is_message_id(mid) for mid in ids):
+        raise UsageError(f"trace which: `ids` are 1 to {MOST_IDS} message ids")
+    return ids
 
 
 def _place(steward: Steward, request: Request) -> tuple[str, str]:
@@ -106,6 +133,37 @@ async def _search(
     return None, None
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+async def _gather(
+    steward: Steward, stream: str, subject: str, start: int | None, ids: frozenset[str]
+) -> tuple[set[str], int | None]:
+    """Those of the ids that records from `start` claim, and the last one looked at if there may be more."""
+    found: set[str] = set()
+    if start is None:
+        return found, None
+    end = int((await steward.js.info(stream))["state"]["last_seq"])
+    records = size = 0
+    async for page in steward.js.read(stream, subject, start, end, page=PAGE, max_bytes=MOST_BYTES):
+        found |= ids & {_claimed_id(record) for record in page}
+        records, size = records + len(page), size + sum(len(record.payload) for record in page)
+        if records >= MOST_RECORDS or size >= MOST_BYTES:
+            return found, page[-1].seq
+    return found, None
+
+
+def _claimed_id(record: StoredRecord) -> str:
+    try:
+        return _NAMED.decode(record.payload).id
+    except ValueError:  # no message: readers refuse it
+        return ""
+
+
 def _is_message(steward: Steward, record: StoredRecord, mid: str) -> bool:
     """A record that readers refuse is not the message, whatever id it has."""
     fields = record.own_fields()
@@ -115,4 +173,4 @@ def _is_message(steward: Steward, record: StoredRecord, mid: str) -> bool:
     return isinstance(opened, Received) and opened.message.id == mid
 
 
-FINDING_HANDLERS: dict[tuple[str, str], Handler] = {("trace", "find"): find}
+FINDING_HANDLERS: dict[tuple[str, str], Handler] = {("trace", "find"): find, ("trace", "which"): which}
