@@ -122,6 +122,20 @@ async def test_a_bundle_with_a_steward_of_its_own_does_not_tell_others_who_is_in
             await ask(opened, home, ada, ["bundle", str(forged)])
 
 
+async def test_a_bundle_that_is_exchanged_while_the_host_is_down_does_not_change_whom_it_trusts(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    home, ada = pair.home.home, await local_identity(pair.home, "ada")
+    async with daemon_in(home):
+        await ask(opened, home, ada, ["bundle", str(bundle_of(ada, tmp_path / "bundle"))])
+    forged = bundle_of(ada, tmp_path / "bundle", steward_key=KeyPair.generate().id)
+    async with daemon_in(home) as daemon:
+        with pytest.raises(DeniedError, match="another steward"):
+            await ask(opened, home, ada, ["bundle", str(forged)])
+        await session_of(pair, "bob")
+        await eventually(lambda: {each.scope.name for each in daemon.host.health() if each.state == "open"} == {"bob"})
+
+
 async def test_an_identity_that_is_exchanged_after_its_proof_is_not_adopted(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,8 @@ class Host:
         self.home = home
         self._clock, self._tick = clock, tick
         self._agents: dict[tuple[str, str], _Agent] = {}
+        #: the first steward of each space
+        self._anchors: dict[str, str] = {}
         self._waiting: dict[int, list[asyncio.Event]] = {}
         self._hurried = False
         self._adopting = asyncio.Lock()
@@ -255,6 +257,7 @@ class Host:
             self.drain = Drain(self.outbox, outlets, self._horizon, self._moved)
             self.drain.start()
             self._tidying = asyncio.create_task(self._tidy_mail(), name="house of the inbox")
+            self._anchors = await self.registry.anchors()
             for adopted in await self.registry.adopted():
                 await self._start(adopted, await self._identity_if_there(adopted))
         except BaseException:
@@ -293,6 +296,7 @@ class Host:
         async with self._adopting:
             self.check_anchor(identity)
             adopted = await self.registry.adopt(identity, source, receive)
+            self._anchors.setdefault(identity.space_id, identity.steward_key)
             known = self._agents.get((adopted.scope.space_id, adopted.scope.agent))
             if known is None:
                 await self._start(adopted, identity)
@@ -308,26 +312,25 @@ class Host:
     def check_anchor(self, identity: Identity) -> None:
         """All agents of a space trust the same first steward: who is in it and which broker runs is known together.
 
-        Whoever came first is believed. A bundle is a file that anybody can write.
+        Whoever came first is believed, whenever that was. A bundle is a file that anybody can write.
         """
-        for (space_id, agent), known in self._agents.items():
-            if space_id != identity.space_id:
-                continue
-            if known.identity is not None and known.identity.steward_key != identity.steward_key:
-                raise DeniedError(
-                    f"{identity.name} names another steward for the space {known.scope.space} than {known.scope.name} "
-                    "did, for whom this host works there: export its bundle anew, or give it a home of its own"
-                )
-            if agent == identity.id:
-                return
+        if self._anchors.get(identity.space_id, identity.steward_key) != identity.steward_key:
+            raise DeniedError(
+                f"{identity.name} names another steward for the space {identity.subjects.space} than whoever this host "
+                "first worked for there: export its bundle anew, or give it a home of its own"
+            )
 
     async def _identity_if_there(self, adopted: Adopted) -> Identity | None:
         try:
             found = await identity_of(adopted.source)
+            self.check_anchor(found)
         except (TidingsError, OSError) as error:
             log.warning("the identity of %s in %s cannot be read: %s", adopted.scope.name, adopted.scope.space, error)
             return None
-        return found if (found.space_id, found.id) == (adopted.scope.space_id, adopted.scope.agent) else None
+        if (found.space_id, found.id) != (adopted.scope.space_id, adopted.scope.agent):
+            return None
+        self._anchors.setdefault(found.space_id, found.steward_key)
+        return found
 
     async def _start(self, adopted: Adopted, identity: Identity | None) -> None:
         agent = _Agent(self, adopted, identity)

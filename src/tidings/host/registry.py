@@ -67,7 +67,9 @@ def adopt(connection: sqlite3.Connection, identity: Identity, source: Source, re
     """Remember it. A later source replaces an earlier one; receiving, once wanted, stays."""
     space, name = identity.space_id, identity.subjects.space
     connection.execute(
-        "INSERT INTO spaces (id, name) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET name = excluded.name", (space, name)
+        """INSERT INTO spaces (id, name, anchor) VALUES (?, ?, ?)
+        ON CONFLICT (id) DO UPDATE SET name = excluded.name, anchor = coalesce(anchor, excluded.anchor)""",
+        (space, name, identity.steward_key),
     )
     (receives,) = connection.execute(
         """INSERT INTO agents (space, agent, name, source, receive, adopted_at) VALUES (?, ?, ?, ?, ?, ?)
@@ -86,6 +88,11 @@ def adopted(connection: sqlite3.Connection) -> list[Adopted]:
     return [Adopted(Scope(*one[:4]), tuple(json.loads(one[4])), bool(one[5])) for one in found]
 
 
+def anchors(connection: sqlite3.Connection) -> dict[str, str]:
+    """The first steward of each space, by the id of the space: whoever came first is believed, for ever."""
+    return dict(connection.execute("SELECT id, anchor FROM spaces WHERE anchor IS NOT NULL"))
+
+
 class Registry:
     """The agents of this host, over its database."""
 
@@ -98,3 +105,6 @@ class Registry:
 
     async def adopted(self) -> list[Adopted]:
         return await self.database.read(adopted)
+
+    async def anchors(self) -> dict[str, str]:
+        return await self.database.read(anchors)

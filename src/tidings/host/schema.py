@@ -388,6 +388,9 @@ BEGIN SELECT RAISE(ABORT, 'no id is ever freed'); END;
 ALTER TABLE outbox_space ADD COLUMN done INTEGER NOT NULL DEFAULT 0;
 INSERT INTO outbox_space (space, done) SELECT space, count(*) FROM outbox WHERE state = 'done' GROUP BY space
 ON CONFLICT (space) DO UPDATE SET done = excluded.done;
+
+-- the first steward of the space, as the first agent of it that came named it; unknown until one comes
+ALTER TABLE spaces ADD COLUMN anchor TEXT;
 """
 
 MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS, _QUICK_RULES))
