@@ -50,6 +50,9 @@ class FakeDesk:
         self.listed: list[Facts] = [{"name": "general", "joined": True}]
         self.down: TidingsError | None = None
         self.tasks: list[Facts] = []
+        self.claimed: Facts | None = None
+        #: is the first task in the hands of another program of bob?
+        self.elsewhere = False
         self.ended: list[tuple[Any, ...]] = []
         self.results: dict[str, Facts] = {}
         self.asked: list[tuple[Any, ...]] = []
@@ -154,15 +157,25 @@ class FakeDesk:
 
     # --- tasks ---
 
-    def claim(self, role: str, wait: float) -> Facts | None:
+    def claim(self, role: str, wait: float, *, take_over: bool) -> Facts | None:
         self.claiming.set()
         assert self.may_claim.wait(10)
-        return self.tasks[0] if self.tasks else None
+        if not self.tasks or (self.elsewhere and not take_over):
+            return None
+        self.elsewhere, self.claimed = False, self.tasks[0]
+        return self.claimed
+
+    def held(self) -> Facts | None:
+        if not self.elsewhere:
+            return self.claimed and self.claimed | {"mine": True, "program": "mcp", "silent": 0.0}
+        return self.tasks[0] | {"mine": False, "program": "mcp", "silent": 40.2}
 
     def finish(self, task: str, text: str, data: Any) -> None:
+        self.claimed = None
         self.ended.append(("done", task, text, data))
 
     def fail(self, task: str, reason: str, *, retry: bool) -> Facts:
+        self.claimed = None
         self.ended.append(("fail", task, reason, retry))
         return {"state": "queued" if retry else "dead"}
 

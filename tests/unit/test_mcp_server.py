@@ -365,6 +365,31 @@ async def test_a_task_is_claimed_shown_as_a_request_and_finished() -> None:
     assert desk.ended == [("done", wanted, "it is right", {"ok": True}), ("fail", wanted, "cannot", False)]
 
 
+async def test_a_task_in_the_hands_of_another_program_of_the_agent_is_told_and_can_be_taken_over() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    desk.tasks, desk.elsewhere = [task(wanted)], True
+    async with talking(desk) as ask:
+        me = await ask("orient")
+        assert me["held_tasks"] == []
+        nothing = await ask("claim_task", role="reviewer")
+        assert nothing["task"] is None
+        for said in (me["notes"][0], nothing["why"]):
+            assert wanted in said
+            assert 'claim_task(role="reviewer", take_over=true)' in said
+            assert "40 s" in said
+        assert (await ask("claim_task", role="reviewer", take_over=True))["task"] == wanted
+        assert (await ask("orient"))["held_tasks"] == [wanted]
+
+
+async def test_a_task_that_the_host_gave_back_is_not_called_held() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    desk.tasks = [task(wanted)]
+    async with talking(desk) as ask:
+        await ask("claim_task", role="reviewer")
+        desk.claimed = None
+        assert (await ask("orient"))["held_tasks"] == []
+
+
 async def test_a_task_that_comes_after_its_call_was_given_up_goes_back() -> None:
     desk, wanted = FakeDesk(), new_id()
     desk.tasks = [task(wanted)]

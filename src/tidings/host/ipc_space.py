@@ -43,6 +43,7 @@ class Attention(msgspec.Struct, forbid_unknown_fields=True):
 class Claim(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     wait: float = 0.0
+    take_over: bool = False
 
 
 class Done(msgspec.Struct, forbid_unknown_fields=True):
@@ -145,10 +146,22 @@ async def attention(asked: Scoped) -> Json:
 
 async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
-    waiting = asked.desk.claims.claim(asked.session, await _endpoint(asked), told.role, seconds(told.wait))
+    endpoint, patience = await _endpoint(asked), seconds(told.wait)
+    waiting = asked.desk.claims.claim(asked.session, endpoint, told.role, patience, take_over=told.take_over)
     job = await asked.desk.unless_stopping(waiting)
     # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
     return {"task": shown.task(job) if job else None}
+
+
+async def held(asked: Scoped) -> Json:
+    """The task in the hands of this agent's programs, and of which: it has one at most."""
+    claims = asked.desk.claims
+    claim = claims.held(asked.scope)
+    if claim is None:
+        return {"held": None}
+    job, mine = claim.job, claim.session == asked.session.id
+    about: Json = {"id": job.message.id, "role": job.role, "attempt": job.attempt, "mine": mine}
+    return {"held": about | {"program": claim.program, "silent": round(claims.silent(claim), 1)}}
 
 
 async def done(asked: Scoped) -> Json:
@@ -186,6 +199,7 @@ ROUTES = [
     Route("/v1/trace", for_session(trace), methods=["GET"]),
     Route("/v1/status", for_session(status), methods=["POST"]),
     Route("/v1/attention", for_session(attention), methods=["POST"]),
+    Route("/v1/tasks", for_session(held), methods=["GET"]),
     Route("/v1/tasks/claim", for_session(claim), methods=["POST"]),
     Route("/v1/tasks/{id}/done", for_session(done), methods=["POST"]),
     Route("/v1/tasks/{id}/fail", for_session(failed), methods=["POST"]),

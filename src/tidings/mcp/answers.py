@@ -149,7 +149,8 @@ class Orientation(BaseModel):
 
 
 class ClaimedTask(BaseModel):
-    task: str | None = Field(description="Name it in `finish_task`; null: nothing waits for this role.")
+    task: str | None = Field(description="Name it in `finish_task`; null: nothing was claimed, `why` says the reason.")
+    why: str | None = None
     role: str
     attempt: int = 0
     deadline: str | None = None

@@ -143,8 +143,11 @@ class HostDesk:
 
     # --- tasks ---
 
-    def claim(self, role: str, wait: float) -> Facts | None:
-        return self._ask(lambda session: session.claim(role, wait=wait))
+    def claim(self, role: str, wait: float, *, take_over: bool) -> Facts | None:
+        return self._ask(lambda session: session.claim(role, wait=wait, take_over=take_over))
+
+    def held(self) -> Facts | None:
+        return self._ask(lambda session: session.held())
 
     def finish(self, task: str, text: str, data: Any) -> None:
         self._ask(lambda session: session.finish(task, text, data))

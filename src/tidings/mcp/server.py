@@ -28,7 +28,7 @@ from tidings.mcp.advice import advice, wrong_arguments
 from tidings.mcp.answers import message_of, refusal
 from tidings.mcp.desk import Desk, off_loop
 from tidings.mcp.presenting import on_a_line
-from tidings.mcp.tools import PIECE, Tools, catalogue
+from tidings.mcp.tools import PIECE, SIGN_OF_LIFE, Tools, catalogue
 from tidings.mcp.updates import INBOX, Bell, Follower
 
 #: seconds the end of a session may take
@@ -86,7 +86,9 @@ def _sentence(name: str, error: ToolError) -> str:
     return str(error)
 
 
-def build_server(desk: Desk, bell: Bell | None = None, news: asyncio.Event | None = None) -> AgentServer:
+def build_server(
+    desk: Desk, bell: Bell | None = None, news: asyncio.Event | None = None, *, sign_of_life: float = SIGN_OF_LIFE
+) -> AgentServer:
     """A server for one agent's desk. `bell` rings for subscribers, `news` wakes who waits for mail."""
     server = AgentServer(
         "tidings",
@@ -96,7 +98,7 @@ def build_server(desk: Desk, bell: Bell | None = None, news: asyncio.Event | Non
         log_level="WARNING",
         subscriptions=bell or Bell(),
     )
-    tools = server.tools = Tools(desk, news)
+    tools = server.tools = Tools(desk, news, sign_of_life=sign_of_life)
     for method, title, hints in catalogue(tools):
         server.add_tool(method, title=title, annotations=hints, structured_output=True)
         server._tool_input_schema(method.__name__)["additionalProperties"] = False  # type: ignore[index]
@@ -141,11 +143,11 @@ def _unreadable(error: TidingsError) -> ResourceError:
     return ResourceError(f"{on_a_line(str(error))}. {advice(error)}")
 
 
-async def serve(desk: Desk) -> None:
+async def serve(desk: Desk, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
     """Serve a client on standard input and output until it is gone; then end the session."""
     bell, news = Bell(), asyncio.Event()
     follower = Follower(desk, bell, news)
-    server = build_server(desk, bell, news)
+    server = build_server(desk, bell, news, sign_of_life=sign_of_life)
     _end_on_signals(desk)
     follower.start()
     living = asyncio.create_task(server.tools.keep_held())

@@ -56,10 +56,10 @@ Role = Annotated[str, Field(description="Name of a role, such as `reviewer`.", m
 
 
 class Tools:
-    """The tools of one agent. `news` is set when mail arrives."""
+    """The tools of one agent. `news` is set when mail arrives; `sign_of_life`: seconds, for what is claimed."""
 
-    def __init__(self, desk: Desk, news: asyncio.Event | None = None) -> None:
-        self.desk = desk
+    def __init__(self, desk: Desk, news: asyncio.Event | None = None, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
+        self.desk, self.sign_of_life = desk, sign_of_life
         self.news = news or asyncio.Event()
         self.receipts = Receipts()
         self.held: dict[str, str] = {}
@@ -72,6 +72,8 @@ class Tools:
         outbox = await off_loop(lambda: self.desk.outbox(COUNTED))
         roster = await off_loop(self.desk.who)
         channels, notes = await self._channels()
+        holds = await off_loop(self.desk.held)
+        mine = [str(holds["id"])] if holds and holds["mine"] else []
         me: Facts = next((each for each in roster["agents"] if each["id"] == self.desk.agent), {})
         others = [each for each in roster["agents"] if each is not me and roster["fresh"]]
         found = answers.Orientation(
@@ -85,9 +87,9 @@ class Tools:
             channels=[words.channel(each).name for each in channels],
             here=[on_a_line(str(each["name"])) for each in others if each["status"] != "offline"],
             waiting_to_leave=sum(map(words.waits, outbox)),
-            held_tasks=list(self.held),
-            next=words.next_steps(any(unread.values()), list(me.get("roles", ())), list(self.held)),
-            notes=notes,
+            held_tasks=mine,
+            next=words.next_steps(any(unread.values()), list(me.get("roles", ())), mine),
+            notes=[*notes, *([words.held_elsewhere(holds)] if holds and not mine else [])],
         )
         return result(found, words.orientation(found))
 
@@ -339,15 +341,21 @@ class Tools:
 
     # --- tasks ---
 
-    async def claim_task(self, role: Role, wait: Wait = 0) -> Annotated[CallToolResult, answers.ClaimedTask]:
+    async def claim_task(
+        self,
+        role: Role,
+        wait: Wait = 0,
+        take_over: Annotated[
+            bool,
+            Field(description="Go on with the task that an earlier program of yours claimed, if that one is gone."),
+        ] = False,
+    ) -> Annotated[CallToolResult, answers.ClaimedTask]:
         """Take one task that waits for a role you hold. It is yours, kept alive for you, until `finish_task`; if this
-        session ends first it goes to somebody else."""
-        facts = await off_loop(lambda: self.desk.claim(role, wait), unwanted=self._give_back)
+        session ends first it goes to somebody else. You hold one at a time: claimed again, it is the same one."""
+        asked = lambda: self.desk.claim(role, wait, take_over=take_over)  # noqa: E731
+        facts = await off_loop(asked, unwanted=self._give_back)
         if facts is None:
-            nothing = answers.ClaimedTask(task=None, role=role)
-            return result(
-                nothing, f"Nothing waits for the role {role}. Call it again with `wait` to be there when it does."
-            )
+            return await self._claimed_nothing(role)
         task = str(facts["id"])
         self.held[task] = role
         request = message_of({**facts, "kind": "task", "from": facts["asker"]}, 4 * PIECE)
@@ -358,6 +366,13 @@ class Tools:
         opening = [f"Task {task} for {role} is yours (attempt {attempt}). {claimed.notice}"]
         closing = [f'Call finish_task with task="{task}" when it is done, or cannot be done.']
         return result(claimed, in_words([request], opening, closing))
+
+    async def _claimed_nothing(self, role: str) -> CallToolResult:
+        holds = await off_loop(self.desk.held)
+        why = f"Nothing waits for the role {role}. Call it again with `wait` to be there when it does."
+        if holds and not holds["mine"]:
+            why = words.held_elsewhere(holds)
+        return result(answers.ClaimedTask(task=None, role=role, why=why), why)
 
     def _give_back(self, facts: Facts | None) -> None:
         """Its caller gave up before it came. One that is held already came by another call, which did not."""
@@ -415,7 +430,7 @@ class Tools:
     async def keep_held(self) -> None:
         """For ever: while something is claimed, let the host hear that its program lives."""
         while True:
-            await asyncio.sleep(SIGN_OF_LIFE)
+            await asyncio.sleep(self.sign_of_life)
             if self.held:
                 with suppress(TidingsError):
                     await off_loop(self.desk.unread)

@@ -30,6 +30,17 @@ def orientation(found: answers.Orientation) -> str:
     return "\n".join([*lines, *found.notes, "Next:", *(f"- {each}" for each in found.next)])
 
 
+def held_elsewhere(facts: Facts) -> str:
+    """A task in the hands of another program of this agent."""
+    silent = f" It said nothing for {facts['silent']:.0f} s." if facts.get("silent") is not None else ""
+    role = on_a_line(str(facts["role"]))
+    return (
+        f"Another program of yours ({quoted(str(facts['program']))}) holds the task {facts['id']} for {role}, and you "
+        f'hold one at a time.{silent} If it is gone, go on with claim_task(role="{role}", take_over=true); otherwise '
+        "the task goes to somebody else when it was silent for a quarter of an hour."
+    )
+
+
 def agent(facts: Facts, me: str) -> answers.AgentLine:
     seen = facts.get("last_seen")
     return answers.AgentLine(
