@@ -147,7 +147,7 @@ class FakeDesk:
 
     def trace(self, message_id: str) -> Facts:
         self._space()
-        return {"ok": True, "stored": [], "receipts": []}
+        return {"ok": True, "stored": [], "receipts": [], "outbox": self.sent.get(message_id)}
 
     def set_status(self, status: str, activity: str | None, model: str | None) -> None:
         self.asked.append(("status", status, activity, model))
@@ -175,6 +175,8 @@ class FakeDesk:
         self.ended.append(("done", task, text, data))
 
     def fail(self, task: str, reason: str, *, retry: bool) -> Facts:
+        if self.claimed is None or self.claimed["id"] != task:
+            raise UnknownMessage(f"this session holds no task {task}")
         self.claimed = None
         self.ended.append(("fail", task, reason, retry))
         return {"state": "queued" if retry else "dead"}

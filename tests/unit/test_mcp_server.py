@@ -195,6 +195,13 @@ async def test_what_became_of_a_message_is_told_with_the_reason() -> None:
         assert "unknown_message" in await ask.refused("outbox_status", id=new_id())
 
 
+async def test_a_message_that_is_not_ones_own_has_no_trace_and_that_is_said() -> None:
+    async with talking() as ask:
+        sent = await ask("send", channel="general", text="x")
+        assert (await ask("trace", id=sent["id"]))["facts"]["outbox"]["channel"] == "general"
+        assert "neither sent" in await ask.refused("trace", id=new_id())
+
+
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -358,6 +365,8 @@ async def test_a_task_is_claimed_shown_as_a_request_and_finished() -> None:
         assert (await ask("orient"))["held_tasks"] == [wanted]
         await ask("finish_task", task=wanted, outcome="done", text="it is right", data={"ok": True})
         assert (await ask("orient"))["held_tasks"] == []
+        assert "holds no task" in await ask.refused("finish_task", task=wanted, outcome="fail", text="too late")
+        await ask("claim_task", role="reviewer")
         state = await ask("finish_task", task=wanted, outcome="fail", text="cannot", retry=False)
         assert state["state"] == "dead"
         desk.tasks = []

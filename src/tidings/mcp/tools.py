@@ -240,11 +240,13 @@ class Tools:
         return result(answers.OutboxView(messages=lines, waiting=waiting), "\n".join(told))
 
     async def trace(
-        self, id: Annotated[str, Field(description="Id of a message you sent or were sent.")]
+        self, id: Annotated[str, Field(description="Id of a message you sent, or that was sent to you directly.")]
     ) -> Annotated[CallToolResult, answers.Trace]:
         """The life of one message: where it is stored, who got it, who read it, and when."""
         facts = neutral_data(await off_loop(lambda: self.desk.trace(id)))
         facts.pop("ok", None)
+        if not any(facts.get(name) for name in ("stored", "receipts", "outbox")):
+            raise UnknownMessage(f"you neither sent a message {id[:64]!r} nor was it sent to you directly")
         return result(answers.Trace(id=id, facts=facts), answers.facts_in_words(facts))
 
     # --- reading ---
