@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coding_agents import PATIENCE, CodingAgent, coding, command, environment, hosted, peer, piped
+from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
 from tidings.host.daemon import Daemon
 from tidings.space.administration import create_space
@@ -161,6 +161,27 @@ async def test_a_server_goes_on_when_its_host_was_started_anew(space: RealSpace)
             await stack.aclose()
 
 
+async def test_a_server_borrows_the_session_of_a_file_and_leaves_it_open(
+    space: RealSpace, host: Daemon, tmp_path: Path
+) -> None:
+    bob, file = await peer(space, "bob"), tmp_path / "bob.json"
+    bob.save(file)
+    borrowed = ["-m", "tidings.cli", "mcp", "--home", str(space.home.home), "--session-file", str(file)]
+    async with coding_with(borrowed) as server:
+        await server.connected()
+        assert (await server("orient"))["name"] == "bob"
+        await server("send", channel="general", text="through a session of another", wait=10)
+        assert await _sessions(host) == 1
+    assert (await asyncio.to_thread(bob.me))["name"] == "bob"
+    (row,) = await asyncio.to_thread(bob.outbox)
+    assert row["state"] in ("confirmed", "done")
+    async with coding_with(borrowed) as server:
+        await asyncio.to_thread(bob.end)
+        said = await server.refused("read_inbox")
+        assert "the session of this server has ended" in said
+        assert "tell a person" in said
+
+
 @asynccontextmanager
 async def stopping_the_host(home: Path) -> AsyncIterator[None]:
     """Whoever started it."""
@@ -184,6 +205,16 @@ async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_
         assert ada.process.stderr is not None
         assert "no host runs, starting one" in (await ada.process.stderr.read()).decode()
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in ada.lines)
+
+
+async def test_a_session_file_of_another_agent_is_refused(
+    terminal: Terminal, space: RealSpace, host: Daemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "bob.json"
+    (await peer(space, "bob")).save(file)
+    ran = await asyncio.to_thread(terminal.run, "mcp", "--agent", "ada", "--session-file", str(file))
+    assert ran.returncode != 0
+    assert "is of bob, not of ada" in ran.stderr
 
 
 def test_an_agent_that_is_not_there_is_refused_before_a_host_is_started(terminal: Terminal) -> None:
