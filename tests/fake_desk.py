@@ -48,6 +48,7 @@ class FakeDesk:
             {"id": ADA, "name": "ada", "roles": [], "status": "working", "activity": "writes"},
         ]
         self.listed: list[Facts] = [{"name": "general", "joined": True}]
+        self.left: Facts = {"state": "closed", "still_covered_by": []}
         self.down: TidingsError | None = None
         self.tasks: list[Facts] = []
         self.claimed: Facts | None = None
@@ -128,6 +129,10 @@ class FakeDesk:
     def who(self) -> Facts:
         return {"agents": self.agents, "backstop": "", "fresh": self.down is None}
 
+    def access(self) -> Facts:
+        self._space()
+        return {"roles": ["reviewer"], "read": ["general", "team.>"], "post": ["general"], "manage": []}
+
     def channels(self) -> list[Facts]:
         self._space()
         return self.listed
@@ -138,7 +143,7 @@ class FakeDesk:
 
     def leave(self, channel: str) -> Facts:
         self._space()
-        return {"state": "closed"}
+        return self.left
 
     def history(self, channel: str, limit: int, before: int | None) -> list[Facts]:
         self._space()
@@ -160,6 +165,7 @@ class FakeDesk:
     def claim(self, role: str, wait: float, *, take_over: bool) -> Facts | None:
         self.claiming.set()
         assert self.may_claim.wait(10)
+        self._space()
         if not self.tasks or (self.elsewhere and not take_over):
             return None
         self.elsewhere, self.claimed = False, self.tasks[0]

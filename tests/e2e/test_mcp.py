@@ -182,6 +182,53 @@ async def test_a_server_borrows_the_session_of_a_file_and_leaves_it_open(
         assert "tell a person" in said
 
 
+async def test_half_a_character_and_bytes_that_are_no_text_are_answered_and_end_nothing(
+    space: RealSpace, host: Daemon
+) -> None:
+    async with piped(command(space.home.home, "ada")) as ada:
+        assert ada.process.stdin is not None
+        ada.process.stdin.write(b"\xff\xfe is no JSON\n")
+        half = await ada.call(2, "direct_message", to="ada", text="cut \ud83d", wait=15)
+        assert half["stage"] == "confirmed"
+        line = json.dumps({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": DIRECT}).encode()
+        ada.process.stdin.write(line.replace(b"BYTES", b"\xff\xfe") + b"\n")
+
+        async def both() -> list[str]:
+            found = [each["text"] for each in (await ada.call(4, "read_inbox"))["messages"]]
+            return found if len(found) == 2 else []
+
+        assert await eventually(both, what="both came", within=20) == ["cut \ufffd", "no \ufffd\ufffd text"]
+
+
+DIRECT = {"name": "direct_message", "arguments": {"to": "ada", "text": "no BYTES text"}}
+
+
+async def test_an_agent_that_is_revoked_is_told_so_by_every_tool_that_needs_its_space(
+    space: RealSpace, host: Daemon
+) -> None:
+    async with coding(space.home.home, "bob") as (bob,):
+        await bob("direct_message", to="bob", text="from before", wait=15)
+        assert [each["text"] for each in (await bob("read_inbox", wait=15))["messages"]] == ["from before"]
+        async with space.administer() as admin:
+            await admin.revoke("bob")
+
+        async def told() -> bool:
+            return "revoked" in await bob.refused("history", channel="general")
+
+        await eventually(told, what="the host knows of it", within=20)
+        for tool, arguments in (
+            ("history", {"channel": "general"}),
+            ("claim_task", {"role": "reviewer"}),
+            ("direct_message", {"to": "ada", "text": "x"}),
+        ):
+            said = await bob.refused(tool, **arguments)
+            assert said.startswith(f"{tool} failed (revoked)")
+            assert "tell a person" in said
+        (note,) = (await bob("orient"))["notes"]
+        assert "revoked" in note
+        assert [each["text"] for each in (await bob("read_inbox"))["messages"]] == ["from before"]
+
+
 @asynccontextmanager
 async def stopping_the_host(home: Path) -> AsyncIterator[None]:
     """Whoever started it."""

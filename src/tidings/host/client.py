@@ -429,6 +429,10 @@ class Session:
         """`agents`, and `backstop`: what to say of durable copies that are late."""
         return self._get("/v1/who")
 
+    def access(self) -> Json:
+        """What this agent may do now: `roles`, and what it may `read`, `post` to and `manage`."""
+        return self._get("/v1/access")
+
     def channels(self) -> list[Json]:
         return list(self._get("/v1/channels")["channels"])
 

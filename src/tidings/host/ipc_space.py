@@ -13,7 +13,7 @@ import msgspec
 from starlette.routing import Route
 
 from tidings.endpoint.endpoint import Endpoint
-from tidings.errors import Reconnecting, UnreachableError, UsageError
+from tidings.errors import AuthRevoked, Reconnecting, UnreachableError, UsageError
 from tidings.host import shown
 from tidings.host.ipc import Scoped, for_session, seconds
 from tidings.host.ipc_operator import health_of
@@ -65,6 +65,8 @@ async def _endpoint(asked: Scoped) -> Endpoint:
             endpoint = asked.host.endpoint(asked.scope)
             if endpoint.state == "ready":
                 return endpoint
+        if health["state"] == "revoked":
+            raise AuthRevoked(f"{asked.scope.name} may not act in {asked.scope.space}: {health['reason']}")
         if health["reason"] or time.monotonic() > until:
             why = f" ({health['reason']})" if health["reason"] else ""
             raise Reconnecting(f"{asked.scope.name} is not connected to {asked.scope.space} now{why}: ask again later")
@@ -75,7 +77,7 @@ async def who(asked: Scoped) -> Json:
     try:
         endpoint = await _endpoint(asked)
         agents = await endpoint.who()
-    except (UnreachableError, TimeoutError):
+    except (UnreachableError, AuthRevoked, TimeoutError):
         seen = asked.host.directories.of(asked.scope.space_id).agents()
         rows = [{"id": each.id, "name": each.name, "roles": list(each.roles), "status": "unknown"} for each in seen]
         return {"agents": rows, "fresh": False, "backstop": ""}
@@ -88,6 +90,12 @@ async def who(asked: Scoped) -> Json:
 
 async def channels(asked: Scoped) -> Json:
     return {"channels": await (await _endpoint(asked)).channels()}
+
+
+async def access(asked: Scoped) -> Json:
+    """What this agent may do: its roles, and the patterns of channels it may read, post to and manage."""
+    record = await (await _endpoint(asked)).access()
+    return {name: list(record.get(name) or ()) for name in ("roles", "read", "post", "manage")}
 
 
 async def members(asked: Scoped) -> Json:
@@ -192,6 +200,7 @@ _NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}
 ROUTES = [
     Route("/v1/who", for_session(who), methods=["GET"]),
     Route("/v1/channels", for_session(channels), methods=["GET"]),
+    Route("/v1/access", for_session(access), methods=["GET"]),
     Route("/v1/members", for_session(members), methods=["GET"]),
     Route("/v1/history", for_session(history), methods=["GET"]),
     Route("/v1/join", for_session(join), methods=["POST"]),

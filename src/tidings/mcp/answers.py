@@ -137,6 +137,8 @@ class Orientation(BaseModel):
     id: str
     space: str
     roles: list[str]
+    may_read: list[str] | None = Field(None, description="Channels you may read, as patterns; null: not known now.")
+    may_post: list[str] | None = Field(None, description="Channels you may post to, as patterns; null: not known now.")
     reachable: bool = Field(description="Could the space be asked just now?")
     unread_direct: int
     unread_channel: int

@@ -120,6 +120,9 @@ class HostDesk:
     def who(self) -> Facts:
         return self._ask(lambda session: session.who())
 
+    def access(self) -> Facts:
+        return self._ask(lambda session: session.access())
+
     def channels(self) -> list[Facts]:
         return self._ask(lambda session: session.channels())
 
