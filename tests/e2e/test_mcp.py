@@ -264,6 +264,17 @@ async def test_a_session_file_of_another_agent_is_refused(
     assert "is of bob, not of ada" in ran.stderr
 
 
+async def test_a_host_that_cannot_be_started_is_told_at_once_and_named(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("ada")
+    (space.home.home / "host.db").write_bytes(b"this is no database" * 1000)
+    server = terminal.start("mcp", "--agent", "ada")
+    said = await asyncio.to_thread(server.communicate, timeout=25)
+    assert server.returncode != 0
+    assert said[0] == ""
+    assert "could not be started: `tidings host up` says why" in said[1]
+    assert "Traceback" not in said[1]
+
+
 def test_an_agent_that_is_not_there_is_refused_before_a_host_is_started(terminal: Terminal) -> None:
     create_space(terminal.home, port=None, open_space=False, budget=DEFAULT_BUDGET)
     ran = terminal.run("mcp", "--agent", "nobody")

@@ -83,6 +83,20 @@ async def test_the_documented_tools_are_the_ones_that_are_served() -> None:
     assert len(documented) == len(set(documented))
 
 
+def test_the_documented_entries_start_this_server() -> None:
+    document = DOCUMENT.read_text()
+    entries = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", document, re.DOTALL)]
+    entries += [json.loads(line) for line in re.findall(r"--add-mcp '(.*?)'", document)]
+    started = ["tidings", "mcp", "--agent", "ada"]
+    assert len(entries) == 3
+    for entry in entries:
+        words_of_it = re.findall(r'"(tidings|mcp|--agent|ada)"(?!:)', json.dumps(entry))
+        assert words_of_it[-4:] == started
+    lines = re.findall(r"^\| .* \| `(?:\w+ )+.*?(tidings mcp .*?)[`\"]", document, re.MULTILINE)
+    assert len(lines) >= 5
+    assert {line.replace(" -- ", " ") for line in lines} == {"tidings mcp --agent ada"}
+
+
 async def test_every_argument_is_described_and_no_other_is_taken() -> None:
     async with talking() as ask:
         for tool in (await ask.client.list_tools()).tools:
@@ -417,6 +431,18 @@ async def test_what_others_say_of_themselves_is_quoted_in_who_and_channels() -> 
             lines = words(await ask.raw(tool)).splitlines()
             assert not any(line.startswith(("root", "system")) for line in lines)
             assert not any("\x1b" in line for line in lines)
+
+
+async def test_of_a_crowd_those_who_are_here_are_shown_first_and_the_rest_is_counted() -> None:
+    desk = FakeDesk()
+    away = [{"id": f"U{n:055d}", "name": f"away{n}", "roles": [], "status": "offline"} for n in range(300)]
+    desk.agents = [*away, *desk.agents]
+    async with talking(desk) as ask:
+        found = await ask("who")
+        assert [each["name"] for each in found["agents"][:2]] == ["ada", "bob"]
+        assert (len(found["agents"]), found["more"]) == (100, 202)
+        assert "and 202 more" in words(await ask.raw("who"))
+        assert (await ask("who", limit=500))["more"] == 0
 
 
 async def test_history_pages_back_to_the_beginning() -> None:

@@ -112,6 +112,7 @@ class AgentLine(BaseModel):
 
 class Roster(BaseModel):
     agents: list[AgentLine]
+    more: int = Field(0, description="How many there are besides these.")
     fresh: bool = Field(True, description="False: as last seen, the space could not be asked just now.")
     notice: str = NOTICE
 
