@@ -268,7 +268,7 @@ async def test_a_host_that_cannot_be_started_is_told_at_once_and_named(terminal:
     await space.add("ada")
     (space.home.home / "host.db").write_bytes(b"this is no database" * 1000)
     server = terminal.start("mcp", "--agent", "ada")
-    said = await asyncio.to_thread(server.communicate, timeout=25)
+    said = await asyncio.to_thread(server.communicate, timeout=50)
     assert server.returncode != 0
     assert said[0] == ""
     assert "could not be started: `tidings host up` says why" in said[1]

@@ -72,16 +72,17 @@ def running_host(where: Place) -> HostClient:
     if found is not None:
         return found
     output.say("tidings mcp: no host runs, starting one")
-    deadline = time.monotonic() + START_WITHIN
+    patience, why = START_WITHIN, f"did not answer within {START_WITHIN:.0f} s: see `tidings host status`"
     if not _start_host(home):
         # somebody else may be starting it at this moment; otherwise there is nothing to wait for
-        deadline = min(deadline, time.monotonic() + SOMEBODY_ELSES)
+        patience, why = SOMEBODY_ELSES, "could not be started: `tidings host up` says why"
+    deadline = time.monotonic() + patience
     while True:
         found = HostClient.find(home)
         if found is not None:
             return found
         if time.monotonic() > deadline:
-            raise HostUnreachable(f"the host of {home} could not be started: `tidings host up` says why")
+            raise HostUnreachable(f"the host of {home} {why}")
         time.sleep(0.05)
 
 
