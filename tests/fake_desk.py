@@ -176,6 +176,10 @@ class FakeDesk:
             return self.claimed and self.claimed | {"mine": True, "program": "mcp", "silent": 0.0}
         return self.tasks[0] | {"mine": False, "program": "mcp", "silent": 40.2}
 
+    def show_life(self) -> Facts | None:
+        self.asked.append(("life",))
+        return self.held()
+
     def finish(self, task: str, text: str, data: Any) -> None:
         self.claimed = None
         self.ended.append(("done", task, text, data))

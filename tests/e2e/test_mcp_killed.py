@@ -116,6 +116,7 @@ async def test_a_task_of_a_killed_server_goes_to_another_agent_once_its_claim_ra
             await bob.kill()
         work.pass_time(SILENCE - 1)
         assert await work.cal_gets() is None
+        assert await asyncio.to_thread(work.cal.held) is None, "what bob holds is not told to cal"
         assert await work.state(task) == "claimed"
         assert await eventually(work.cal_gets_after_the_silence, what="cal has the task") == task
 

@@ -18,9 +18,11 @@ from mcp_types import CallToolResult, TextResourceContents
 
 from fake_desk import ADA, FakeDesk, message
 from tidings import errors
+from tidings.broker.ending import end_tasks
 from tidings.mcp.advice import NEXT, advice
 from tidings.mcp.desk import Event
 from tidings.mcp.server import build_server
+from tidings.mcp.tools import Tools
 from tidings.mcp.updates import Bell, Follower
 from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.testing.waiting import eventually
@@ -548,6 +550,21 @@ async def test_a_task_that_the_host_gave_back_is_not_called_held() -> None:
         await ask("claim_task", role="reviewer")
         desk.claimed = None
         assert (await ask("orient"))["held_tasks"] == []
+
+
+async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_given_back() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    desk.tasks = [task(wanted)]
+    tools = Tools(desk, sign_of_life=0.01)
+    living = asyncio.create_task(tools.keep_held())
+    try:
+        await tools.claim_task("reviewer")
+        await eventually(lambda: len(desk.asked) >= 3, what="several signs of life")
+        assert list(tools.held) == [wanted]
+        desk.claimed = None
+        await eventually(lambda: not tools.held, what="it knows that the host gave it back")
+    finally:
+        await end_tasks([living])
 
 
 async def test_a_task_that_comes_after_its_call_was_given_up_goes_back() -> None:

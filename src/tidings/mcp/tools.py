@@ -8,6 +8,7 @@ possible and harmless.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -40,6 +41,7 @@ COUNTED = 200
 #: the host gives back what a session claimed that says nothing for a quarter of an hour
 SIGN_OF_LIFE = 120.0
 PIECE = 32_000
+log = logging.getLogger(__name__)
 
 #: a message has 256 KiB at most with all that belongs to it; one that is sealed, three quarters of that
 Text = Annotated[
@@ -478,8 +480,21 @@ class Tools:
         while True:
             await asyncio.sleep(self.sign_of_life)
             if self.held:
-                with suppress(TidingsError):
-                    await off_loop(self.desk.unread)
+                await self._show_life(list(self.held))
+
+    async def _show_life(self, claimed: list[str]) -> None:
+        """What was claimed before this is asked, and is not held any more, was given back."""
+        try:
+            holds = await off_loop(self.desk.show_life)
+        except UnreachableError as error:
+            log.info("the host did not hear a sign of life: %s", error)
+            return
+        except TidingsError as error:  # the session ended, and with it what it held
+            log.info("nothing is held any more: %s", error)
+            holds = None
+        for task in claimed:
+            if holds is None or not holds["mine"] or holds["id"] != task:
+                self.held.pop(task, None)
 
     # --- being here ---
 
