@@ -48,8 +48,12 @@ class FakeDesk:
             {"id": ADA, "name": "ada", "roles": [], "status": "working", "activity": "writes"},
         ]
         self.listed: list[Facts] = [{"name": "general", "joined": True}]
+        self.left: Facts = {"state": "closed", "still_covered_by": []}
         self.down: TidingsError | None = None
         self.tasks: list[Facts] = []
+        self.claimed: Facts | None = None
+        #: is the first task in the hands of another program of bob?
+        self.elsewhere = False
         self.ended: list[tuple[Any, ...]] = []
         self.results: dict[str, Facts] = {}
         self.asked: list[tuple[Any, ...]] = []
@@ -125,6 +129,10 @@ class FakeDesk:
     def who(self) -> Facts:
         return {"agents": self.agents, "backstop": "", "fresh": self.down is None}
 
+    def access(self) -> Facts:
+        self._space()
+        return {"roles": ["reviewer"], "read": ["general", "team.>"], "post": ["general"], "manage": []}
+
     def channels(self) -> list[Facts]:
         self._space()
         return self.listed
@@ -135,7 +143,7 @@ class FakeDesk:
 
     def leave(self, channel: str) -> Facts:
         self._space()
-        return {"state": "closed"}
+        return self.left
 
     def history(self, channel: str, limit: int, before: int | None) -> list[Facts]:
         self._space()
@@ -144,7 +152,7 @@ class FakeDesk:
 
     def trace(self, message_id: str) -> Facts:
         self._space()
-        return {"ok": True, "stored": [], "receipts": []}
+        return {"ok": True, "stored": [], "receipts": [], "outbox": self.sent.get(message_id)}
 
     def set_status(self, status: str, activity: str | None, model: str | None) -> None:
         self.asked.append(("status", status, activity, model))
@@ -154,15 +162,32 @@ class FakeDesk:
 
     # --- tasks ---
 
-    def claim(self, role: str, wait: float) -> Facts | None:
+    def claim(self, role: str, wait: float, *, take_over: bool) -> Facts | None:
         self.claiming.set()
         assert self.may_claim.wait(10)
-        return self.tasks[0] if self.tasks else None
+        self._space()
+        if not self.tasks or (self.elsewhere and not take_over):
+            return None
+        self.elsewhere, self.claimed = False, self.tasks[0]
+        return self.claimed
+
+    def held(self) -> Facts | None:
+        if not self.elsewhere:
+            return self.claimed and self.claimed | {"mine": True, "program": "mcp", "silent": 0.0}
+        return self.tasks[0] | {"mine": False, "program": "mcp", "silent": 40.2}
+
+    def show_life(self) -> Facts | None:
+        self.asked.append(("life",))
+        return self.held()
 
     def finish(self, task: str, text: str, data: Any) -> None:
+        self.claimed = None
         self.ended.append(("done", task, text, data))
 
     def fail(self, task: str, reason: str, *, retry: bool) -> Facts:
+        if self.claimed is None or self.claimed["id"] != task:
+            raise UnknownMessage(f"this session holds no task {task}")
+        self.claimed = None
         self.ended.append(("fail", task, reason, retry))
         return {"state": "queued" if retry else "dead"}
 

@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters, stdio_client
-from mcp_types import CallToolResult, TextResourceContents
 
+from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
-from tidings.endpoint.identity import local_identity
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.space.administration import create_space
 from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
 from tidings.testing.waiting import eventually
-
-SOURCES = str(Path(__file__).parents[2] / "src")
-PATIENCE = 20.0
-
-
-def command(home: Path, agent: str) -> list[str]:
-    return ["-m", "tidings.cli", "mcp", "--agent", agent, "--home", str(home)]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": SOURCES}
-
-
-@asynccontextmanager
-async def hosted(home: Path) -> AsyncIterator[Daemon]:
-    """The host of a home, in this process."""
-    daemon = Daemon(home)
-    running = asyncio.create_task(daemon.run())
-    await eventually(lambda: daemon.ready.is_set() or running.done(), what="the host answers")
-    try:
-        yield daemon
-    finally:
-        daemon.stopping.set()
-        await asyncio.wait_for(running, 30)
 
 
 @pytest.fixture
@@ -55,49 +26,6 @@ async def host(space: RealSpace) -> AsyncIterator[Daemon]:
     await space.add("bob", roles=["reviewer"])
     async with hosted(space.home.home) as daemon:
         yield daemon
-
-
-async def peer(space: RealSpace, name: str) -> Session:
-    """Another program of this machine: it needs no server of its own. Its calls block, so they are made in threads."""
-    identity = await local_identity(space.home, name)
-    return await asyncio.to_thread(HostClient(space.home.home).session, identity, receive=True, program="test")
-
-
-class CodingAgent:
-    """What a coding agent does with its server."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    async def raw(self, tool: str, **arguments: Any) -> CallToolResult:
-        async with asyncio.timeout(PATIENCE):
-            answer = await self.client.call_tool(tool, arguments)
-        assert isinstance(answer, CallToolResult)
-        return answer
-
-    async def __call__(self, tool: str, **arguments: Any) -> Any:
-        answer = await self.raw(tool, **arguments)
-        assert not answer.is_error, answer.content
-        return answer.structured_content
-
-    async def connected(self) -> None:
-        """Its agent's session is open: asked again while it is not."""
-        await eventually(lambda: self._reachable(), what="the space answers", within=PATIENCE)
-
-    async def _reachable(self) -> bool:
-        return bool((await self("orient"))["reachable"])
-
-
-@asynccontextmanager
-async def coding(home: Path, *names: str) -> AsyncIterator[list[CodingAgent]]:
-    async with AsyncExitStack() as stack:
-        found = []
-        for name in names:
-            started = StdioServerParameters(command=sys.executable, args=command(home, name), env=environment())
-            found.append(CodingAgent(await stack.enter_async_context(Client(stdio_client(started)))))
-        for each in found:
-            await each.connected()
-        yield found
 
 
 async def test_two_coding_agents_talk_through_two_servers(space: RealSpace, host: Daemon) -> None:
@@ -122,9 +50,8 @@ async def _channel(ada: CodingAgent, bob: CodingAgent) -> None:
         assert sent["stage"] == "confirmed"
         async with asyncio.timeout(PATIENCE):
             assert {(await anext(changes)).uri, (await anext(changes)).uri} == set(uris)  # type: ignore[union-attr]
-    (page,) = (await bob.client.read_resource("tidings://channel/general")).contents
-    assert isinstance(page, TextResourceContents)
-    assert [each["text"] for each in json.loads(page.text)["messages"]] == ["hello all"]
+    page = await bob.resource("tidings://channel/general")
+    assert [each["text"] for each in page["messages"]] == ["hello all"]
     window = await bob("read_inbox")
     (message,) = window["messages"]
     assert (message["sender"]["name"], message["text"], message["mentions_me"]) == ("ada", "hello all", True)
@@ -191,76 +118,13 @@ async def test_what_is_sent_while_the_space_is_down_is_stored_and_arrives_when_i
         assert (message["id"], message["text"]) == (sent["id"], "while you were away")
 
 
-class Pipe:
-    """A server whose client is this test, line by line."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.lines: list[str] = []
-
-    @classmethod
-    async def start(cls, home: Path, agent: str) -> Pipe:
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command(home, agent), stdin=pipe, stdout=pipe, stderr=pipe, env=environment()
-        )
-        started = cls(process)
-        client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-        await started.ask(1, "initialize", client)
-        started.say({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        return started
-
-    def say(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message).encode() + b"\n")
-
-    def request(self, number: int, method: str, params: dict[str, Any]) -> None:
-        self.say({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-
-    async def ask(self, number: int, method: str, params: dict[str, Any]) -> Any:
-        self.request(number, method, params)
-        assert self.process.stdout is not None
-        while True:
-            line = await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)
-            assert line, (await self.process.stderr.read()).decode() if self.process.stderr else ""
-            self.lines.append(line.decode())
-            answer = json.loads(line)
-            if answer.get("id") == number:
-                return answer["result"]
-
-    async def call(self, number: int, tool: str, **arguments: Any) -> Any:
-        answer = await self.ask(number, "tools/call", {"name": tool, "arguments": arguments})
-        return answer.get("structuredContent")
-
-    def vanish(self) -> None:
-        """As a client that was killed: an answer to it goes nowhere."""
-        transport: Any = self.process._transport  # type: ignore[attr-defined]
-        self.request(99, "tools/list", {})
-        for descriptor in (1, 0):
-            transport.get_pipe_transport(descriptor).close()
-
-    async def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-
-
-@asynccontextmanager
-async def piped(home: Path, agent: str) -> AsyncIterator[Pipe]:
-    pipe = await Pipe.start(home, agent)
-    try:
-        yield pipe
-    finally:
-        await pipe.kill()
-
-
 @pytest.mark.parametrize("how", ["closes everything", "sends SIGTERM"])
 async def test_a_client_that_vanishes_in_a_call_frees_its_session_and_its_task(
     space: RealSpace, host: Daemon, how: str
 ) -> None:
     ada = await peer(space, "ada")
     asked = await asyncio.to_thread(ada.send, role="reviewer", text="look", wait=10)
-    async with piped(space.home.home, "bob") as bob:
+    async with piped(command(space.home.home, "bob")) as bob:
 
         async def claimed() -> bool:
             found = await bob.call(2, "claim_task", role="reviewer", wait=5)
@@ -297,6 +161,74 @@ async def test_a_server_goes_on_when_its_host_was_started_anew(space: RealSpace)
             await stack.aclose()
 
 
+async def test_a_server_borrows_the_session_of_a_file_and_leaves_it_open(
+    space: RealSpace, host: Daemon, tmp_path: Path
+) -> None:
+    bob, file = await peer(space, "bob"), tmp_path / "bob.json"
+    bob.save(file)
+    borrowed = ["-m", "tidings.cli", "mcp", "--home", str(space.home.home), "--session-file", str(file)]
+    async with coding_with(borrowed) as server:
+        await server.connected()
+        assert (await server("orient"))["name"] == "bob"
+        await server("send", channel="general", text="through a session of another", wait=10)
+        assert await _sessions(host) == 1
+    assert (await asyncio.to_thread(bob.me))["name"] == "bob"
+    (row,) = await asyncio.to_thread(bob.outbox)
+    assert row["state"] in ("confirmed", "done")
+    async with coding_with(borrowed) as server:
+        await asyncio.to_thread(bob.end)
+        said = await server.refused("read_inbox")
+        assert "the session of this server has ended" in said
+        assert "tell a person" in said
+
+
+async def test_half_a_character_and_bytes_that_are_no_text_are_answered_and_end_nothing(
+    space: RealSpace, host: Daemon
+) -> None:
+    async with piped(command(space.home.home, "ada")) as ada:
+        assert ada.process.stdin is not None
+        ada.process.stdin.write(b"\xff\xfe is no JSON\n")
+        half = await ada.call(2, "direct_message", to="ada", text="cut \ud83d", wait=15)
+        assert half["stage"] == "confirmed"
+        line = json.dumps({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": DIRECT}).encode()
+        ada.process.stdin.write(line.replace(b"BYTES", b"\xff\xfe") + b"\n")
+
+        async def both() -> list[str]:
+            found = [each["text"] for each in (await ada.call(4, "read_inbox"))["messages"]]
+            return found if len(found) == 2 else []
+
+        assert await eventually(both, what="both came", within=20) == ["cut \ufffd", "no \ufffd\ufffd text"]
+
+
+DIRECT = {"name": "direct_message", "arguments": {"to": "ada", "text": "no BYTES text"}}
+
+
+async def test_an_agent_that_is_revoked_is_told_so_by_every_tool_that_needs_its_space(
+    space: RealSpace, host: Daemon
+) -> None:
+    async with coding(space.home.home, "bob") as (bob,):
+        await bob("direct_message", to="bob", text="from before", wait=15)
+        assert [each["text"] for each in (await bob("read_inbox", wait=15))["messages"]] == ["from before"]
+        async with space.administer() as admin:
+            await admin.revoke("bob")
+
+        async def told() -> bool:
+            return "revoked" in await bob.refused("history", channel="general")
+
+        await eventually(told, what="the host knows of it", within=20)
+        for tool, arguments in (
+            ("history", {"channel": "general"}),
+            ("claim_task", {"role": "reviewer"}),
+            ("direct_message", {"to": "ada", "text": "x"}),
+        ):
+            said = await bob.refused(tool, **arguments)
+            assert said.startswith(f"{tool} failed (revoked)")
+            assert "tell a person" in said
+        (note,) = (await bob("orient"))["notes"]
+        assert "revoked" in note
+        assert [each["text"] for each in (await bob("read_inbox"))["messages"]] == ["from before"]
+
+
 @asynccontextmanager
 async def stopping_the_host(home: Path) -> AsyncIterator[None]:
     """Whoever started it."""
@@ -310,7 +242,7 @@ async def stopping_the_host(home: Path) -> AsyncIterator[None]:
 
 async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_output(space: RealSpace) -> None:
     await space.add("ada")
-    async with stopping_the_host(space.home.home), piped(space.home.home, "ada") as ada:
+    async with stopping_the_host(space.home.home), piped(command(space.home.home, "ada")) as ada:
         assert (await ada.call(2, "orient"))["name"] == "ada"
         assert ada.process.stdin is not None
         ada.process.stdin.close()
@@ -320,6 +252,27 @@ async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_
         assert ada.process.stderr is not None
         assert "no host runs, starting one" in (await ada.process.stderr.read()).decode()
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in ada.lines)
+
+
+async def test_a_session_file_of_another_agent_is_refused(
+    terminal: Terminal, space: RealSpace, host: Daemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "bob.json"
+    (await peer(space, "bob")).save(file)
+    ran = await asyncio.to_thread(terminal.run, "mcp", "--agent", "ada", "--session-file", str(file))
+    assert ran.returncode != 0
+    assert "is of bob, not of ada" in ran.stderr
+
+
+async def test_a_host_that_cannot_be_started_is_told_at_once_and_named(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("ada")
+    (space.home.home / "host.db").write_bytes(b"this is no database" * 1000)
+    server = terminal.start("mcp", "--agent", "ada")
+    said = await asyncio.to_thread(server.communicate, timeout=50)
+    assert server.returncode != 0
+    assert said[0] == ""
+    assert "could not be started: `tidings host up` says why" in said[1]
+    assert "Traceback" not in said[1]
 
 
 def test_an_agent_that_is_not_there_is_refused_before_a_host_is_started(terminal: Terminal) -> None:

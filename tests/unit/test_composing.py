@@ -102,7 +102,9 @@ def test_a_task_carries_its_terms_and_does_not_wait_longer_than_its_deadline() -
     assert made.max_age == 60
     assert composed(role="reviewer", text="look", deadline=60, max_age=5).max_age == 5
     (warning,) = composed(role="tester", text="look").warnings
-    assert "nobody holds the role tester" in warning
+    assert warning == "nobody holds the role tester: the task waits until somebody does"
+    (warning,) = composed(role="reviwer", text="look").warnings
+    assert "did you mean reviewer?" in warning
 
 
 def test_data_and_parts_travel_as_they_were_given() -> None:

@@ -32,6 +32,8 @@ class FakeSession:
             raise self.fails.pop(0)
         return {"session": self.number}
 
+    held = unread
+
     def end(self) -> None:
         self.ended = True
         if self.fails:
@@ -67,6 +69,14 @@ def test_a_session_the_host_does_not_know_is_opened_anew(fails: list[Exception])
     assert desk.unread() == {"session": 2}
     assert told[-2:] == ["find", "open"]
     assert desk.unread() == {"session": 2}
+
+
+def test_a_sign_of_life_never_starts_a_host_that_somebody_stopped() -> None:
+    for failed in (HostUnreachable("stopped"), NoSession("ended")):
+        desk, told = desk_of(FakeSession(1, failed), FakeSession(2))
+        with pytest.raises(type(failed)):
+            desk.show_life()
+        assert told == []
 
 
 def test_an_outcome_that_is_not_known_is_not_asked_for_again_here() -> None:

@@ -18,9 +18,11 @@ from mcp_types import CallToolResult, TextResourceContents
 
 from fake_desk import ADA, FakeDesk, message
 from tidings import errors
+from tidings.broker.ending import end_tasks
 from tidings.mcp.advice import NEXT, advice
 from tidings.mcp.desk import Event
 from tidings.mcp.server import build_server
+from tidings.mcp.tools import Tools
 from tidings.mcp.updates import Bell, Follower
 from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.testing.waiting import eventually
@@ -83,6 +85,20 @@ async def test_the_documented_tools_are_the_ones_that_are_served() -> None:
     assert len(documented) == len(set(documented))
 
 
+def test_the_documented_entries_start_this_server() -> None:
+    document = DOCUMENT.read_text()
+    entries = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", document, re.DOTALL)]
+    entries += [json.loads(line) for line in re.findall(r"--add-mcp '(.*?)'", document)]
+    started = ["tidings", "mcp", "--agent", "ada"]
+    assert len(entries) == 3
+    for entry in entries:
+        words_of_it = re.findall(r'"(tidings|mcp|--agent|ada)"(?!:)', json.dumps(entry))
+        assert words_of_it[-4:] == started
+    lines = re.findall(r"^\| .* \| `(?:\w+ )+.*?(tidings mcp .*?)[`\"]", document, re.MULTILINE)
+    assert len(lines) >= 5
+    assert {line.replace(" -- ", " ") for line in lines} == {"tidings mcp --agent ada"}
+
+
 async def test_every_argument_is_described_and_no_other_is_taken() -> None:
     async with talking() as ask:
         for tool in (await ask.client.list_tools()).tools:
@@ -126,6 +142,28 @@ async def test_wrong_arguments_are_answered_in_a_sentence() -> None:
 async def test_a_tool_that_is_not_there_is_answered_with_those_that_are() -> None:
     async with talking() as ask:
         assert "orient" in await ask.refused("delete_everything")
+
+
+async def test_a_name_that_is_nearly_right_is_answered_with_the_right_one() -> None:
+    async with talking() as ask:
+        assert "Did you mean `send`?" in await ask.refused("sendd", text="x")
+        assert "Did you mean `channel`?" in await ask.refused("send", chanel="general", text="x")
+        assert "Did you mean" not in await ask.refused("send", channel="general", quite_another="x")
+
+
+async def test_a_description_has_no_margin_of_its_source() -> None:
+    async with talking() as ask:
+        for tool in (await ask.client.list_tools()).tools:
+            assert not re.search(r"^\s", tool.description or "", re.MULTILINE), tool.name
+
+
+async def test_an_error_that_ends_like_a_sentence_gets_no_second_full_stop() -> None:
+    desk = FakeDesk()
+    async with talking(desk) as ask:
+        desk.down = errors.UnknownPeer("no agent 'bbo' in this space; did you mean bob?")
+        assert "did you mean bob? Call `who`" in await ask.refused("channels")
+        desk.down = errors.UnknownPeer("no agent 'bbo' in this space")
+        assert "in this space. Call `who`" in await ask.refused("channels")
 
 
 # ------------------------------------------------------------------------------------------------------------- sending
@@ -179,6 +217,46 @@ async def test_a_space_that_is_away_still_takes_messages_and_tells_who_you_are()
     assert "Sending still works" in said
 
 
+async def test_an_agent_that_was_revoked_is_told_so_and_not_that_its_messages_go_out_later() -> None:
+    desk = FakeDesk()
+    desk.rows = [message(1, "from before")]
+    desk.down = errors.AuthRevoked("bob may not act in main: it was revoked")
+    async with talking(desk) as ask:
+        me = await ask("orient")
+        (note,) = me["notes"]
+        assert (me["reachable"], me["may_post"]) == (False, None)
+        assert "it was revoked" in note
+        assert "tell a person" in note
+        assert "later" not in note
+        assert [each["text"] for each in (await ask("read_inbox"))["messages"]] == ["from before"]
+        assert "tell a person" in await ask.refused("history", channel="general")
+
+
+async def test_where_one_may_read_and_post_is_told_before_anybody_used_a_channel() -> None:
+    desk = FakeDesk()
+    desk.listed = []
+    async with talking(desk) as ask:
+        me = await ask("orient")
+        assert (me["may_read"], me["may_post"]) == (["general", "team.>"], ["general"])
+        assert "You may post to: general." in words(await ask.raw("orient"))
+        assert "`orient` says where you may" in words(await ask.raw("channels"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"state": "closed", "still_covered_by": []}, "You left general."),
+        ({"state": "absent", "still_covered_by": []}, "You were not in general."),
+        ({"state": "closed", "still_covered_by": [">"]}, "general still reaches you, because you are in >"),
+    ],
+)
+async def test_leaving_a_channel_says_whether_one_has_left_it(facts: dict[str, Any], said: str) -> None:
+    desk = FakeDesk()
+    desk.left = facts
+    async with talking(desk) as ask:
+        assert words(await ask.raw("leave", channel="general")).startswith(said)
+
+
 async def test_a_message_the_space_refused_is_an_error_with_its_reason() -> None:
     async with talking() as ask:
         said = await ask.refused("send", channel="forbidden", text="x")
@@ -193,6 +271,13 @@ async def test_what_became_of_a_message_is_told_with_the_reason() -> None:
         assert (line["state"], line["reason"]) == ("dead", "may not post\\u{1b}[2J")
         assert (await ask("outbox_status"))["waiting"] == 1
         assert "unknown_message" in await ask.refused("outbox_status", id=new_id())
+
+
+async def test_a_message_that_is_not_ones_own_has_no_trace_and_that_is_said() -> None:
+    async with talking() as ask:
+        sent = await ask("send", channel="general", text="x")
+        assert (await ask("trace", id=sent["id"]))["facts"]["outbox"]["channel"] == "general"
+        assert "neither sent" in await ask.refused("trace", id=new_id())
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -250,6 +335,39 @@ async def test_a_window_is_bounded_by_bytes_and_a_long_message_can_be_read_to_it
             pieces.append(piece["message"]["text"])
         assert len(pieces) > 1
         assert "".join(pieces) == long
+
+
+async def test_of_thousands_of_unread_messages_a_bounded_window_is_shown_and_all_can_be_read_in_turn() -> None:
+    desk = FakeDesk()
+    desk.rows = [message(row, f"m{row}", channel="general") for row in range(1, 3_001)]
+    async with talking(desk) as ask:
+        assert (await ask("orient"))["unread_channel"] == 3_000
+        answer = await ask.raw("read_inbox")
+        assert answer.structured_content is not None
+        assert (len(answer.structured_content["messages"]), answer.structured_content["more"]) == (20, True)
+        assert len(words(answer)) < 20_000
+        assert len((await ask("read_inbox", limit=100))["messages"]) <= 100
+        seen: list[str] = []
+        window = await ask("read_inbox", limit=100)
+        while window["messages"]:
+            seen += [each["text"] for each in window["messages"]]
+            window = await ask("read_inbox", limit=100, acknowledge=window["receipt"])
+    assert seen == [f"m{row}" for row in range(1, 3_001)]
+
+
+async def test_of_a_long_conversation_the_named_message_and_the_newest_that_fit_are_shown() -> None:
+    desk = FakeDesk()
+    root = message(1, "first")
+    answers = [message(row, f"{row} " + "x" * 20_000, reply_to=root["id"]) for row in range(2, 40)]
+    desk.rows = [root, *answers]
+    async with talking(desk) as ask:
+        (content,) = (await ask.client.read_resource(f"tidings://thread/{root['id']}")).contents
+        assert isinstance(content, TextResourceContents)
+        shown = [each["text"].split()[0] for each in json.loads(content.text)["messages"]]
+        assert len(content.text) < 80_000
+        with pytest.raises(MCPError, match="your inbox has nothing of a conversation"):
+            await ask.client.read_resource(f"tidings://thread/{new_id()}")
+    assert shown == ["first", "37", "38", "39"]
 
 
 async def test_data_that_is_longer_than_a_window_is_left_out_of_it_and_can_be_read() -> None:
@@ -317,6 +435,18 @@ async def test_what_others_say_of_themselves_is_quoted_in_who_and_channels() -> 
             assert not any("\x1b" in line for line in lines)
 
 
+async def test_of_a_crowd_those_who_are_here_are_shown_first_and_the_rest_is_counted() -> None:
+    desk = FakeDesk()
+    away = [{"id": f"U{n:055d}", "name": f"away{n}", "roles": [], "status": "offline"} for n in range(300)]
+    desk.agents = [*away, *desk.agents]
+    async with talking(desk) as ask:
+        found = await ask("who")
+        assert [each["name"] for each in found["agents"][:2]] == ["ada", "bob"]
+        assert (len(found["agents"]), found["more"]) == (100, 202)
+        assert "and 202 more" in words(await ask.raw("who"))
+        assert (await ask("who", limit=500))["more"] == 0
+
+
 async def test_history_pages_back_to_the_beginning() -> None:
     desk = FakeDesk()
     desk.rows = [message(row, f"m{row}", channel="general") for row in range(1, 8)]
@@ -358,11 +488,83 @@ async def test_a_task_is_claimed_shown_as_a_request_and_finished() -> None:
         assert (await ask("orient"))["held_tasks"] == [wanted]
         await ask("finish_task", task=wanted, outcome="done", text="it is right", data={"ok": True})
         assert (await ask("orient"))["held_tasks"] == []
+        assert "holds no task" in await ask.refused("finish_task", task=wanted, outcome="fail", text="too late")
+        await ask("claim_task", role="reviewer")
         state = await ask("finish_task", task=wanted, outcome="fail", text="cannot", retry=False)
         assert state["state"] == "dead"
         desk.tasks = []
         assert (await ask("claim_task", role="reviewer"))["task"] is None
     assert desk.ended == [("done", wanted, "it is right", {"ok": True}), ("fail", wanted, "cannot", False)]
+
+
+async def test_a_request_that_is_longer_than_an_answer_can_be_read_to_its_end() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    long = "".join(f"{number:07} " for number in range(20_000))
+    desk.tasks = [task(wanted) | {"text": long}]
+    async with talking(desk) as ask:
+        answer = await ask.raw("claim_task", role="reviewer")
+        claimed: Any = answer.structured_content
+        assert (claimed["request"]["truncated"], claimed["request"]["whole_bytes"]) == (True, len(long))
+        assert f'read_message with id="{wanted}"' in words(answer)
+        pieces: list[str] = []
+        piece: Any = {"next_offset": 0}
+        while piece["next_offset"] is not None:
+            piece = await ask("read_message", id=wanted, offset=piece["next_offset"])
+            pieces.append(piece["message"]["text"])
+        assert "".join(pieces) == long
+        await ask("finish_task", task=wanted, outcome="done")
+        assert "your inbox has no message" in await ask.refused("read_message", id=wanted)
+
+
+async def test_what_to_do_next_fits_the_tool_that_failed() -> None:
+    desk = FakeDesk()
+    desk.rows = [message(1, "x")]
+    async with talking(desk) as ask:
+        assert "`claim_task`" in await ask.refused("finish_task", task=new_id(), outcome="fail", text="?")
+        assert "it has a new receipt" in await ask.refused("acknowledge_inbox", receipt="seen-0")
+        assert "without `acknowledge`" in await ask.refused("read_inbox", acknowledge="seen-0")
+        desk.down = errors.DeniedError("bob does not hold the role painter")
+        assert "Call `orient` to see your roles" in await ask.refused("claim_task", role="painter")
+
+
+async def test_a_task_in_the_hands_of_another_program_of_the_agent_is_told_and_can_be_taken_over() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    desk.tasks, desk.elsewhere = [task(wanted)], True
+    async with talking(desk) as ask:
+        me = await ask("orient")
+        assert me["held_tasks"] == []
+        nothing = await ask("claim_task", role="reviewer")
+        assert nothing["task"] is None
+        for said in (me["notes"][0], nothing["why"]):
+            assert wanted in said
+            assert 'claim_task(role="reviewer", take_over=true)' in said
+            assert "40 s" in said
+        assert (await ask("claim_task", role="reviewer", take_over=True))["task"] == wanted
+        assert (await ask("orient"))["held_tasks"] == [wanted]
+
+
+async def test_a_task_that_the_host_gave_back_is_not_called_held() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    desk.tasks = [task(wanted)]
+    async with talking(desk) as ask:
+        await ask("claim_task", role="reviewer")
+        desk.claimed = None
+        assert (await ask("orient"))["held_tasks"] == []
+
+
+async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_given_back() -> None:
+    desk, wanted = FakeDesk(), new_id()
+    desk.tasks = [task(wanted)]
+    tools = Tools(desk, sign_of_life=0.01)
+    living = asyncio.create_task(tools.keep_held())
+    try:
+        await tools.claim_task("reviewer")
+        await eventually(lambda: len(desk.asked) >= 3, what="several signs of life")
+        assert list(tools.held) == [wanted]
+        desk.claimed = None
+        await eventually(lambda: not tools.held, what="it knows that the host gave it back")
+    finally:
+        await end_tasks([living])
 
 
 async def test_a_task_that_comes_after_its_call_was_given_up_goes_back() -> None:
@@ -413,6 +615,9 @@ async def test_the_result_of_a_task_is_fenced_and_its_failure_told_with_reasons(
 async def test_status_and_attention_reach_the_host() -> None:
     async with talking() as ask:
         await ask("set_status", status="working", activity="[1, 2]")
+        shown = await ask("set_status", status="idle", activity=" two\n\tlines \x1b", model="\n")
+        assert (shown["activity"], shown["model"]) == ("two lines \\u{1b}", None)
+        assert ask.desk.asked.pop() == ("status", "idle", "two lines \\u{1b}", None)
         await ask("set_attention", mode="dnd", channels={"team.>": "quiet"})
         assert "mode" in await ask.refused("set_attention")
         assert ask.desk.asked == [("status", "working", "[1, 2]", None), ("attention", "dnd", {"team.>": "quiet"})]

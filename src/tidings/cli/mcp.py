@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidings.host.client import HostClient, Session
 
 START_WITHIN = 30.0
+SOMEBODY_ELSES = 2.0
 
 
 def mcp(
@@ -71,20 +72,30 @@ def running_host(where: Place) -> HostClient:
     if found is not None:
         return found
     output.say("tidings mcp: no host runs, starting one")
-    _start_host(home)
-    deadline = time.monotonic() + START_WITHIN
-    while time.monotonic() < deadline:
+    patience, why = START_WITHIN, f"did not answer within {START_WITHIN:.0f} s: see `tidings host status`"
+    if not _start_host(home):
+        # somebody else may be starting it at this moment; otherwise there is nothing to wait for
+        patience, why = SOMEBODY_ELSES, "could not be started: `tidings host up` says why"
+    deadline = time.monotonic() + patience
+    while True:
         found = HostClient.find(home)
         if found is not None:
             return found
+        if time.monotonic() > deadline:
+            raise HostUnreachable(f"the host of {home} {why}")
         time.sleep(0.05)
-    raise HostUnreachable(f"the host of {home} did not answer within {START_WITHIN:.0f} s: see `tidings host status`")
 
 
-def _start_host(home: Path) -> None:
+def _start_host(home: Path) -> bool:
     # its words go to standard error: standard output is the protocol's
     command = [sys.executable, "-m", "tidings.cli", "host", "up", "--home", str(home)]
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=START_WITHIN, check=False)
+    try:
+        started = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=START_WITHIN, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return started.returncode == 0
 
 
 async def _identity(where: Place) -> Identity:

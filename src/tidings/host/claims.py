@@ -2,12 +2,14 @@
 
 An agent holds one task at a time, whichever of its programs has it. A session that claims again gets the one it holds;
 one that ends, or has not said a word for a quarter of an hour, gives it back: nobody beats for a program that is gone.
+A program that knows that another one of its agent is gone need not wait for that: it may take over what that one held.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,14 +32,15 @@ log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class Claim:
     session: str
+    program: str
     job: Job
 
 
 class Claims:
-    """What is held. `heard` is told of every request of a session."""
+    """What is held. `heard` is told of every request of a session; `silence`: seconds without one that end a claim."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, silence: float = SILENCE) -> None:
+        self._clock, self._silence = clock, silence
         self._held: dict[Scope, Claim] = {}
         self._heard: dict[str, float] = {}
         self._asking: dict[Scope, asyncio.Lock] = {}
@@ -53,8 +56,17 @@ class Claims:
             return None
         return claim
 
-    async def claim(self, session: HostSession, endpoint: Endpoint, role: str, wait: float) -> Job | None:
-        """A task for this session; None if none came, or another session of the agent has one."""
+    def silent(self, claim: Claim) -> float:
+        """Seconds since its program was heard."""
+        return self._clock() - self._heard.get(claim.session, -math.inf)
+
+    async def claim(
+        self, session: HostSession, endpoint: Endpoint, role: str, wait: float, *, take_over: bool = False
+    ) -> Job | None:
+        """A task for this session; None if none came, or another session of the agent has one.
+
+        `take_over`: then it is this session's, and the other one's no more.
+        """
         until = self._clock() + wait
         lock = self._asking.setdefault(session.scope, asyncio.Lock())
         try:
@@ -67,6 +79,8 @@ class Claims:
                 # the steward would hand out once more what is just being given back
                 await asyncio.wait({returning})
             while (claim := self.held(session.scope)) is not None:
+                if take_over:
+                    claim.session, claim.program = session.id, session.program
                 if claim.session == session.id:
                     return claim.job
                 if not await self._ended(claim, until - self._clock()):
@@ -80,7 +94,7 @@ class Claims:
             left = max(0.0, until - self._clock())
             job = await endpoint.claim(role, min(LONG_POLL, left))
             if job is not None:
-                self._held[session.scope] = Claim(session.id, job)
+                self._held[session.scope] = Claim(session.id, session.program, job)
                 return job
             if self._clock() >= until:
                 return None
@@ -130,8 +144,8 @@ class Claims:
     def sweep_once(self) -> None:
         for scope in list(self._held):
             claim = self.held(scope)
-            if claim is not None and self._clock() - self._heard.get(claim.session, 0.0) > SILENCE:
-                self._return(scope, claim, f"its program said nothing for {SILENCE:.0f} s")
+            if claim is not None and self.silent(claim) > self._silence:
+                self._return(scope, claim, f"its program said nothing for {self._silence:.0f} s")
 
     async def close(self) -> None:
         """Give everything back, in bounded time."""

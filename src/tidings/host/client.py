@@ -429,6 +429,10 @@ class Session:
         """`agents`, and `backstop`: what to say of durable copies that are late."""
         return self._get("/v1/who")
 
+    def access(self) -> Json:
+        """What this agent may do now: `roles`, and what it may `read`, `post` to and `manage`."""
+        return self._get("/v1/access")
+
     def channels(self) -> list[Json]:
         return list(self._get("/v1/channels")["channels"])
 
@@ -456,17 +460,23 @@ class Session:
 
     # --- tasks ---
 
-    def claim(self, role: str, wait: float = 0.0) -> Json | None:
+    def claim(self, role: str, wait: float = 0.0, *, take_over: bool = False) -> Json | None:
         """A task of a role, held for this session until it is settled or the session ends; None if none came.
-        An agent holds one task at a time: claimed again, it is the same one."""
+        An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program
+        of this agent holds it, which is gone."""
         found = self.client.call(
             "POST",
             "/v1/tasks/claim",
-            {"role": role, "wait": wait},
+            {"role": role, "wait": wait} | ({"take_over": True} if take_over else {}),
             token=self.file.token,
             timeout=self.client.patience + wait,
         )
         return found["task"]  # type: ignore[no-any-return]
+
+    def held(self) -> Json | None:
+        """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
+        `program`, and for how many seconds that said nothing. None if there is none."""
+        return self._get("/v1/tasks")["held"]  # type: ignore[no-any-return]
 
     def finish(self, task_id: str, text: str | None = None, data: Any = None) -> Json:
         return self._post(f"/v1/tasks/{quote(task_id, safe='')}/done", {"text": text, "data": data}, wait=PATIENCE)

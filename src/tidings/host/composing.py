@@ -9,6 +9,7 @@ message is always sealed, and there is no default destination. Nothing here open
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -191,7 +192,10 @@ def _resolved(agents: list[Agent], text: str) -> Agent:
 def _nobody(agents: list[Agent], role: str) -> tuple[str, ...]:
     if any(role in agent.roles for agent in agents):
         return ()
-    return (f"nobody holds the role {role}: the task waits until somebody does",)
+    held = {each for agent in agents for each in agent.roles}
+    near = difflib.get_close_matches(role, sorted(held), n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return (f"nobody holds the role {role}: the task waits until somebody does{hint}",)
 
 
 # --- what ---

@@ -55,8 +55,9 @@ def running_pid(home: Path) -> int | None:
 class Daemon:
     """The host of one home. `ready` is set once it answers."""
 
-    def __init__(self, home: Path, *, protocol: type[PeerChecked] = PeerChecked) -> None:
+    def __init__(self, home: Path, *, protocol: type[PeerChecked] = PeerChecked, claims: Claims | None = None) -> None:
         self.home = home
+        self.claims = claims or Claims()
         self.ready = asyncio.Event()
         self.stopping = asyncio.Event()
         self.host = Host(home)
@@ -82,17 +83,16 @@ class Daemon:
         await self.host.open()
         try:
             sessions = await Sessions.open(self.host.database)
-            claims = Claims()
-            sessions.on_end(claims.ended)
+            sessions.on_end(self.claims.ended)
             path = socket_path(self.home)
-            self.desk = desk = Desk(self.host, sessions, claims, path, self.stopping, time.time())
+            self.desk = desk = Desk(self.host, sessions, self.claims, path, self.stopping, time.time())
             listener = bind(path)
             try:
                 await self._serve(desk, path, listener)
             finally:
                 listener.close()
                 path.unlink(missing_ok=True)
-                await claims.close()
+                await self.claims.close()
         finally:
             await self._close()
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.tasks import Job
-from tidings.errors import OutcomeUnknown, Reconnecting, UnreachableError, UsageError
+from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
 from tidings.host import shown
 from tidings.host.ipc import Scoped, for_session, seconds
 from tidings.host.ipc_operator import health_of
@@ -48,6 +48,7 @@ class Attention(msgspec.Struct, forbid_unknown_fields=True):
 class Claim(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     wait: float = 0.0
+    take_over: bool = False
 
 
 class Done(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,6 +70,8 @@ async def _endpoint(asked: Scoped) -> Endpoint:
             endpoint = asked.host.endpoint(asked.scope)
             if endpoint.state == "ready":
                 return endpoint
+        if health["state"] == "revoked":
+            raise AuthRevoked(f"{asked.scope.name} may not act in {asked.scope.space}: {health['reason']}")
         if health["reason"] or time.monotonic() > until:
             why = f" ({health['reason']})" if health["reason"] else ""
             raise Reconnecting(f"{asked.scope.name} is not connected to {asked.scope.space} now{why}: ask again later")
@@ -79,7 +82,7 @@ async def who(asked: Scoped) -> Json:
     try:
         endpoint = await _endpoint(asked)
         agents = await endpoint.who()
-    except (UnreachableError, TimeoutError):
+    except (UnreachableError, AuthRevoked, TimeoutError):
         seen = asked.host.directories.of(asked.scope.space_id).agents()
         rows = [{"id": each.id, "name": each.name, "roles": list(each.roles), "status": "unknown"} for each in seen]
         return {"agents": rows, "fresh": False, "backstop": ""}
@@ -92,6 +95,12 @@ async def who(asked: Scoped) -> Json:
 
 async def channels(asked: Scoped) -> Json:
     return {"channels": await (await _endpoint(asked)).channels()}
+
+
+async def access(asked: Scoped) -> Json:
+    """What this agent may do: its roles, and the patterns of channels it may read, post to and manage."""
+    record = await (await _endpoint(asked)).access()
+    return {name: list(record.get(name) or ()) for name in ("roles", "read", "post", "manage")}
 
 
 async def members(asked: Scoped) -> Json:
@@ -150,10 +159,22 @@ async def attention(asked: Scoped) -> Json:
 
 async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
-    waiting = asked.desk.claims.claim(asked.session, await _endpoint(asked), told.role, seconds(told.wait))
+    endpoint, patience = await _endpoint(asked), seconds(told.wait)
+    waiting = asked.desk.claims.claim(asked.session, endpoint, told.role, patience, take_over=told.take_over)
     job = await asked.unless_over(waiting)
     # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
     return {"task": shown.task(job) if job else None}
+
+
+async def held(asked: Scoped) -> Json:
+    """The task in the hands of this agent's programs, and of which: it has one at most."""
+    claims = asked.desk.claims
+    claim = claims.held(asked.scope)
+    if claim is None:
+        return {"held": None}
+    job, mine = claim.job, claim.session == asked.session.id
+    about: Json = {"id": job.message.id, "role": job.role, "attempt": job.attempt, "mine": mine}
+    return {"held": about | {"program": claim.program, "silent": round(claims.silent(claim), 1)}}
 
 
 async def done(asked: Scoped) -> Json:
@@ -196,6 +217,7 @@ _NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}
 ROUTES = [
     Route("/v1/who", for_session(who), methods=["GET"]),
     Route("/v1/channels", for_session(channels), methods=["GET"]),
+    Route("/v1/access", for_session(access), methods=["GET"]),
     Route("/v1/members", for_session(members), methods=["GET"]),
     Route("/v1/history", for_session(history), methods=["GET"]),
     Route("/v1/join", for_session(join), methods=["POST"]),
@@ -203,6 +225,7 @@ ROUTES = [
     Route("/v1/trace", for_session(trace), methods=["GET"]),
     Route("/v1/status", for_session(status), methods=["POST"]),
     Route("/v1/attention", for_session(attention), methods=["POST"]),
+    Route("/v1/tasks", for_session(held), methods=["GET"]),
     Route("/v1/tasks/claim", for_session(claim), methods=["POST"]),
     Route("/v1/tasks/{id}/done", for_session(done), methods=["POST"]),
     Route("/v1/tasks/{id}/fail", for_session(failed), methods=["POST"]),

@@ -5,6 +5,9 @@ Found by the class of the error, the most special first, so that a new error has
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from pydantic import ValidationError
 
 from tidings import errors
@@ -21,7 +24,7 @@ NEXT: dict[type[TidingsError], str] = {
     errors.WireError: "Do not repeat it unchanged.",
     errors.AuthRevoked: "This agent may not act here any more; tell a person.",
     errors.NoSession: "This server has to be started again; tell a person.",
-    errors.DeniedError: "Call `channels` to see what you may read and post to; a person can widen it.",
+    errors.DeniedError: "Call `orient` to see your roles and what you may read and post to; a person can widen it.",
     errors.Reconnecting: "Call it again in a few seconds. What you send meanwhile is stored and goes out by itself.",
     errors.HostUnreachable: "Call it again: this server starts the host if it can. If that fails, tell a person.",
     errors.UnreachableError: "Sending still works: messages are stored and go out later. Call this again later, "
@@ -44,8 +47,28 @@ NEXT: dict[type[TidingsError], str] = {
 }
 
 
-def advice(error: TidingsError) -> str:
-    return next(NEXT[each] for each in type(error).__mro__ if each in NEXT)
+#: where a tool knows better
+OF_TOOLS: dict[tuple[str, type[TidingsError]], str] = {
+    ("finish_task", errors.UnknownMessage): "Call `orient` to see what you hold, or `claim_task` to take a task.",
+    ("acknowledge_inbox", errors.UsageError): "Call `read_inbox`: it has a new receipt.",
+    ("read_inbox", errors.UsageError): "Call `read_inbox` without `acknowledge`: it has a new receipt.",
+}
+
+
+def advice(error: TidingsError, tool: str = "") -> str:
+    known = (OF_TOOLS.get((tool, each)) or NEXT.get(each) for each in type(error).__mro__)
+    return next(each for each in known if each)
+
+
+def sentence(text: str) -> str:
+    """It, with a full stop unless it ends like a sentence."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def meant(said: str, known: Iterable[str]) -> str:
+    """` Did you mean ...?` if something there is called nearly so."""
+    near = difflib.get_close_matches(said, list(known), n=2)
+    return f" Did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else ""
 
 
 def wrong_arguments(error: ValidationError) -> str:

@@ -112,6 +112,7 @@ class AgentLine(BaseModel):
 
 class Roster(BaseModel):
     agents: list[AgentLine]
+    more: int = Field(0, description="How many there are besides these.")
     fresh: bool = Field(True, description="False: as last seen, the space could not be asked just now.")
     notice: str = NOTICE
 
@@ -137,6 +138,8 @@ class Orientation(BaseModel):
     id: str
     space: str
     roles: list[str]
+    may_read: list[str] | None = Field(None, description="Channels you may read, as patterns; null: not known now.")
+    may_post: list[str] | None = Field(None, description="Channels you may post to, as patterns; null: not known now.")
     reachable: bool = Field(description="Could the space be asked just now?")
     unread_direct: int
     unread_channel: int
@@ -149,7 +152,8 @@ class Orientation(BaseModel):
 
 
 class ClaimedTask(BaseModel):
-    task: str | None = Field(description="Name it in `finish_task`; null: nothing waits for this role.")
+    task: str | None = Field(description="Name it in `finish_task`; null: nothing was claimed, `why` says the reason.")
+    why: str | None = None
     role: str
     attempt: int = 0
     deadline: str | None = None

@@ -1,7 +1,8 @@
 """The desk over the host's daemon: one session, renewed when the host forgot it or was started anew.
 
 A call that finds no host asks for one (`find_host` may start it) and is made once more; every call here may be made
-twice, because sends carry their ids. Following events never starts a host: somebody may have stopped it on purpose.
+twice, because sends carry their ids. What nobody asked for (following events, signs of life) never starts a host:
+somebody may have stopped it on purpose.
 """
 
 from __future__ import annotations
@@ -120,6 +121,9 @@ class HostDesk:
     def who(self) -> Facts:
         return self._ask(lambda session: session.who())
 
+    def access(self) -> Facts:
+        return self._ask(lambda session: session.access())
+
     def channels(self) -> list[Facts]:
         return self._ask(lambda session: session.channels())
 
@@ -143,8 +147,15 @@ class HostDesk:
 
     # --- tasks ---
 
-    def claim(self, role: str, wait: float) -> Facts | None:
-        return self._ask(lambda session: session.claim(role, wait=wait))
+    def claim(self, role: str, wait: float, *, take_over: bool) -> Facts | None:
+        return self._ask(lambda session: session.claim(role, wait=wait, take_over=take_over))
+
+    def held(self) -> Facts | None:
+        return self._ask(lambda session: session.held())
+
+    def show_life(self) -> Facts | None:
+        """Let the host hear that this program lives. What it holds; a host that stopped has given it back."""
+        return self._session.held()
 
     def finish(self, task: str, text: str, data: Any) -> None:
         self._ask(lambda session: session.finish(task, text, data))

@@ -8,6 +8,7 @@ goes back, also when the client vanished in the middle of a call.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
@@ -17,23 +18,23 @@ from typing import Any
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.context import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError, UnexpectedToolError
+from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult
 from pydantic import BaseModel, ValidationError
 
 from tidings import __version__
 from tidings.broker.ending import end_tasks
 from tidings.errors import TidingsError
-from tidings.mcp import answers
-from tidings.mcp.advice import advice, wrong_arguments
-from tidings.mcp.answers import message_of, refusal
+from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
+from tidings.mcp.answers import refusal
 from tidings.mcp.desk import Desk, off_loop
 from tidings.mcp.presenting import on_a_line
-from tidings.mcp.tools import PIECE, Tools, catalogue
+from tidings.mcp.stdio import standard_input
+from tidings.mcp.tools import PIECE, SIGN_OF_LIFE, Tools, catalogue
 from tidings.mcp.updates import INBOX, Bell, Follower
 
 #: seconds the end of a session may take
 CLOSE_WITHIN = 5.0
-THREAD_SHOWN = 50
 log = logging.getLogger(__name__)
 
 INSTRUCTIONS = """\
@@ -49,6 +50,10 @@ class AgentServer(MCPServer[Any]):
 
     tools: Tools
 
+    async def run_stdio_async(self) -> None:
+        async with stdio_server(stdin=standard_input()) as (received, answered):
+            await self._lowlevel_server.run(received, answered, self._lowlevel_server.create_initialization_options())
+
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
@@ -63,21 +68,21 @@ class AgentServer(MCPServer[Any]):
     async def _unknown(self, name: str, arguments: dict[str, Any]) -> str | None:
         schema = self._tool_input_schema(name)
         if schema is None:
-            return (
-                f"There is no tool {name[:64]!r}. The tools are: {', '.join(t.name for t in await self.list_tools())}."
-            )
+            tools = [tool.name for tool in await self.list_tools()]
+            return f"There is no tool {name[:64]!r}.{meant(name, tools)} The tools are: {', '.join(tools)}."
         known = schema.get("properties", {})
         strange = sorted(set(arguments) - set(known))
         if not strange:
             return None
         said = ", ".join(f"`{each[:64]}`" for each in strange)
-        return f"{name} has no argument {said}; it has {', '.join(f'`{each}`' for each in known) or 'none'}."
+        has = ", ".join(f"`{each}`" for each in known) or "none"
+        return f"{name} has no argument {said}; it has {has}.{''.join(meant(each, known) for each in strange[:4])}"
 
 
 def _sentence(name: str, error: ToolError) -> str:
     cause = error.__cause__
     if isinstance(cause, TidingsError):
-        return f"{name} failed ({cause.code}): {on_a_line(str(cause))}. {advice(cause)}"
+        return f"{name} failed ({cause.code}): {sentence(on_a_line(str(cause)))} {advice(cause, name)}"
     if isinstance(cause, ValidationError):
         return f"{name} was not called: {wrong_arguments(cause)}. Correct these arguments and call it again."
     if isinstance(error, UnexpectedToolError):
@@ -86,7 +91,9 @@ def _sentence(name: str, error: ToolError) -> str:
     return str(error)
 
 
-def build_server(desk: Desk, bell: Bell | None = None, news: asyncio.Event | None = None) -> AgentServer:
+def build_server(
+    desk: Desk, bell: Bell | None = None, news: asyncio.Event | None = None, *, sign_of_life: float = SIGN_OF_LIFE
+) -> AgentServer:
     """A server for one agent's desk. `bell` rings for subscribers, `news` wakes who waits for mail."""
     server = AgentServer(
         "tidings",
@@ -96,17 +103,16 @@ def build_server(desk: Desk, bell: Bell | None = None, news: asyncio.Event | Non
         log_level="WARNING",
         subscriptions=bell or Bell(),
     )
-    tools = server.tools = Tools(desk, news)
+    tools = server.tools = Tools(desk, news, sign_of_life=sign_of_life)
     for method, title, hints in catalogue(tools):
-        server.add_tool(method, title=title, annotations=hints, structured_output=True)
+        described = inspect.cleandoc(method.__doc__ or "")
+        server.add_tool(method, title=title, description=described, annotations=hints, structured_output=True)
         server._tool_input_schema(method.__name__)["additionalProperties"] = False  # type: ignore[index]
     _add_resources(server, tools)
     return server
 
 
 def _add_resources(server: AgentServer, tools: Tools) -> None:
-    desk = tools.desk
-
     @server.resource(INBOX, name="inbox", title="Unread messages", mime_type="application/json")
     async def inbox() -> str:
         """Unread messages, direct ones first, with a receipt for `acknowledge_inbox`. Reading marks nothing."""
@@ -117,12 +123,11 @@ def _add_resources(server: AgentServer, tools: Tools) -> None:
 
     @server.resource("tidings://thread/{id}", name="thread", title="A conversation", mime_type="application/json")
     async def thread(id: str) -> str:
-        """What you have of the conversation a message belongs to."""
+        """What you have of the conversation a message belongs to: the newest that fits, and the message itself."""
         try:
-            rows = await off_loop(lambda: desk.thread(id))
+            return _json(await tools.thread(id))
         except TidingsError as error:
             raise _unreadable(error) from error
-        return _json(answers.Messages(messages=[message_of(row, PIECE) for row in rows[-THREAD_SHOWN:]]))
 
     @server.resource("tidings://channel/{name}", name="channel", title="A channel", mime_type="application/json")
     async def channel(name: str) -> str:
@@ -138,14 +143,14 @@ def _json(model: BaseModel) -> str:
 
 
 def _unreadable(error: TidingsError) -> ResourceError:
-    return ResourceError(f"{on_a_line(str(error))}. {advice(error)}")
+    return ResourceError(f"{sentence(on_a_line(str(error)))} {advice(error)}")
 
 
-async def serve(desk: Desk) -> None:
+async def serve(desk: Desk, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
     """Serve a client on standard input and output until it is gone; then end the session."""
     bell, news = Bell(), asyncio.Event()
     follower = Follower(desk, bell, news)
-    server = build_server(desk, bell, news)
+    server = build_server(desk, bell, news, sign_of_life=sign_of_life)
     _end_on_signals(desk)
     follower.start()
     living = asyncio.create_task(server.tools.keep_held())

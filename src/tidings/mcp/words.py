@@ -23,11 +23,30 @@ def orientation(found: answers.Orientation) -> str:
     lines = [
         f"You are {found.name} ({found.id}) in the space {found.space}.",
         f"Roles: {', '.join(found.roles) or 'none known'}. Channels: {', '.join(found.channels) or 'none known'}.",
+        *_rights(found),
         f"Unread: {found.unread_direct} direct, {found.unread_channel} in channels.",
         f"Here now: {', '.join(found.here) or 'nobody else'}.",
     ]
     lines += [f"{found.waiting_to_leave} of your messages wait to leave."] if found.waiting_to_leave else []
     return "\n".join([*lines, *found.notes, "Next:", *(f"- {each}" for each in found.next)])
+
+
+def _rights(found: answers.Orientation) -> list[str]:
+    if found.may_read is None or found.may_post is None:
+        return []
+    read, post = (", ".join(map(on_a_line, each)) or "nothing" for each in (found.may_read, found.may_post))
+    return [f"You may read: {read}. You may post to: {post}. (`*` is any one part of a name, `>` all the rest.)"]
+
+
+def held_elsewhere(facts: Facts) -> str:
+    """A task in the hands of another program of this agent."""
+    silent = f" It said nothing for {facts['silent']:.0f} s." if facts.get("silent") is not None else ""
+    role = on_a_line(str(facts["role"]))
+    return (
+        f"Another program of yours ({quoted(str(facts['program']))}) holds the task {facts['id']} for {role}, and you "
+        f'hold one at a time.{silent} If it is gone, go on with claim_task(role="{role}", take_over=true); otherwise '
+        "the task goes to somebody else when it was silent for a quarter of an hour."
+    )
 
 
 def agent(facts: Facts, me: str) -> answers.AgentLine:
@@ -91,20 +110,33 @@ def sent(sent: answers.Sent) -> str:
     return "\n".join([f"Message {sent.id} {how}.", *(f"Note: {each}" for each in sent.warnings)])
 
 
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def window(window: answers.InboxWindow) -> str:
-    opening = [f"{window.acknowledged} messages became read."] if window.acknowledged else []
+    opening = [f"{counted(window.acknowledged, 'message')} became read."] if window.acknowledged else []
     if not window.messages:
         return "\n".join([*opening, "Nothing is unread."])
-    opening.append(f"{len(window.messages)} unread messages{', and more wait' if window.more else ''}.")
+    opening.append(f"{counted(len(window.messages), 'unread message')}{', and more wait' if window.more else ''}.")
     closing = [
         f'Call acknowledge_inbox with receipt="{window.receipt}" once you have them; until then they stay unread.'
     ]
-    closing += [
-        f'Call read_message with id="{each.id}" for the rest of that message.'
-        for each in window.messages
-        if each.truncated
-    ]
+    closing += rest_of(window.messages)
     return in_words(window.messages, opening, closing)
+
+
+def rest_of(messages: Sequence[answers.ShownMessage]) -> list[str]:
+    """What to call for those that are only begun."""
+    return [f'Call read_message with id="{each.id}" for all of that message.' for each in messages if each.truncated]
+
+
+def left(channel: str, facts: Facts) -> str:
+    if covering := facts.get("still_covered_by"):
+        return f"{channel} still reaches you, because you are in {', '.join(map(on_a_line, covering))}: leave that."
+    if facts.get("state") == "absent":
+        return f"You were not in {channel}."
+    return f"You left {channel}."
 
 
 def report(report: answers.TaskReport) -> str:
