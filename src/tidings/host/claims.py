@@ -1,7 +1,8 @@
 """Tasks in the hands of programs: each is held for the session that claimed it, and the host beats for it.
 
 An agent holds one task at a time, whichever of its programs has it. A session that claims again gets the one it holds;
-one that ends, or has not said a word for a quarter of an hour, gives it back: nobody beats for a program that is gone.
+one that ends, or has not said a word for a quarter of an hour (or as long as its program said when it claimed), gives
+it back: nobody beats for a program that is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidings.errors import TidingsError, UnknownMessage
 from tidings.host.registry import Scope
 from tidings.host.sessions import HostSession
 
-#: a session that holds a task says something at least this often
+#: a session that holds a task says something at least this often, unless it promised more
 SILENCE = 900.0
 SWEEP = 15.0
 GIVE_BACK = 2.0
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 class Claim:
     session: str
     job: Job
+    silence: float = SILENCE
 
 
 class Claims:
@@ -53,7 +55,9 @@ class Claims:
             return None
         return claim
 
-    async def claim(self, session: HostSession, endpoint: Endpoint, role: str, wait: float) -> Job | None:
+    async def claim(
+        self, session: HostSession, endpoint: Endpoint, role: str, wait: float, silence: float = SILENCE
+    ) -> Job | None:
         """A task for this session; None if none came, or another session of the agent has one."""
         until = self._clock() + wait
         lock = self._asking.setdefault(session.scope, asyncio.Lock())
@@ -71,19 +75,27 @@ class Claims:
                     return claim.job
                 if not await self._ended(claim, until - self._clock()):
                     return None
-            return await self._claim(session, endpoint, role, until)
+            job = await self._claim(session, endpoint, role, until)
+            if job is not None:
+                self._hold(session, Claim(session.id, job, silence))
+            return job
         finally:
             lock.release()
 
     async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
-        while True:
+        while session.id in self._heard:
             left = max(0.0, until - self._clock())
             job = await endpoint.claim(role, min(LONG_POLL, left))
-            if job is not None:
-                self._held[session.scope] = Claim(session.id, job)
+            if job is not None or self._clock() >= until:
                 return job
-            if self._clock() >= until:
-                return None
+        return None
+
+    def _hold(self, session: HostSession, claim: Claim) -> None:
+        self._held[session.scope] = claim
+        if session.id in self._heard:
+            self.heard(session)
+        else:  # it ended while it waited
+            self._return(session.scope, claim, "its session ended")
 
     async def _ended(self, claim: Claim, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -130,8 +142,8 @@ class Claims:
     def sweep_once(self) -> None:
         for scope in list(self._held):
             claim = self.held(scope)
-            if claim is not None and self._clock() - self._heard.get(claim.session, 0.0) > SILENCE:
-                self._return(scope, claim, f"its program said nothing for {SILENCE:.0f} s")
+            if claim is not None and self._clock() - self._heard.get(claim.session, 0.0) > claim.silence:
+                self._return(scope, claim, f"its program said nothing for {claim.silence:.0f} s")
 
     async def close(self) -> None:
         """Give everything back, in bounded time."""
