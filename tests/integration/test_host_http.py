@@ -28,9 +28,11 @@ from tidings.errors import (
 )
 from tidings.host import client as clients
 from tidings.host import events
+from tidings.host.claims import SILENCE
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
+from tidings.host.registry import Scope
 from tidings.host.sockets import connect, socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -326,6 +328,37 @@ async def test_a_task_is_held_for_the_session_that_claimed_it_and_given_back_whe
         await ask(third.finish, asked.id, "it is")
         result = await ask(ada.task, asked.id, wait=10)
         assert (result["state"], result["text"], result["worker"]) == ("done", "it is", "bob")
+
+
+async def test_a_task_that_comes_for_a_session_that_ended_while_it_waited_is_given_back_at_once(
+    space: RealSpace,
+) -> None:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", "bob")]
+        waiting = asyncio.create_task(ask(bob.claim, "reviewer", wait=20))
+        await eventually(lambda: waits_for_a_task(space), what="the steward knows that bob waits")
+        await ask(bob.end)
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        again = await ask(other.claim, "reviewer", wait=15)
+        assert again is not None
+        assert (again["id"], again["attempt"], again["message"]["id"]) == (asked.id, 2, asked.id)
+        assert daemon.desk is not None
+        held = daemon.desk.claims.held(bob_of(daemon))
+        assert held is not None
+        assert (held.session, held.silence) == (other.id, SILENCE)
+        await ask(other.finish, asked.id, "it is")
+        await waiting
+
+
+def waits_for_a_task(space: RealSpace) -> bool:
+    assert space.steward is not None
+    return any(queue.waiters for queue in space.steward.desk.handout.queues.values())
+
+
+def bob_of(daemon: Daemon) -> Scope:
+    return next(scope for scope in daemon.host.scopes() if scope.name == "bob")
 
 
 async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: RealSpace) -> None:
