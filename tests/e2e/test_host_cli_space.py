@@ -22,8 +22,10 @@ from terminal import Terminal
 from tidings.cli import talk, work
 from tidings.cli.through_host import session_if_any
 from tidings.host import ipc_space
+from tidings.host.claims import Claims
 from tidings.host.client import HostClient
 from tidings.host.daemon import Daemon
+from tidings.host.registry import Scope
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
@@ -232,9 +234,14 @@ async def test_a_task_is_worked_on_through_the_host_over_its_one_connection(
         assert len(daemon.desk.sessions) == 2, "that of the commands and bob's: workers ended theirs"
 
 
-async def busy(terminal: Terminal, *more: str) -> subprocess.Popen[str]:
+def start(terminal: Terminal, *words: str) -> subprocess.Popen[str]:
+    """Names its home, so that nothing of a test that failed goes on."""
+    return terminal.start(*words, "--home", str(terminal.home.home))
+
+
+async def busy(terminal: Terminal) -> subprocess.Popen[str]:
     """A worker with a task in its hands, as a process of its own."""
-    worker = terminal.start("work", "--role", "reviewer", "--exec", "exec sleep 300", *more)
+    worker = start(terminal, "work", "--role", "reviewer", "--exec", "exec sleep 300")
     assert worker.stderr is not None
     assert THROUGH in await ask(worker.stderr.readline)
     assert "is it right?" in await ask(worker.stderr.readline)
@@ -248,16 +255,24 @@ async def test_ctrl_c_gives_back_the_task_that_the_host_holds_for_a_worker(
         bob = await session_of(space, "bob")
         asked = await ask(bob.send, role="reviewer", text="is it right?", wait=10)
         worker = await busy(terminal)
-        assert daemon.desk is not None
-        (scope,) = [each for each in daemon.host.scopes() if each.name == "me"]
-        assert daemon.desk.claims.held(scope) is not None
-        second = asyncio.create_task(run(terminal, "work", "--role", "reviewer", "--exec", "echo fine", "--once"))
+        claims, scope = claims_of_me(daemon)
+        held = claims.held(scope)
+        second = start(terminal, "work", "--role", "reviewer", "--exec", "echo fine", "--once")
+        await eventually(lambda: claims._asking[scope].locked(), what="another worker of the same agent waits")
+        assert held is claims.held(scope) is not None
         worker.send_signal(signal.SIGINT)
         _, said = await ask(worker.communicate, timeout=20)
         assert (worker.returncode, "stopped; a task that was held is given back" in said) == (0, True), said
         result = await ask(bob.task, asked.id, wait=30)
         assert (result["state"], result["text"], result["attempt"]) == ("done", "fine", 2)
-        assert (await second).returncode == 0
+        await ask(second.communicate, timeout=20)
+        assert second.returncode == 0
+
+
+def claims_of_me(daemon: Daemon) -> tuple[Claims, Scope]:
+    assert daemon.desk is not None
+    (scope,) = [each for each in daemon.host.scopes() if each.name == "me"]
+    return daemon.desk.claims, scope
 
 
 async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_is_not(
@@ -268,9 +283,7 @@ async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_
         bob = await session_of(space, "bob")
         asked = await ask(bob.send, role="reviewer", text="is it right?", wait=10)
         worker = await busy(terminal)
-        assert daemon.desk is not None
-        claims = daemon.desk.claims
-        (scope,) = [each for each in daemon.host.scopes() if each.name == "me"]
+        claims, scope = claims_of_me(daemon)
         held = claims.held(scope)
         assert held is not None
         worker.kill()
@@ -282,20 +295,23 @@ async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_
         release = terminal.home.home / "release"
         waiting = f"until test -e {release}; do sleep 0.05; done; echo fine"
         living = asyncio.create_task(run(terminal, "work", "--role", "reviewer", "--exec", waiting, "--once"))
-        again = await eventually(lambda: claims.held(scope), within=20, what="the next one has it")
-        assert again is not None
-        claims._heard[again.session] -= work.SILENCE + 1
-        await eventually(lambda: claims._clock() - claims._heard[again.session] < 1, what="it says that it lives")
-        claims.sweep_once()
-        assert claims.held(scope) is again
-        release.touch()
-        assert (await living).returncode == 0
+        try:
+            again = await eventually(lambda: claims.held(scope), within=20, what="the next one has it")
+            assert again is not None
+            claims._heard[again.session] -= work.SILENCE + 1
+            await eventually(lambda: claims._clock() - claims._heard[again.session] < 1, what="it says that it lives")
+            claims.sweep_once()
+            assert claims.held(scope) is again
+        finally:
+            release.touch()
+            done = await living
+        assert done.returncode == 0
         assert (await ask(bob.task, asked.id, wait=10))["text"] == "fine"
 
 
 async def test_work_goes_on_without_a_host_that_went_away(terminal: Terminal, space: RealSpace) -> None:
     async with lively(terminal, space):
-        worker = terminal.start("work", "--role", "reviewer", "--exec", "echo fine", "--once")
+        worker = start(terminal, "work", "--role", "reviewer", "--exec", "echo fine", "--once")
         assert worker.stderr is not None
         assert THROUGH in await ask(worker.stderr.readline)
     asked = await facts(terminal, "ask", "reviewer", "is it?", "--wait", "40", "--as", "bob")
@@ -315,8 +331,8 @@ async def test_who_goes_around_a_running_host_takes_neither_mail_nor_the_session
     async with daemon_in(terminal.home.home) as daemon:
         me, bob = await session_of(space, "me", receive=True), await session_of(space, "bob")
         await ask(me.join, "general")
-        tail = terminal.start("tail", "general", "aside", "--count", "3", "--json")
-        working = terminal.start("work", "--role", "reviewer", "--exec", "echo fine", "--direct")
+        tail = start(terminal, "tail", "general", "aside", "--count", "3", "--json")
+        working = start(terminal, "work", "--role", "reviewer", "--exec", "echo fine", "--direct")
         assert tail.stderr is not None
         assert "watching general, aside" in await ask(tail.stderr.readline)
         for where, text in (("general", "one"), ("aside", "two"), ("general", "three")):
