@@ -126,6 +126,19 @@ async def test_history_is_as_long_as_was_asked_for_whatever_the_host_tells_at_a_
             assert said == (texts or ["one\ntwo", "three", "four"])
 
 
+async def test_a_message_that_has_not_left_is_traced_to_the_outbox_of_the_host(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    async with lively(terminal, space):
+        assert (await run(terminal, "outbox", "pause")).returncode == 0
+        waiting = await facts(terminal, "send", "general", "later")
+        for more in ((), ("--json",)):
+            traced = await run(terminal, "trace", waiting["id"], *more)
+            assert (traced.returncode, "it is pending in the outbox of the host" in traced.stderr) == (0, True), traced
+            assert "nothing is known" not in traced.stderr
+        assert json.loads(traced.stdout) == await facts(terminal, "trace", waiting["id"], "--direct")
+
+
 async def test_a_refusal_is_the_same_sentence_and_exit_code_as_without_the_host(
     terminal: Terminal, space: RealSpace
 ) -> None:

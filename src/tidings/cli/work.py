@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from tidings.broker.ending import end_tasks
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
 from tidings.cli.talk import endpoint_at
@@ -182,6 +181,8 @@ def _facts_of(job: Job) -> Facts:
 
 
 async def _through_host(session: Session, role: str) -> AsyncGenerator[Held, None]:
+    from tidings.broker.ending import end_tasks
+
     living = asyncio.create_task(_say_that_we_live(session))
     try:
         async with aclosing(_claimed(session, role)) as tasks:
