@@ -44,8 +44,8 @@ def required_host(home: Path) -> HostClient:
 
     client = HostClient.find(home)
     if client is None:
-        if (pid := _lock_holder(home)) is not None:
-            raise HostUnreachable(f"the host of {home} (pid {pid}) does not answer: `tidings host status`")
+        if (holder := _lock_holder(home)) is not None:
+            raise HostUnreachable(f"the host of {home} ({holder}) does not answer: `tidings host status`")
         raise HostUnreachable(f"no host runs in {home}: `tidings host up` starts one")
     _note_mismatch(client)
     return client
@@ -71,7 +71,11 @@ def own_session_if_any(where: Place, *, direct: bool = False) -> Session | None:
     if client is None:
         return None
     where.home.read_info()
-    session = _proven(client, where, receive=False)
+    try:
+        session = _proven(client, where, receive=False)
+    except HostUnreachable as error:
+        output.say(f"note: {error}; going without it")
+        return None
     output.say("through the host")
     return session
 
@@ -96,16 +100,17 @@ def _host_if_any(home: Path) -> HostClient | None:
     client = HostClient.find(home)
     if client is not None:
         _note_mismatch(client)
-    elif (pid := _lock_holder(home)) is not None:
-        output.say(f"note: the host (pid {pid}) does not answer, so this goes without it: `tidings host status`")
+    elif (holder := _lock_holder(home)) is not None:
+        output.say(f"note: the host ({holder}) does not answer, so this goes without it: `tidings host status`")
     return client
 
 
-def _lock_holder(home: Path) -> int | None:
-    """The process that is the host of this home, whether or not it answers."""
-    from tidings.broker.private_files import lock_pid
+def _lock_holder(home: Path) -> str | None:
+    """The process that is the host of this home, whether or not it answers: `pid 1234`."""
+    from tidings.broker.private_files import lock_holder
 
-    return lock_pid(home / "run" / "host.lock")
+    found = lock_holder(home / "run" / "host.lock")
+    return None if found is None else found.split(" (")[0]
 
 
 def _note_mismatch(client: HostClient) -> None:
