@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.talk import endpoint_at
+from tidings.cli.talk import ask_space
+from tidings.cli.through_host import DirectOption
 from tidings.errors import UsageError
+
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
+    from tidings.host.client import Session
 
 MODES = {
     "open": "everything wakes it",
@@ -29,6 +33,7 @@ def attention(
         tuple[str, str] | None,
         typer.Option("--channel", help="How loud a channel or pattern is.", metavar="CHANNEL normal|quiet|muted"),
     ] = None,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -58,12 +63,14 @@ def attention(
     wanted: dict[str, Any] = {} if mode is None else {"mode": mode}
     wanted |= {} if channel is None else {"channels": {channel[0]: channel[1]}}
 
-    async def act() -> dict[str, Any]:
-        async with endpoint_at(where) as endpoint:
-            do = "set" if wanted else "get"
-            return await endpoint.link.call("attention", do, session=endpoint.session.session, **wanted)
+    async def directly(endpoint: Endpoint) -> dict[str, Any]:
+        do = "set" if wanted else "get"
+        return await endpoint.link.call("attention", do, session=endpoint.session.session, **wanted)
 
-    answer = asyncio.run(act())
+    def through(session: Session) -> dict[str, Any]:
+        return session.set_attention(mode, wanted.get("channels")) if wanted else session.attention()
+
+    answer = ask_space(where, through, directly, direct=direct)
     kept = answer["standing"] or {"mode": "open", "channels": {}}
     if as_json:
         output.data({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from tidings.cli import output
 from tidings.cli.amounts import seconds
 from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.talk import endpoint_at, printable
+from tidings.cli.talk import ask_space, endpoint_at, printable
+from tidings.cli.through_host import DirectOption
 from tidings.errors import UsageError
 
-if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint
-
 app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
-T = TypeVar("T")
 CLASSES = ("durable", "live", "")
 SWITCHES: dict[str, bool | None] = {"on": True, "off": False, "": None}
 
 
-def _ask(space: str | None, home: str | None, acting_as: str | None, ask: Callable[[Endpoint], Awaitable[T]]) -> T:
-    async def act() -> T:
-        async with endpoint_at(place(space, home, acting_as)) as endpoint:
-            return await ask(endpoint)
-
-    return asyncio.run(act())
-
-
 @app.command("list")
 def list_channels(
-    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
+    direct: DirectOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the channels you may read that have settings or members, and when each was last used.
 
@@ -46,7 +38,8 @@ def list_channels(
 
       tidings channels list --json
     """
-    found = _ask(space, home, acting_as, lambda endpoint: endpoint.channels())
+    where = place(space, home, acting_as)
+    found = ask_space(where, lambda session: session.channels(), lambda each: each.channels(), direct=direct)
     if as_json:
         output.data(found)
         return
@@ -71,6 +64,7 @@ def list_channels(
 @app.command("info")
 def info(
     channel: ChannelArgument,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -86,7 +80,13 @@ def info(
 
       tidings channels info team.backend --json
     """
-    facts = _ask(space, home, acting_as, lambda endpoint: endpoint.link.call("channel", "info", channel=channel))
+    where = place(space, home, acting_as)
+    facts = ask_space(
+        where,
+        lambda session: session.channel_info(channel),
+        lambda endpoint: endpoint.link.call("channel", "info", channel=channel),
+        direct=direct,
+    )
     facts.pop("ok", None)
     if as_json:
         output.data(facts)
@@ -127,6 +127,7 @@ def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 @app.command("members")
 def members(
     channel: ChannelArgument,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -138,7 +139,10 @@ def members(
 
       tidings channels members general
     """
-    found = _ask(space, home, acting_as, lambda endpoint: endpoint.members(channel))
+    where = place(space, home, acting_as)
+    found = ask_space(
+        where, lambda session: session.members(channel), lambda endpoint: endpoint.members(channel), direct=direct
+    )
     if as_json:
         output.data(found)
         return
@@ -185,9 +189,13 @@ def set_channel(
     wanted |= {k: v for k, v in (("description", description), ("instructions", instructions)) if v is not None}
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")
-    facts = _ask(
-        space, home, acting_as, lambda endpoint: endpoint.link.call("channel", "set", channel=channel, **wanted)
-    )
+    where = place(space, home, acting_as)
+
+    async def act() -> dict[str, Any]:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.link.call("channel", "set", channel=channel, **wanted)
+
+    facts = asyncio.run(act())
     if as_json:
         output.data({key: value for key, value in facts.items() if key != "ok"})
         return

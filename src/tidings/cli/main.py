@@ -29,6 +29,7 @@ from tidings.cli import (
     spaces,
     talk,
     tasks,
+    work,
 )
 from tidings.errors import TidingsError
 
@@ -55,7 +56,7 @@ for each in (
     people.trace,
     attention.attention,
     tasks.ask,
-    tasks.work,
+    work.work,
     about.config,
     about.version,
     demo.demo,

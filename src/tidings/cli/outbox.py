@@ -8,7 +8,7 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.through_host import required_host, required_session
+from tidings.cli.through_host import outbox_at, required_host, required_session
 from tidings.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="What was handed to the host: list, show, send again, cancel, hold back.")
@@ -29,7 +29,7 @@ def list_outbox(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what you handed to the host, newest first.
+    """List what you handed to the host, newest first. If none runs it is read from its file.
 
     Examples:
 
@@ -39,7 +39,9 @@ def list_outbox(
     """
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
-    rows = required_session(place(space, home, acting_as)).outbox(state, count, before)
+    if count < 1:
+        raise UsageError("--count must be at least 1")
+    rows = outbox_at(place(space, home, acting_as)).outbox(state, count, before)
     if as_json:
         output.data(rows)
         return
@@ -71,11 +73,13 @@ def show(
 ) -> None:
     """Show one message you handed to the host: how far it is, why it waits, what replaced it.
 
+    If no host runs it is read from its file: how far it was when the host ended.
+
     Example:
 
       tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = required_session(place(space, home, acting_as)).outbox_show(message)
+    row = outbox_at(place(space, home, acting_as)).outbox_show(message)
     if as_json:
         output.data(row)
         return
@@ -95,7 +99,7 @@ def requeue(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a dead or cancelled message again, under a new id.
+    """Send a dead or cancelled message again, under a new id. Needs the host.
 
     Example:
 
@@ -118,7 +122,9 @@ def cancel(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do not send a message that has not left. One that is on its way may still arrive, and that is said.
+    """Do not send a message that has not left. Needs the host.
+
+    One that is on its way may still arrive, and that is said.
 
     Example:
 

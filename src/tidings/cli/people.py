@@ -20,7 +20,7 @@ from tidings.cli.options import (
     TextArgument,
     place,
 )
-from tidings.cli.talk import checked_priority, endpoint_at, printable, show_receipt, spoken
+from tidings.cli.talk import ask_space, checked_priority, endpoint_at, printable, show_receipt, spoken
 from tidings.cli.through_host import (
     DirectOption,
     IdOption,
@@ -30,15 +30,23 @@ from tidings.cli.through_host import (
     show_sent,
     wait_until,
 )
+from tidings.errors import UnreachableError
 
 if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
     from tidings.host.client import Session
 
 
 def who(
-    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
+    direct: DirectOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the agents of a space: who is here, what they do, when the others were last seen.
+
+    While the space cannot be reached the host tells whom it last saw, with the status `unknown`, and that is said.
 
     Examples:
 
@@ -46,42 +54,37 @@ def who(
 
       tidings who --json
     """
+    where = place(space, home, acting_as)
+    found = ask_space(where, lambda session: session.who(), _who, direct=direct)
+    if not (found["fresh"] or found["agents"]):
+        raise UnreachableError(f"the host never saw who is in {where.home.name}: {found['reason']}")
+    agents = sorted(found["agents"], key=lambda agent: (agent["status"] == "offline", agent["name"]))
+    if as_json:
+        output.data(agents)
+    else:
+        columns = ("name", "status", "attention", "roles", "activity", "seen")
+        output.table(columns, map(_agent_row, agents), empty="nobody is in this space yet")
+    if not found["fresh"]:
+        output.say(f"note: these are the agents as last seen: {found['reason']}")
+    # Who looks at others should know that what was said may still be on its way.
+    if found["backstop"]:
+        output.say(f"note: {found['backstop']}")
+    if not as_json:
+        other = next((agent["name"] for agent in agents if agent["name"] != where.agent), None)
+        output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
+
+
+async def _who(endpoint: Endpoint) -> dict[str, Any]:
+    """As the host answers it."""
     import msgspec
 
-    where = place(space, home, acting_as)
-
-    async def act() -> tuple[list[Any], str]:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.who(), endpoint.roster.backstop.delay
-
-    found, delay = asyncio.run(act())
-    agents = sorted(found, key=lambda agent: (agent.status == "offline", agent.name))
-    if as_json:
-        output.data([msgspec.to_builtins(agent) for agent in agents])
-        _note_delay(delay)
-        return
-    rows = [
-        (
-            agent.name,
-            agent.status,
-            agent.attention,
-            agent.roles,
-            printable(agent.activity or ""),
-            output.age(agent.last_seen),
-        )
-        for agent in agents
-    ]
-    columns = ("name", "status", "attention", "roles", "activity", "seen")
-    output.table(columns, rows, empty="nobody is in this space yet")
-    _note_delay(delay)
-    other = next((agent.name for agent in agents if agent.name != where.agent), None)
-    output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
+    agents = [msgspec.to_builtins(agent) for agent in await endpoint.who()]
+    return {"agents": agents, "fresh": True, "backstop": endpoint.roster.backstop.delay}
 
 
-def _note_delay(delay: str) -> None:
-    """Who looks at others, or into an empty mailbox, should know that what was said may still be on its way."""
-    if delay:
-        output.say(f"note: {delay}")
+def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
+    said = printable(agent["activity"] or "")
+    return agent["name"], agent["status"], agent["attention"], agent["roles"], said, output.age(agent["last_seen"])
 
 
 def dm(
@@ -155,6 +158,7 @@ def _stage_within(session: Session, message_id: str, stage: str, seconds: float)
 
 def trace(
     message: Annotated[str, typer.Argument(help="Id of a message you sent or were sent.", metavar="ID")],
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -168,15 +172,19 @@ def trace(
     """
     where = place(space, home, acting_as)
 
-    async def act() -> dict[str, Any]:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.trace(message)
-
-    facts = {key: value for key, value in asyncio.run(act()).items() if key != "ok"}
+    found = ask_space(
+        where, lambda session: session.trace(message), lambda endpoint: endpoint.trace(message), direct=direct
+    )
+    facts = {key: value for key, value in found.items() if key not in ("ok", "outbox")}
+    is_known, owed = bool(facts["stored"] or facts["receipts"]), found.get("outbox")
+    if owed and not is_known:
+        output.say(f"note: it is {owed['state']} in the outbox of the host: `tidings outbox show {message}`")
     if as_json:
         output.data(facts)
         return
-    if not facts["stored"] and not facts["receipts"]:
+    if not is_known and owed:
+        return
+    if not is_known:
         output.say(f"nothing is known of {message}: it is not a message {where.agent} sent or was sent, or it is gone")
         return
     output.table(

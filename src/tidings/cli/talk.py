@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -26,12 +26,18 @@ from tidings.cli.options import (
     place,
 )
 from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, show_sent
-from tidings.errors import DeniedError, StewardUnreachable, UsageError
+from tidings.errors import DeniedError, HostUnreachable, StewardUnreachable, UsageError
 from tidings.wire.ids import is_message_id
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
+    from tidings.host.client import Session
+
+T = TypeVar("T")
+Message = dict[str, Any]
+#: messages that the host tells of at a time
+HISTORY_PAGE = 200
 
 
 @asynccontextmanager
@@ -43,6 +49,24 @@ async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
     wanted = {"receive": False, **options}
     async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
         yield endpoint
+
+
+def ask_space(
+    where: Place, through: Callable[[Session], T], directly: Callable[[Endpoint], Awaitable[T]], *, direct: bool
+) -> T:
+    """The answer to a question, through the host if one runs; if it goes away meanwhile, without it."""
+
+    async def ask() -> T:
+        async with endpoint_at(where) as endpoint:
+            return await directly(endpoint)
+
+    try:
+        session = session_if_any(where, direct=direct)
+        if session is not None:
+            return through(session)
+    except HostUnreachable as error:
+        output.say(f"note: {error}; going without it")
+    return asyncio.run(ask())
 
 
 def spoken(text: str) -> str:
@@ -190,6 +214,7 @@ def history(
     channel: ChannelArgument,
     count: CountOption = 20,
     before: Annotated[int | None, typer.Option(help="Only below this sequence.", metavar="SEQ")] = None,
+    direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -207,13 +232,26 @@ def history(
     if count < 1:
         raise UsageError("--count must be at least 1")
 
-    async def act() -> Any:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.history(channel, count, before=before)
+    async def directly(endpoint: Endpoint) -> list[Message]:
+        return [heard(each) for each in await endpoint.history(channel, count, before=before)]
 
-    for message in reversed(asyncio.run(act())):
-        show_message(message, as_json=as_json)
+    found = ask_space(where, lambda session: _history(session, channel, count, before), directly, direct=direct)
+    for message in reversed(found):
+        show_heard(message, as_json=as_json)
     output.hint(f"tidings tail {channel}")
+
+
+def _history(session: Session, channel: str, count: int, before: int | None) -> list[Message]:
+    """As many as were asked for, in pages as the host gives them."""
+    found: list[Message] = []
+    while len(found) < count:
+        wanted = min(HISTORY_PAGE, count - len(found))
+        page = session.history(channel, wanted, before)
+        found += page
+        if len(page) < wanted:
+            break
+        before = int(page[-1]["seq"])
+    return found
 
 
 def tail(
@@ -230,7 +268,8 @@ def tail(
 ) -> None:
     """Watch messages as they come, without joining. Ctrl-C stops.
 
-    What you post yourself is not shown; `tidings history` has it.
+    What you post yourself is not shown; `tidings history` has it. This goes to the space itself, also if a host runs:
+    what is watched is nobody's mail. It takes no message from an inbox, and no session from a program that receives.
 
     Examples:
 
@@ -263,32 +302,45 @@ def tail(
         output.say("stopped")
 
 
+#: what is said of a message, by the host or by ourselves
+SAID = ("kind", "channel", "from", "text", "id", "seq", "time", "priority", "mentions", "reply_to", "context")
+
+
+def heard(message: Incoming) -> Message:
+    """A message that came here, as the host tells of one."""
+    when = datetime.fromtimestamp(message.time_ns // 1_000_000 / 1000, UTC)
+    return {
+        "kind": message.kind,
+        "channel": message.channel,
+        "from": {"id": message.sender.id, "name": message.sender.name},
+        "text": message.text,
+        "id": message.id,
+        "seq": message.seq,
+        "time": when.isoformat(timespec="milliseconds"),
+        "priority": message.message.priority,
+        "mentions": [mention.name for mention in message.mentions],
+        "reply_to": message.message.reply_to,
+        "context": message.message.context,
+    }
+
+
 def show_message(message: Incoming, *, as_json: bool) -> None:
+    show_heard(heard(message), as_json=as_json)
+
+
+def show_heard(message: Message, *, as_json: bool) -> None:
     """One message: a line of JSON, or a line for people. What others wrote is shown as data, control characters out."""
-    when = datetime.fromtimestamp(message.time_ns / 1e9, UTC)
     if as_json:
         import json
 
-        facts = {
-            "kind": message.kind,
-            "channel": message.channel,
-            "from": {"id": message.sender.id, "name": message.sender.name},
-            "text": message.text,
-            "id": message.id,
-            "seq": message.seq,
-            "time": when.isoformat(timespec="milliseconds"),
-            "priority": message.message.priority,
-            "mentions": [mention.name for mention in message.mentions],
-            "reply_to": message.message.reply_to,
-            "context": message.message.context,
-        }
-        output.line(json.dumps(facts))
+        output.line(json.dumps({name: message[name] for name in SAID}))
         sys.stdout.flush()
         return
-    place_name = f"#{message.channel}" if message.channel else "direct"
+    when = datetime.fromisoformat(message["time"]).astimezone()
+    place_name = f"#{message['channel']}" if message["channel"] else "direct"
     # further lines are set in, so that nobody's text can pass for a message of somebody else
-    words = printable(message.text).replace("\n", "\n    ")
-    output.line(f"{when.astimezone():%H:%M:%S} {place_name} {printable(message.sender.name)}: {words}")
+    words = printable(message["text"]).replace("\n", "\n    ")
+    output.line(f"{when:%H:%M:%S} {place_name} {printable(message['from']['name'])}: {words}")
     sys.stdout.flush()
 
 

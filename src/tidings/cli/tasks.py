@@ -1,19 +1,18 @@
-"""`tidings ask`, `tidings work` and `tidings dead`: tasks from the command line."""
+"""`tidings ask` and `tidings dead`: tasks from the command line. Working on them is in `work.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidings.cli import completion, output
+from tidings.cli import output
 from tidings.cli.options import (
     AsOption,
     HomeOption,
@@ -27,18 +26,15 @@ from tidings.cli.options import (
 )
 from tidings.cli.talk import spoken
 from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, wait_until
-from tidings.errors import ConflictError, TidingsError, UnreachableError
+from tidings.errors import TidingsError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from tidings.endpoint.endpoint import Endpoint
-    from tidings.endpoint.tasks import Job, TaskResult
+    from tidings.endpoint.tasks import TaskResult
     from tidings.host.client import Sent, Session
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
 SeqArgument = Annotated[int, typer.Argument(help="Number of the task, from `tidings dead list`.", metavar="SEQ")]
-OUTPUT_CHARACTERS = 60_000
 
 
 async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) -> Any:
@@ -150,101 +146,9 @@ def _result_facts(result: TaskResult) -> dict[str, Any]:
     }
 
 
-def work(
-    role: Annotated[str, typer.Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
-    execute: Annotated[
-        str | None,
-        typer.Option(
-            "--exec", help="Command to run for each task; without it, the first task is shown and given back."
-        ),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End after one task.")] = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Work on the tasks of a role: a command for each, one at a time.
-
-    The command gets the task as JSON on standard input, its text in TIDINGS_TEXT and who asked in TIDINGS_ASKER. If it
-    ends with 0 its output is the result; otherwise the task is tried again, with the last line of its errors as reason.
-
-    Examples:
-
-      tidings work --role reviewer --exec './review.sh'
-
-      tidings work --role reviewer --exec 'wc -w' --once
-    """
-    where = place(space, home, acting_as)
-    where.home.read_info()
-
-    async def act(endpoint: Endpoint) -> None:
-        loop = cast("AsyncGenerator[Job, None]", endpoint.work(role))
-        async with aclosing(loop):
-            async for job in loop:
-                _announce(job, as_json)
-                if execute is None:
-                    await job.fail("shown to a person, and given back")
-                    return
-                await _run(job, execute)
-                if once:
-                    return
-
-    try:
-        asyncio.run(_connected(where, act))
-    except KeyboardInterrupt:
-        output.say("stopped; a task that was held is given back")
-    output.hint("tidings dead list")
-
-
-def _task_facts(job: Job) -> dict[str, Any]:
-    return {
-        "seq": job.seq,
-        "role": job.role,
-        "attempt": job.attempt,
-        "deadline": job.deadline,
-        "asker": {"id": job.asker.id, "name": job.asker.name},
-        "text": job.text,
-        "message": json.loads(job.message.raw),
-    }
-
-
-def _announce(job: Job, as_json: bool) -> None:
-    if as_json:
-        output.line(json.dumps(_task_facts(job)))
-    else:
-        output.say(f"task {job.seq} from {job.asker.name} (attempt {job.attempt}): {_printable(job.text)}")
-
-
-def _printable(text: str) -> str:
+def on_a_line(text: str) -> str:
     """One line that cannot steer a terminal: the text is somebody else's."""
     return "".join(character if character.isprintable() else " " for character in text[:200])
-
-
-async def _run(job: Job, command: str) -> None:
-    environment = {
-        **os.environ,
-        "TIDINGS_TEXT": job.text.replace("\0", "")[:100_000],
-        "TIDINGS_ASKER": job.asker.name,
-        "TIDINGS_ATTEMPT": str(job.attempt),
-    }
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_shell(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
-    try:
-        out, err = await process.communicate(json.dumps(_task_facts(job)).encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-    try:
-        if process.returncode == 0:
-            await job.done(out.decode(errors="replace").rstrip("\n")[:OUTPUT_CHARACTERS])
-            output.say(f"task {job.seq} is done")
-        else:
-            said = err.decode(errors="replace").strip().splitlines()
-            state = await job.fail(said[-1] if said else f"the command ended with {process.returncode}")
-            output.say(f"task {job.seq} failed and is {state}")
-    except ConflictError as error:
-        output.say(f"note: {error}")
 
 
 @app.command("list")
@@ -274,7 +178,7 @@ def list_dead(
                 each["cause"],
                 each["attempts"],
                 output.age(each["at"]),
-                _printable(each["reasons"][-1]) if each["reasons"] else "",
+                on_a_line(each["reasons"][-1]) if each["reasons"] else "",
             )
             for each in found
         ],
@@ -304,7 +208,7 @@ def show_dead(
         output.data({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
         return
     rows = [(key, value) for key, value in found.items() if key != "ok"]
-    output.table(("what", "value"), [*rows, ("payload", _printable(payload or ""))], empty="")
+    output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
     output.hint(f"tidings dead retry {seq}")
 
 

@@ -22,6 +22,7 @@ from tidings.wire.ids import is_message_id, new_id
 
 if TYPE_CHECKING:
     from tidings.host.client import HostClient, Sent, Session
+    from tidings.host.outbox_file import OutboxFile
 
 DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
 IdOption = Annotated[
@@ -43,6 +44,8 @@ def required_host(home: Path) -> HostClient:
 
     client = HostClient.find(home)
     if client is None:
+        if (holder := _lock_holder(home)) is not None:
+            raise HostUnreachable(f"the host of {home} ({holder}) does not answer: `tidings host status`")
         raise HostUnreachable(f"no host runs in {home}: `tidings host up` starts one")
     _note_mismatch(client)
     return client
@@ -54,26 +57,60 @@ def required_session(where: Place, *, receive: bool = False) -> Session:
 
 def session_if_any(where: Place, *, direct: bool = False, receive: bool = False) -> Session | None:
     """A session of the agent, or None if no host runs, or none is wanted."""
-    from tidings.host.client import HostClient
-
-    if direct:
-        return None
-    client = HostClient.find(where.home.home)
+    client = None if direct else _host_if_any(where.home.home)
     if client is None:
-        _note_silence(where.home.home)
         return None
-    _note_mismatch(client)
     session = _session(client, where, receive=receive)
     output.say("through the host")
     return session
 
 
-def _note_silence(home: Path) -> None:
-    from tidings.broker.private_files import lock_pid
+def own_session_if_any(where: Place, *, direct: bool = False) -> Session | None:
+    """The same for a command that holds tasks: its session is no other command's, and it ends it."""
+    client = None if direct else _host_if_any(where.home.home)
+    if client is None:
+        return None
+    where.home.read_info()
+    try:
+        session = _proven(client, where, receive=False)
+    except HostUnreachable as error:
+        output.say(f"note: {error}; going without it")
+        return None
+    output.say("through the host")
+    return session
 
-    pid = lock_pid(home / "run" / "host.lock")
-    if pid is not None:
-        output.say(f"note: the host (pid {pid}) does not answer, so this goes without it: `tidings host status`")
+
+def outbox_at(where: Place) -> Session | OutboxFile:
+    """Where an outbox can be looked at: the host that runs, or the file it left behind."""
+    home, space = where.home.home, where.home.read_info()
+    if _lock_holder(home) is not None or not (home / "host.db").exists():
+        return required_session(where)
+    from tidings.host.outbox_file import OutboxFile
+
+    agent = _agent_id(where)
+    if agent is None:
+        raise UsageError(f"there is no credential for agent {where.agent} in {where.home.name}: `tidings agent add` it")
+    output.say("no host runs: read from its file")
+    return OutboxFile(home, space.id, agent, where.agent)
+
+
+def _host_if_any(home: Path) -> HostClient | None:
+    from tidings.host.client import HostClient
+
+    client = HostClient.find(home)
+    if client is not None:
+        _note_mismatch(client)
+    elif (holder := _lock_holder(home)) is not None:
+        output.say(f"note: the host ({holder}) does not answer, so this goes without it: `tidings host status`")
+    return client
+
+
+def _lock_holder(home: Path) -> str | None:
+    """The process that is the host of this home, whether or not it answers: `pid 1234`."""
+    from tidings.broker.private_files import lock_holder
+
+    found = lock_holder(home / "run" / "host.lock")
+    return None if found is None else found.split(" (")[0]
 
 
 def _note_mismatch(client: HostClient) -> None:
@@ -142,12 +179,16 @@ def _agent_id(where: Place) -> str | None:
 
 
 def _opened(client: HostClient, where: Place, own: Path, *, receive: bool) -> Session:
+    session = _proven(client, where, receive=receive)
+    session.save(own)
+    return session
+
+
+def _proven(client: HostClient, where: Place, *, receive: bool) -> Session:
     from tidings.endpoint.identity import local_identity
 
     identity = asyncio.run(local_identity(where.home, where.agent))
-    session = client.session(identity, receive=receive, program="tidings")
-    session.save(own)
-    return session
+    return client.session(identity, receive=receive, program="tidings")
 
 
 # --- sending ---

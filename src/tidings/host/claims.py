@@ -1,8 +1,9 @@
 """Tasks in the hands of programs: each is held for the session that claimed it, and the host beats for it.
 
 An agent holds one task at a time, whichever of its programs has it. A session that claims again gets the one it holds;
-one that ends, or has not said a word for a quarter of an hour, gives it back: nobody beats for a program that is gone.
-A program that knows that another one of its agent is gone need not wait for that: it may take over what that one held.
+one that ends, or has not said a word for a quarter of an hour (or as long as its program said when it claimed), gives
+it back: nobody beats for a program that is gone. A program that knows that another one of its agent is gone need not
+wait for that: it may take over what that one held.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidings.errors import TidingsError, UnknownMessage
 from tidings.host.registry import Scope
 from tidings.host.sessions import HostSession
 
-#: a session that holds a task says something at least this often
+#: a session that holds a task says something at least this often, unless it promised more
 SILENCE = 900.0
 SWEEP = 15.0
 GIVE_BACK = 2.0
@@ -34,6 +35,8 @@ class Claim:
     session: str
     program: str
     job: Job
+    #: seconds without a word that end it
+    silence: float
 
 
 class Claims:
@@ -61,12 +64,21 @@ class Claims:
         return self._clock() - self._heard.get(claim.session, -math.inf)
 
     async def claim(
-        self, session: HostSession, endpoint: Endpoint, role: str, wait: float, *, take_over: bool = False
+        self,
+        session: HostSession,
+        endpoint: Endpoint,
+        role: str,
+        wait: float,
+        silence: float | None = None,
+        *,
+        take_over: bool = False,
     ) -> Job | None:
         """A task for this session; None if none came, or another session of the agent has one.
 
-        `take_over`: then it is this session's, and the other one's no more.
+        `silence`: seconds without a word that end it, if other than usual. `take_over`: what another session of the
+        agent holds is this session's, and the other one's no more.
         """
+        silence = silence or self._silence
         until = self._clock() + wait
         lock = self._asking.setdefault(session.scope, asyncio.Lock())
         try:
@@ -80,24 +92,32 @@ class Claims:
                 await asyncio.wait({returning})
             while (claim := self.held(session.scope)) is not None:
                 if take_over:
-                    claim.session, claim.program = session.id, session.program
+                    claim.session, claim.program, claim.silence = session.id, session.program, silence
                 if claim.session == session.id:
                     return claim.job
                 if not await self._ended(claim, until - self._clock()):
                     return None
-            return await self._claim(session, endpoint, role, until)
+            job = await self._claim(session, endpoint, role, until)
+            if job is not None:
+                self._hold(session, Claim(session.id, session.program, job, silence))
+            return job
         finally:
             lock.release()
 
     async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
-        while True:
+        while session.id in self._heard:
             left = max(0.0, until - self._clock())
             job = await endpoint.claim(role, min(LONG_POLL, left))
-            if job is not None:
-                self._held[session.scope] = Claim(session.id, session.program, job)
+            if job is not None or self._clock() >= until:
                 return job
-            if self._clock() >= until:
-                return None
+        return None
+
+    def _hold(self, session: HostSession, claim: Claim) -> None:
+        self._held[session.scope] = claim
+        if session.id in self._heard:
+            self.heard(session)
+        else:  # it ended while it waited
+            self._return(session.scope, claim, "its session ended")
 
     async def _ended(self, claim: Claim, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -144,8 +164,8 @@ class Claims:
     def sweep_once(self) -> None:
         for scope in list(self._held):
             claim = self.held(scope)
-            if claim is not None and self.silent(claim) > self._silence:
-                self._return(scope, claim, f"its program said nothing for {self._silence:.0f} s")
+            if claim is not None and self.silent(claim) > claim.silence:
+                self._return(scope, claim, f"its program said nothing for {claim.silence:.0f} s")
 
     async def close(self) -> None:
         """Give everything back, in bounded time."""

@@ -426,7 +426,8 @@ class Session:
     # --- the space ---
 
     def who(self) -> Json:
-        """`agents`, and `backstop`: what to say of durable copies that are late."""
+        """`agents`, and `backstop`: what to say of durable copies that are late. Unless `fresh` the space could not be
+        asked, `reason` says why, and they are those that were last seen, with the status `unknown`."""
         return self._get("/v1/who")
 
     def access(self) -> Json:
@@ -435,6 +436,10 @@ class Session:
 
     def channels(self) -> list[Json]:
         return list(self._get("/v1/channels")["channels"])
+
+    def channel_info(self, channel: str) -> Json:
+        """Settings of a channel, how many are in it, what goes on there."""
+        return self._get("/v1/channel", channel=channel)
 
     def members(self, channel: str) -> list[Json]:
         return list(self._get("/v1/members", channel=channel)["members"])
@@ -455,19 +460,27 @@ class Session:
     def set_status(self, status: str, activity: str | None = None, model: str | None = None) -> Json:
         return self._post("/v1/status", {"status": status, "activity": activity, "model": model})
 
+    def attention(self) -> Json:
+        """What may wake this agent: `standing`, kept by the steward, and `running`, what a session of it says now."""
+        return self._get("/v1/attention")
+
     def set_attention(self, mode: str | None = None, channels: dict[str, str] | None = None) -> Json:
         return self._post("/v1/attention", {"mode": mode, "channels": channels or {}})
 
     # --- tasks ---
 
-    def claim(self, role: str, wait: float = 0.0, *, take_over: bool = False) -> Json | None:
+    def claim(
+        self, role: str, wait: float = 0.0, *, take_over: bool = False, silence: float | None = None
+    ) -> Json | None:
         """A task of a role, held for this session until it is settled or the session ends; None if none came.
         An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program
-        of this agent holds it, which is gone."""
+        of this agent holds it, which is gone. A session that makes no request for `silence` seconds (a quarter of an
+        hour, unless said) gives it back."""
+        asked: Json = {"role": role, "wait": wait}
         found = self.client.call(
             "POST",
             "/v1/tasks/claim",
-            {"role": role, "wait": wait} | ({"take_over": True} if take_over else {}),
+            asked | ({"take_over": True} if take_over else {}) | ({} if silence is None else {"silence": silence}),
             token=self.file.token,
             timeout=self.client.patience + wait,
         )
@@ -478,12 +491,15 @@ class Session:
         `program`, and for how many seconds that said nothing. None if there is none."""
         return self._get("/v1/tasks")["held"]  # type: ignore[no-any-return]
 
-    def finish(self, task_id: str, text: str | None = None, data: Any = None) -> Json:
-        return self._post(f"/v1/tasks/{quote(task_id, safe='')}/done", {"text": text, "data": data}, wait=PATIENCE)
+    def finish(self, task_id: str, text: str | None = None, data: Any = None, *, patience: float = PATIENCE) -> Json:
+        """`patience`: seconds for a space that is away; the host goes on trying after them, until the deadline."""
+        return self._settle(task_id, "done", {"text": text, "data": data}, patience)
 
-    def fail(self, task_id: str, reason: str, *, retry: bool = True) -> Json:
-        body = {"reason": reason, "retry": retry}
-        return self._post(f"/v1/tasks/{quote(task_id, safe='')}/fail", body, wait=PATIENCE)
+    def fail(self, task_id: str, reason: str, *, retry: bool = True, patience: float = PATIENCE) -> Json:
+        return self._settle(task_id, "fail", {"reason": reason, "retry": retry}, patience)
+
+    def _settle(self, task_id: str, how: str, body: Json, patience: float) -> Json:
+        return self._post(f"/v1/tasks/{quote(task_id, safe='')}/{how}", body, wait=patience)
 
     def task(self, task_id: str, wait: float = 0.0) -> Json:
         """What became of a task this agent asked: state, text, worker, attempt, cause, reasons, message."""

@@ -74,8 +74,7 @@ async def outbox(asked: Scoped) -> Json:
 
 async def outbox_row(asked: Scoped) -> Json:
     row = await asked.host.find(asked.scope, asked.part("id"))
-    chain = await asked.host.outbox.chain(row.row)
-    return shown.owed(row) | {"chain": [shown.owed(each) for each in chain if (each.space, each.sender) == asked.mine]}
+    return shown.owed_with_chain(row, await asked.host.outbox.chain(row.row))
 
 
 async def requeue(asked: Scoped) -> Json:

@@ -17,6 +17,7 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.tasks import Job
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
 from tidings.host import shown
+from tidings.host.claims import SILENCE
 from tidings.host.ipc import Scoped, for_session, seconds
 from tidings.host.ipc_operator import health_of
 from tidings.wire.roster import Level, Mode, Status
@@ -28,6 +29,7 @@ CONNECT_PATIENCE = 3.0
 #: how long a steward that is being told something may still answer when the host stops
 LAST_WORDS = 1.0
 T = TypeVar("T")
+SHORTEST_SILENCE = 5.0
 
 
 class Channel(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +51,8 @@ class Claim(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     wait: float = 0.0
     take_over: bool = False
+    #: seconds without a word after which its program is gone
+    silence: float | None = None
 
 
 class Done(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,10 +86,10 @@ async def who(asked: Scoped) -> Json:
     try:
         endpoint = await _endpoint(asked)
         agents = await endpoint.who()
-    except (UnreachableError, AuthRevoked, TimeoutError):
+    except (UnreachableError, AuthRevoked, TimeoutError) as error:
         seen = asked.host.directories.of(asked.scope.space_id).agents()
-        rows = [{"id": each.id, "name": each.name, "roles": list(each.roles), "status": "unknown"} for each in seen]
-        return {"agents": rows, "fresh": False, "backstop": ""}
+        rows = [msgspec.to_builtins(each) | {"status": "unknown"} for each in seen]
+        return {"agents": rows, "fresh": False, "backstop": "", "reason": str(error) or "nobody answered in time"}
     return {
         "agents": [msgspec.to_builtins(each) for each in agents],
         "fresh": True,
@@ -103,6 +107,10 @@ async def access(asked: Scoped) -> Json:
     return {name: list(record.get(name) or ()) for name in ("roles", "read", "post", "manage")}
 
 
+async def channel_info(asked: Scoped) -> Json:
+    return _plain(await (await _endpoint(asked)).link.call("channel", "info", channel=_channel(asked)))
+
+
 async def members(asked: Scoped) -> Json:
     return {"members": await (await _endpoint(asked)).members(_channel(asked))}
 
@@ -111,6 +119,10 @@ async def history(asked: Scoped) -> Json:
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
     found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
     return {"messages": [shown.heard(each) for each in found]}
+
+
+def _plain(answer: Json) -> Json:
+    return {key: value for key, value in answer.items() if key != "ok"}
 
 
 def _channel(asked: Scoped) -> str:
@@ -137,7 +149,7 @@ async def trace(asked: Scoped) -> Json:
         raise UsageError("name the message by its `id`")
     row = await asked.host.outbox.find(*asked.mine, message_id)
     found = await (await _endpoint(asked)).trace(message_id)
-    return {key: value for key, value in found.items() if key != "ok"} | {"outbox": shown.owed(row) if row else None}
+    return _plain(found) | {"outbox": shown.owed(row) if row else None}
 
 
 async def status(asked: Scoped) -> Json:
@@ -149,9 +161,14 @@ async def status(asked: Scoped) -> Json:
 
 
 async def attention(asked: Scoped) -> Json:
+    """`standing`: what the steward keeps for the agent; `running`: what a session of it says, such as the host's."""
+    return _plain(await (await _endpoint(asked)).link.call("attention", "get"))
+
+
+async def keep_attention(asked: Scoped) -> Json:
     told = await asked.fields(Attention)
-    await (await _endpoint(asked)).keep_attention(told.mode, told.channels)
-    return {"mode": told.mode, "channels": told.channels}
+    named: Json = {"mode": told.mode, "channels": told.channels}
+    return _plain(await (await _endpoint(asked)).link.call("attention", "set", **named)) | named
 
 
 # --- tasks ---
@@ -159,8 +176,9 @@ async def attention(asked: Scoped) -> Json:
 
 async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
-    endpoint, patience = await _endpoint(asked), seconds(told.wait)
-    waiting = asked.desk.claims.claim(asked.session, endpoint, told.role, patience, take_over=told.take_over)
+    endpoint, wait = await _endpoint(asked), seconds(told.wait)
+    silence = told.silence and min(SILENCE, max(SHORTEST_SILENCE, told.silence))
+    waiting = asked.desk.claims.claim(asked.session, endpoint, told.role, wait, silence, take_over=told.take_over)
     job = await asked.unless_over(waiting)
     # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
     return {"task": shown.task(job) if job else None}
@@ -218,13 +236,15 @@ ROUTES = [
     Route("/v1/who", for_session(who), methods=["GET"]),
     Route("/v1/channels", for_session(channels), methods=["GET"]),
     Route("/v1/access", for_session(access), methods=["GET"]),
+    Route("/v1/channel", for_session(channel_info), methods=["GET"]),
     Route("/v1/members", for_session(members), methods=["GET"]),
     Route("/v1/history", for_session(history), methods=["GET"]),
     Route("/v1/join", for_session(join), methods=["POST"]),
     Route("/v1/leave", for_session(leave), methods=["POST"]),
     Route("/v1/trace", for_session(trace), methods=["GET"]),
     Route("/v1/status", for_session(status), methods=["POST"]),
-    Route("/v1/attention", for_session(attention), methods=["POST"]),
+    Route("/v1/attention", for_session(attention), methods=["GET"]),
+    Route("/v1/attention", for_session(keep_attention), methods=["POST"]),
     Route("/v1/tasks", for_session(held), methods=["GET"]),
     Route("/v1/tasks/claim", for_session(claim), methods=["POST"]),
     Route("/v1/tasks/{id}/done", for_session(done), methods=["POST"]),

@@ -120,6 +120,12 @@ def owed(row: OutboxRow) -> Json:
     }
 
 
+def owed_with_chain(row: OutboxRow, chain: list[OutboxRow]) -> Json:
+    """The same, and what it replaced and what replaced it, as far as that is of the same agent."""
+    mine = [each for each in chain if (each.space, each.sender) == (row.space, row.sender)]
+    return owed(row) | {"chain": [owed(each) for each in mine]}
+
+
 def task(job: Job) -> Json:
     """A task in a program's hands; its id is that of the message that asked for it."""
     return {
@@ -131,6 +137,7 @@ def task(job: Job) -> Json:
         "asker": {"id": job.asker.id, "name": job.asker.name},
         "text": job.text,
         "parts": _parts(job.message)["parts"],
+        "message": json.loads(job.message.raw),
     }
 
 

@@ -1,0 +1,39 @@
+"""The outbox of an agent, read from `host.db` while no host runs: what was handed over, and how far it had come.
+
+It answers what a session answers (`outbox`, `outbox_show`) and changes nothing: what is to leave, be cancelled or be
+sent again needs the host. One that starts meanwhile is in nobody's way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tidings.errors import UnknownMessage
+from tidings.host import outbox_views, shown
+from tidings.host.schema import MIGRATIONS
+from tidings.store.looking import look
+
+Json = dict[str, Any]
+NEWEST = 2**62
+
+
+class OutboxFile:
+    """What the agent `name` (`agent` is its id) of a space handed to the host of `home`."""
+
+    def __init__(self, home: Path, space_id: str, agent: str, name: str) -> None:
+        self.path = home / "host.db"
+        self._mine, self._name = (space_id, agent), name
+
+    def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
+        """Newest first; `before`: rows below that one."""
+        states, below = (state,) if state else (), before or NEWEST
+        rows = look(self.path, MIGRATIONS, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
+        return [shown.owed(row) for row in rows]
+
+    def outbox_show(self, message_id: str) -> Json:
+        """One row, with `chain`: what it replaced and what replaced it."""
+        row = look(self.path, MIGRATIONS, lambda c: outbox_views.find(c, *self._mine, message_id))
+        if row is None:
+            raise UnknownMessage(f"the outbox of {self._name} has no message {message_id}: list it to see what it has")
+        return shown.owed_with_chain(row, look(self.path, MIGRATIONS, lambda c: outbox_views.chain(c, row.row)))

@@ -1,0 +1,95 @@
+"""Looking into a database without being its process: what is read, what is refused, and that nothing is changed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hosted import NOW, draft, fill
+from tidings.errors import ConfigError, StoreBroken, StoreError, StoreTooNew
+from tidings.host import outbox_moves as moves
+from tidings.host import outbox_views
+from tidings.host.schema import MIGRATIONS
+from tidings.store.database import Database
+from tidings.store.looking import look
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    database = Database(folder / "host.db", MIGRATIONS)
+    fill(database)
+    database.close()
+    return folder / "host.db"
+
+
+def states(connection: sqlite3.Connection) -> list[str]:
+    return sorted(row.state for row in outbox_views.newest(connection, "main", "ada", (), 2**62, 100))
+
+
+ALL = ["cancelled", "confirmed", "dead", "done", "inflight", "pending"]
+
+
+def test_a_file_that_nobody_has_open_is_read_and_stays_as_it_is(path: Path) -> None:
+    before = path.read_bytes()
+    assert look(path, MIGRATIONS, states) == ALL
+    assert path.read_bytes() == before
+
+
+def test_it_cannot_be_written(path: Path) -> None:
+    with pytest.raises(StoreError, match="readonly"):
+        look(path, MIGRATIONS, lambda c: c.execute("DELETE FROM outbox"))
+    assert look(path, MIGRATIONS, states) == ALL
+
+
+def test_a_process_that_opens_and_writes_it_meanwhile_is_not_in_the_way(path: Path) -> None:
+    def beside_a_writer(connection: sqlite3.Connection) -> list[str]:
+        before = states(connection)
+        database = Database(path, MIGRATIONS)
+        database.write_blocking(lambda c: moves.accept(c, draft("later"), NOW))
+        assert states(connection) == before, "one snapshot"
+        database.close()
+        return before
+
+    assert look(path, MIGRATIONS, beside_a_writer) == ALL
+    assert look(path, MIGRATIONS, states).count("pending") == 2
+
+
+def written(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def garbled(path: Path) -> None:
+    path.write_bytes(b"not a database at all " * 500)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda path: path.chmod(0o644), ConfigError, "can be read by others"),
+        (lambda path: path.unlink(), ConfigError, "cannot read"),
+        (garbled, StoreBroken, "is damaged"),
+        (lambda path: written(path, "PRAGMA application_id = 7"), StoreBroken, "not a database of Tidings"),
+        (lambda path: written(path, "PRAGMA user_version = 99"), StoreTooNew, "has version 99"),
+        (lambda path: written(path, "PRAGMA user_version = 1"), StoreError, "`tidings host up` renews it"),
+    ],
+)
+def test_a_file_that_is_not_one_of_ours_and_of_now_is_refused_by_name(
+    path: Path, change: Callable[[Path], object], error: type[Exception], words: str
+) -> None:
+    change(path)
+    with pytest.raises(error, match=words) as refused:
+        look(path, MIGRATIONS, states)
+    assert str(path) in str(refused.value)
+
+
+def test_every_step_of_the_schema_counts(path: Path) -> None:
+    with pytest.raises(StoreTooNew):
+        look(path, replace(MIGRATIONS, steps=MIGRATIONS.steps[:-1]), states)
