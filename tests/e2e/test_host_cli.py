@@ -257,7 +257,7 @@ def test_a_unit_for_systemd_is_written_once_and_removed(terminal: Terminal, tmp_
     assert "enable-linger" in first.stderr
     (unit,) = (config / "systemd" / "user").glob("tidings-host-*.service")
     text = unit.read_text()
-    assert "Restart=always" in text
+    assert "Restart=on-failure" in text
     assert f'--home" "{terminal.home.home}"' in text
     assert text.count(systemd._word(sys.executable)) == 1
     assert "is as it should be" in terminal.run("host", "install", **env).stderr

@@ -48,7 +48,8 @@ def unit_of(home: Path) -> Unit:
             "",
             "[Service]",
             f"ExecStart={' '.join(map(_word, command))}",
-            "Restart=always",
+            # also after a kill; not after `tidings host down`, which means what it says
+            "Restart=on-failure",
             f"RestartSec={RESTART_SECONDS}",
             # another host of this home runs: starting again and again would not change it
             "RestartPreventExitStatus=6",

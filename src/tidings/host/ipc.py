@@ -140,7 +140,7 @@ class Asked:
         self.request, self.desk, self.host = request, desk, desk.host
 
     def word(self, name: str) -> str | None:
-        return self.request.query_params.get(name) or None
+        return (self.request.query_params.get(name) or None) if self.request.scope["query_string"] else None
 
     def part(self, name: str) -> str:
         """A part of the path."""
