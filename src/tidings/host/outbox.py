@@ -22,7 +22,7 @@ from tidings.store.outcomes import Outcome
 __all__ = ["Accepted", "BlockRow", "Draft", "Lane", "Leased", "OutboxRow", "OutboxStore", "Place", "SpaceRow", "Terms"]
 
 #: rows that are confirmed in one job of the writer
-TOGETHER = 64
+TOGETHER = 128
 _Waiting: TypeAlias = asyncio.Future[tuple[Confirmation, Leased | None]]
 
 
