@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from tidings.host import drain as drains
 from tidings.host import elsewhere
 from tidings.host.agents import AgentSession
 from tidings.host.drain import SpaceDrain
-from tidings.host.outbox import Lane, OutboxStore, Terms
+from tidings.host.outbox import Lane, OutboxRow, OutboxStore, Place, Terms
 from tidings.host.outlets import SessionOutlet
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -175,6 +175,29 @@ async def test_more_lanes_than_turns_all_get_one(store: OutboxStore) -> None:
         await until(store, "confirmed", "done")
     assert len(broker.log) == 120
     assert broker.lanes_at_work <= 4
+
+
+async def test_a_lane_that_made_room_for_others_goes_on_when_they_are_through(
+    store: OutboxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was confirmed without its next row, because others waited; by then they had their turn."""
+    broker, answer, held = Broker(), store.confirmed_and_next, asyncio.Event()
+
+    async def late(row: OutboxRow, place: Place, *, go_on: bool) -> Any:
+        if row.id == "one":
+            await held.wait()
+        return await answer(row, place, go_on=go_on)
+
+    monkeypatch.setattr(store, "confirmed_and_next", late)
+    await accept(store, "one", "two", to="bob")
+    await accept(store, "to cal", to="cal")
+    await accept(store, "to dee", to="dee")
+    async with draining(store, broker, lanes=2) as drain:
+        await eventually(lambda: "to dee" in broker.log and not drain._crowded)
+        await eventually(lambda: len(drain._carrying) == 1)
+        held.set()
+        await until(store, "confirmed", "done")
+    assert broker.log[-1] == "two"
 
 
 async def test_what_is_accepted_while_it_sleeps_leaves_at_once_and_a_stuck_lane_holds_up_nobody(

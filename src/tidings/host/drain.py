@@ -235,8 +235,11 @@ class SpaceDrain:
             await self._settle(row, outcome_of(error))
             return None
         reach("drain.published")
-        state, following = await self.store.confirmed_and_next(row, place, go_on=not self._crowded)
+        go_on = not self._crowded
+        state, following = await self.store.confirmed_and_next(row, place, go_on=go_on)
         reach("drain.confirmed")
+        if not go_on:  # by now nobody else may wait for a turn, and only who looks sees what follows in this lane
+            self.wake()
         self._unreleased.set()
         self._on_moved(row, state)
         if following is not None:
