@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -534,3 +535,46 @@ async def test_a_store_that_fails_for_a_while_ends_nothing(
         await until(store, "confirmed", "done")
     assert refused >= 3
     assert broker.log == ["one"]
+
+
+# --------------------------------------------------------------------------------------------- nothing is slept through
+
+
+class MoodyBroker(Broker):
+    """Answers after a while or at once, and fails now and then in the ways that pass."""
+
+    def __init__(self, luck: random.Random) -> None:
+        super().__init__()
+        self.luck, self.slow, self.frail = luck, luck.choice((0.0, 0.0, 0.01)), luck.choice((0.0, 0.02, 0.2))
+
+    async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:
+        if self.slow:
+            await asyncio.sleep(self.luck.uniform(0, self.slow))
+        if self.luck.random() < self.frail:
+            raise self.luck.choice((OutcomeUnknown("no answer"), Reconnecting("away"), StewardUnreachable("away")))
+        return await super().publish(prepared, incarnation, timeout)
+
+
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 300))])
+async def test_everything_leaves_by_itself_whatever_the_lanes_the_turns_and_the_failures(
+    store: OutboxStore, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Nothing waits for the look that a jumping clock needs."""
+    monkeypatch.setattr(drains, "LOOK_EVERY", 3_600.0)
+    luck = random.Random(seed)
+    broker, turns = MoodyBroker(luck), luck.choice((1, 2, 5, 16, 64, 256))
+    peers = [f"peer{number}" for number in range(luck.choice((1, 3, turns, turns + 1, 2 * turns)))]
+    rows = [(f"{to} {number:03}", to) for to in peers for number in range(luck.choice((1, 1, 2, 8)))]
+    luck.shuffle(rows)
+    rows.sort(key=lambda row: row[0].split()[1])  # each lane in its order, the lanes mixed
+    early = luck.randint(0, len(rows))
+    await asyncio.gather(*(accept(store, each, to=to) for each, to in rows[:early]))
+    async with draining(store, broker, lanes=turns) as drain:
+        for each, to in rows[early:]:
+            await accept(store, each, to=to)
+            drain.wake()
+        await until(store, "confirmed", "done")
+    assert broker.lanes_at_work <= turns
+    for to in peers:
+        sent = [each for each in broker.log if each.split()[0] == to]
+        assert sent == sorted(sent)
