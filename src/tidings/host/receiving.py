@@ -79,8 +79,8 @@ class Receiver:
         await self.end()
         endpoint.keep_aside, endpoint.tells_delivered = self._keep_aside, False
         self._untold.set()
-        work = (self._receive(endpoint), self._tell(endpoint), self._follow_channels(endpoint))
-        self._tasks = [asyncio.create_task(self._unless_superseded(each)) for each in work]
+        work = (self._receive, self._tell, self._follow_channels)
+        self._tasks = [asyncio.create_task(self._unless_superseded(each, endpoint)) for each in work]
 
     async def end(self) -> None:
         await end_tasks(self._tasks)
@@ -90,9 +90,9 @@ class Receiver:
         """Something was read: its sender may know."""
         self._untold.set()
 
-    async def _unless_superseded(self, work: Awaitable[None]) -> None:
+    async def _unless_superseded(self, work: Callable[[Endpoint], Awaitable[None]], endpoint: Endpoint) -> None:
         try:
-            await work
+            await work(endpoint)
         except Superseded as error:
             self.receiving = False
             log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
