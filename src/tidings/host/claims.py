@@ -12,9 +12,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
@@ -80,6 +81,9 @@ class Claims:
         """
         silence = silence or self._silence
         until = self._clock() + wait
+        if take_over and (claim := self.held(session.scope)) is not None:  # whoever waits meanwhile is not waited for
+            claim.session, claim.program, claim.silence = session.id, session.program, silence
+            return claim.job
         lock = self._asking.setdefault(session.scope, asyncio.Lock())
         try:
             async with asyncio.timeout(wait + 1.0):
@@ -107,7 +111,11 @@ class Claims:
     async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
         while session.id in self._heard:
             left = max(0.0, until - self._clock())
-            job = await endpoint.claim(role, min(LONG_POLL, left))
+            try:
+                job = await endpoint.claim(role, min(LONG_POLL, left))
+            except asyncio.CancelledError:
+                self._start_returning(session.scope, self._withdraw(endpoint, role))
+                raise
             if job is not None or self._clock() >= until:
                 return job
         return None
@@ -132,6 +140,12 @@ class Claims:
             raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
         return claim.job
 
+    def left(self, session: HostSession, job: Job) -> None:
+        """Its program was gone when this came."""
+        claim = self.held(session.scope)
+        if claim is not None and claim.job is job and claim.session == session.id:
+            self._return(session.scope, claim, "its program left while it waited")
+
     def ended(self, session: HostSession) -> None:
         """A session is over: what it holds is another worker's."""
         self._heard.pop(session.id, None)
@@ -142,13 +156,25 @@ class Claims:
     def _return(self, scope: Scope, claim: Claim, why: str) -> None:
         log.info("task %s of %s in %s is given back: %s", claim.job.seq, scope.name, scope.space, why)
         self._held.pop(scope, None)
-        task = asyncio.get_running_loop().create_task(self._give_back(claim.job, why))
+        self._start_returning(scope, self._give_back(claim.job, why))
+
+    def _start_returning(self, scope: Scope, returning: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(returning)
         self._returning[scope] = task
         task.add_done_callback(lambda ended: self._returned(scope, ended))
 
     def _returned(self, scope: Scope, ended: asyncio.Task[None]) -> None:
         if self._returning.get(scope) is ended:
             del self._returning[scope]
+
+    async def _withdraw(self, endpoint: Endpoint, role: str) -> None:
+        """Nobody waits here any more, and the steward would still hand out to us: a question without patience takes
+        the place of the one it has, and what it had handed out by then is given back."""
+        with suppress(TidingsError, TimeoutError):
+            async with asyncio.timeout(GIVE_BACK):
+                job = await endpoint.claim(role, 0.0)
+            if job is not None:
+                await self._give_back(job, "its program left while it waited")
 
     async def _give_back(self, job: Job, why: str) -> None:
         with suppress(TidingsError, TimeoutError):  # the steward notices the silence
