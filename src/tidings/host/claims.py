@@ -12,10 +12,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
@@ -28,6 +27,7 @@ from tidings.host.sessions import HostSession
 SILENCE = 900.0
 SWEEP = 15.0
 GIVE_BACK = 2.0
+LEFT = "its program left while it waited"
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +49,7 @@ class Claims:
         self._heard: dict[str, float] = {}
         self._asking: dict[Scope, asyncio.Lock] = {}
         self._returning: dict[Scope, asyncio.Task[None]] = {}
+        self._withdrawing: dict[Scope, asyncio.Task[None]] = {}
 
     def heard(self, session: HostSession) -> None:
         self._heard[session.id] = self._clock()
@@ -91,6 +92,7 @@ class Claims:
         except TimeoutError:
             return None
         try:
+            await end_tasks([self._withdrawing.pop(session.scope, None)])
             if (returning := self._returning.get(session.scope)) is not None:
                 # the steward would hand out once more what is just being given back
                 await asyncio.wait({returning})
@@ -114,7 +116,8 @@ class Claims:
             try:
                 job = await endpoint.claim(role, min(LONG_POLL, left))
             except asyncio.CancelledError:
-                self._start_returning(session.scope, self._withdraw(endpoint, role))
+                leaving = self._withdraw(session.scope, endpoint, role)
+                self._withdrawing[session.scope] = asyncio.get_running_loop().create_task(leaving)
                 raise
             if job is not None or self._clock() >= until:
                 return job
@@ -144,7 +147,7 @@ class Claims:
         """Its program was gone when this came."""
         claim = self.held(session.scope)
         if claim is not None and claim.job is job and claim.session == session.id:
-            self._return(session.scope, claim, "its program left while it waited")
+            self._return(session.scope, claim, LEFT)
 
     def ended(self, session: HostSession) -> None:
         """A session is over: what it holds is another worker's."""
@@ -156,10 +159,10 @@ class Claims:
     def _return(self, scope: Scope, claim: Claim, why: str) -> None:
         log.info("task %s of %s in %s is given back: %s", claim.job.seq, scope.name, scope.space, why)
         self._held.pop(scope, None)
-        self._start_returning(scope, self._give_back(claim.job, why))
+        self._start_returning(scope, claim.job, why)
 
-    def _start_returning(self, scope: Scope, returning: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(returning)
+    def _start_returning(self, scope: Scope, job: Job, why: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._give_back(job, why))
         self._returning[scope] = task
         task.add_done_callback(lambda ended: self._returned(scope, ended))
 
@@ -167,14 +170,15 @@ class Claims:
         if self._returning.get(scope) is ended:
             del self._returning[scope]
 
-    async def _withdraw(self, endpoint: Endpoint, role: str) -> None:
+    async def _withdraw(self, scope: Scope, endpoint: Endpoint, role: str) -> None:
         """Nobody waits here any more, and the steward would still hand out to us: a question without patience takes
-        the place of the one it has, and what it had handed out by then is given back."""
+        the place of the one it has, and what it hands out by then is given back. The next who asks ends this, and gets
+        that itself."""
         with suppress(TidingsError, TimeoutError):
             async with asyncio.timeout(GIVE_BACK):
                 job = await endpoint.claim(role, 0.0)
             if job is not None:
-                await self._give_back(job, "its program left while it waited")
+                self._start_returning(scope, job, LEFT)
 
     async def _give_back(self, job: Job, why: str) -> None:
         with suppress(TidingsError, TimeoutError):  # the steward notices the silence
@@ -195,6 +199,10 @@ class Claims:
 
     async def close(self) -> None:
         """Give everything back, in bounded time."""
+        withdrawing = list(self._withdrawing.values())
+        if withdrawing:
+            await asyncio.wait(withdrawing, timeout=GIVE_BACK)
+        await end_tasks(withdrawing)
         for scope in list(self._held):
             claim = self.held(scope)
             if claim is not None:

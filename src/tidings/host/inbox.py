@@ -292,7 +292,8 @@ def unread_of(connection: sqlite3.Connection, space: str, recipient: str) -> dic
     """How many unread messages of one recipient, by kind."""
     # unless told, SQLite takes an index of all the mail there is
     found = connection.execute(
-        """SELECT kind, count(*) FROM inbox INDEXED BY inbox_unread WHERE space = ? AND recipient = ? AND read_at IS NULL
+        """SELECT kind, count(*) FROM inbox INDEXED BY inbox_unread
+        WHERE space = ? AND recipient = ? AND read_at IS NULL
         AND expired_at IS NULL GROUP BY kind""",
         (space, recipient),
     )
