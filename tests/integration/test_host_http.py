@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import events, ipc, serving, shown
+from tidings.host import events, ipc, serving, sessions, shown
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
@@ -639,15 +640,30 @@ async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_
 
 async def test_whoever_ends_a_session_is_told_that_it_is_not_written_yet(pair: RealSpace) -> None:
     async with daemon_in(pair.home.home) as daemon:
-        ada, other = await session_of(pair, "ada"), await session_of(pair, "ada")
+        ada = await session_of(pair, "ada")
         with read_only(daemon.host.database):
             assert not await ask(ada.end)
             with pytest.raises(NoSession):
                 await ask(ada.me)
-        assert await ask(other.end)
     async with daemon_in(pair.home.home):
         with pytest.raises(NoSession):
             await ask(ada.me)
+
+
+async def test_the_end_of_a_session_is_written_as_soon_as_it_can_be(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "SWEEP", 0.05)
+    async with daemon_in(pair.home.home) as daemon:
+        ada, database = await session_of(pair, "ada"), daemon.host.database
+        with read_only(database):
+            assert not await ask(ada.end)
+        await eventually(lambda: database.read_blocking(counted_sessions) == 0, what="it is written")
+        assert await ask((await session_of(pair, "ada")).end)
+
+
+def counted_sessions(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM session").fetchone()[0])
 
 
 LOGGING = """
