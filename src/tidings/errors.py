@@ -33,6 +33,7 @@
     │   ├── Superseded              a newer session of this identity receives now
     │   ├── HostRuns                another host runs in this home
     │   └── SpaceBusy               another process runs or administers this space
+    ├── NotLookedFor                whether it is stored already could not be asked; nothing was sent
     ├── OutcomeUnknown              it may have happened or not; read before you repeat
     ├── UnhealthyError              it runs, but not as promised
     │   ├── LogFull                 the gate is closed: no new messages until space is made
@@ -201,6 +202,10 @@ class HostRuns(ConflictError):
 
 class SpaceBusy(ConflictError):
     code = "space_busy"
+
+
+class NotLookedFor(TidingsError):
+    code = "not_looked_for"
 
 
 class OutcomeUnknown(TidingsError):

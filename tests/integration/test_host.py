@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import time
 from functools import partial
 from pathlib import Path
@@ -541,6 +542,63 @@ async def test_a_failure_nobody_foresaw_makes_mail_late_and_never_lost(
 
         await eventually(both)
         await eventually(lambda: health_of(host, bob).receiving)
+
+
+async def test_a_failure_of_the_database_that_passes_puts_no_mail_aside(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        keep, passing = host.inbox.keep, [sqlite3.OperationalError("passes"), sqlite3.OperationalError("passes")]
+
+        async def fails_twice(arrival: Arrival) -> object:
+            if passing:
+                raise passing.pop()
+            return await keep(arrival)
+
+        monkeypatch.setattr(host.inbox, "keep", fails_twice)
+        await host.send(ada, dm("late"), wait=10)
+        await has_texts(host, bob, ["late"])
+        assert await host.inbox.aside(bob.space_id, bob.agent) == []
+
+
+@pytest.mark.parametrize("step", ["meet", "unblock"])
+async def test_an_agent_speaks_though_the_outbox_failed_as_nobody_foresaw_when_it_connected(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async with host_in(tmp_path / "host") as host:
+        plain, failing = getattr(host.outbox, step), [sqlite3.OperationalError("odd"), RuntimeError("odder")]
+
+        async def fails_twice(*asked: Any) -> Any:
+            if failing:
+                raise failing.pop()
+            return await plain(*asked)
+
+        monkeypatch.setattr(host.outbox, step, fails_twice)
+        ada = await adopt(host, pair, "ada", knows=2)
+        assert (await host.send(ada, dm("hello"), wait=10)).stage == "confirmed"
+        assert not failing
+
+
+async def test_an_agent_that_does_not_stop_well_is_said_and_keeps_nobody_from_it(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with host_in(tmp_path / "host") as host:
+        ada, bob = [await adopt(host, pair, name) for name in ("ada", "bob")]
+        adas = host._agent(ada)
+
+        async def fails() -> None:
+            raise RuntimeError("a mistake of ours")
+
+        stop = adas.stop
+        monkeypatch.setattr(adas, "stop", fails)
+        bobs = host._agent(bob).session
+    await stop()
+    assert "ada in main did not stop well" in caplog.text
+    assert "a mistake of ours" in caplog.text
+    assert bobs.state == "stopped"
 
 
 async def test_what_does_not_open_is_kept_aside_before_the_broker_may_forget_it(

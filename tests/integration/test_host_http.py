@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,10 +34,11 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import events, serving
+from tidings.host import events, ipc, serving, sessions, shown
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
+from tidings.host.registry import Scope
 from tidings.host.sockets import connect, socket_path
 from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace
@@ -174,6 +177,47 @@ async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_
     assert follower.texts == sent
     assert short.texts + resumed.texts[: 14 - len(short.texts)] == sent[:14]
     assert follower.rows == sorted(set(follower.rows))
+
+
+async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    mail = shown.mail
+
+    def noted(*asked: Any) -> Any:
+        opened.append(threading.get_ident())
+        return mail(*asked)
+
+    async with daemon_in(pair.home.home):
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
+        await ask(ada.send, agent="bob", text="sealed", wait=10)
+        assert await ask(bob.inbox, wait=10)
+        monkeypatch.setattr(shown, "mail", noted)
+        follower = Follower(bob, 0)
+        await eventually(lambda: follower.texts == ["sealed"], what="it is streamed")
+        follower.leave()
+    assert opened
+    assert threading.get_ident() not in opened
+
+
+async def test_streams_that_begin_together_are_counted_before_there_is_room_for_all(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS_OF_ONE", 1)
+    async with daemon_in(pair.home.home) as daemon:
+        bob, begun, go_on = await session_of(pair, "bob", receive=True), list[str](), asyncio.Event()
+        last = daemon.host.inbox.last
+
+        async def slow(space: str, recipient: str) -> int:
+            begun.append(recipient)
+            await go_on.wait()
+            return await last(space, recipient)
+
+        monkeypatch.setattr(daemon.host.inbox, "last", slow)
+        followers = [Follower(bob) for _ in range(3)]
+        await eventually(lambda: len(begun) == 3, what="all begin")
+        go_on.set()
+        await eventually(lambda: sum(each.error is not None for each in followers) == 2, what="two are refused")
+        await eventually(lambda: sum(bool(each.events) for each in followers) == 1, what="one follows")
 
 
 async def test_messages_that_come_while_a_stream_begins_are_streamed_once(pair: RealSpace) -> None:
@@ -356,6 +400,115 @@ async def test_a_session_that_ends_while_it_waits_for_a_task_is_in_nobodys_way(s
         assert (task["id"], task["attempt"]) == (asked.id, 1)
 
 
+def left_waiting(home: Path, session: Session, method: str, path: str, body: bytes = b"") -> socket.socket:
+    """A request as it is made, by a program that can be gone before it is answered."""
+    connection = connect(socket_path(home), 10)
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.file.token}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+CLAIM = ("POST", "/v1/tasks/claim", b'{"role": "reviewer", "wait": 60}')
+
+
+@pytest.mark.parametrize("next_worker", ["bob", "eve"])
+async def test_a_program_that_is_killed_while_it_waits_for_a_task_is_in_nobodys_way(
+    space: RealSpace, next_worker: str
+) -> None:
+    """Neither another program of its agent waits for it, nor does the steward hand it what another worker would do."""
+    await space.add("ada")
+    for name in ("bob", "eve"):
+        await space.add(name, roles=["reviewer"])
+    home = space.home.home
+    async with daemon_in(home) as daemon:
+        ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", next_worker)]
+        desk = daemon.desk
+        assert desk is not None
+        claims = desk.claims
+        waiting = await ask(left_waiting, home, bob, *CLAIM)
+        await eventually(lambda: desk.asking.total() == 1, what="it waits")
+        await eventually(lambda: daemon.host.health()[1].state == "open")
+        waiting.close()
+        await eventually(lambda: desk.asking.total() == 0, within=5, what="nobody waits")
+        await eventually(lambda: all(each.done() for each in claims._withdrawing.values()), what="the steward knows")
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        async with asyncio.timeout(10):
+            task = await ask(other.claim, "reviewer", wait=10)
+        assert task is not None
+        assert (task["id"], task["attempt"]) == (asked.id, 1)
+
+
+async def test_a_task_that_came_for_a_program_that_was_gone_is_given_back(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    home = space.home.home
+    async with daemon_in(home) as daemon:
+        ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", "bob")]
+        assert daemon.desk is not None
+        claims = daemon.desk.claims
+        claim, came, left = claims.claim, asyncio.Event(), asyncio.Event()
+
+        async def too_late(*asked: Any, **more: Any) -> Any:
+            job = await claim(*asked, **more)
+            came.set()
+            await asyncio.shield(left.wait())
+            return job
+
+        with monkeypatch.context() as patched:
+            patched.setattr(claims, "claim", too_late)
+            patched.setattr(ipc.Scoped, "_program_left", lambda _: asyncio.Event().wait())
+            asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+            waiting = await ask(left_waiting, home, bob, *CLAIM)
+            async with asyncio.timeout(10):
+                await came.wait()
+            waiting.close()
+            left.set()
+            await eventually(lambda: claims.held(bob_scope(daemon)) is None, within=5, what="nobody has it")
+        async with asyncio.timeout(10):
+            task = await ask(other.claim, "reviewer", wait=10)
+        assert task is not None
+        assert task["id"] == asked.id
+
+
+def bob_scope(daemon: Daemon) -> Scope:
+    (scope,) = [each for each in daemon.host.scopes() if each.name == "bob"]
+    return scope
+
+
+async def test_a_task_is_taken_over_whoever_waits_for_it(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob", roles=["reviewer"])
+    async with daemon_in(space.home.home) as daemon:
+        ada, bob, patient, heir = [await session_of(space, name) for name in ("ada", "bob", "bob", "bob")]
+        desk = daemon.desk
+        assert desk is not None
+        asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
+        assert await ask(bob.claim, "reviewer", wait=10)
+        waiting = await ask(left_waiting, space.home.home, patient, *CLAIM)
+        await eventually(lambda: desk.asking.total() == 1, what="another program waits for a task")
+        task = await ask(heir.claim, "reviewer", take_over=True)
+        assert task is not None
+        await ask(heir.finish, asked.id, "it is")
+        waiting.close()
+        assert (await ask(ada.task, asked.id, wait=10))["text"] == "it is"
+
+
+@pytest.mark.parametrize("path", ["/v1/inbox?wait=60&unread=1", "/v1/receipts/{id}?stage=read&wait=60"])
+async def test_a_question_of_a_program_that_left_is_over(pair: RealSpace, path: str) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        ada = await session_of(pair, "ada", receive=True)
+        desk = daemon.desk
+        assert desk is not None
+        sent = await ask(ada.send, agent="bob", text="unread", wait=10)
+        waiting = await ask(left_waiting, pair.home.home, ada, "GET", path.format(id=sent.id))
+        await eventually(lambda: desk.asking.total() == 1, what="it waits")
+        waiting.close()
+        await eventually(lambda: desk.asking.total() == 0, within=5, what="nobody waits")
+
+
 @pytest.mark.parametrize("settle", ["finish", "fail"])
 async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settled_or_not(
     space: RealSpace, settle: str
@@ -483,6 +636,34 @@ async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_
         await eventually(lambda: counts(bob, 3), within=30, what="what came meanwhile is there too")
         kept = [each["text"].split(" x")[0] for each in await ask(bob.inbox)]
         assert sorted(kept) == ["after", "before", "from elsewhere"]
+
+
+async def test_whoever_ends_a_session_is_told_that_it_is_not_written_yet(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        ada = await session_of(pair, "ada")
+        with read_only(daemon.host.database):
+            assert not await ask(ada.end)
+            with pytest.raises(NoSession):
+                await ask(ada.me)
+    async with daemon_in(pair.home.home):
+        with pytest.raises(NoSession):
+            await ask(ada.me)
+
+
+async def test_the_end_of_a_session_is_written_as_soon_as_it_can_be(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "SWEEP", 0.05)
+    async with daemon_in(pair.home.home) as daemon:
+        ada, database = await session_of(pair, "ada"), daemon.host.database
+        with read_only(database):
+            assert not await ask(ada.end)
+        await eventually(lambda: database.read_blocking(counted_sessions) == 0, what="it is written")
+        assert await ask((await session_of(pair, "ada")).end)
+
+
+def counted_sessions(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM session").fetchone()[0])
 
 
 LOGGING = """

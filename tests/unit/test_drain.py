@@ -316,7 +316,101 @@ def test_what_is_not_looked_for_the_broker_still_knows_when_it_is_published() ->
     specs = stream_specs(Subjects("main"), 2**30, "epoch")
     for name in ("LOG_main", "DM_main", "TASK_main"):
         (known,) = [spec.config["duplicate_window"] / 1e6 for spec in specs if spec.name == name]
-        assert known > elsewhere.WINDOW_MS + 1000 * (elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+        on_the_way = 1000 * (elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+        assert known > elsewhere.WINDOW_MS + on_the_way + elsewhere.CLOCK_SLACK_MS
+    assert TERMS.lease > 1000 * (elsewhere.TURN_WITHIN + elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+
+
+async def test_a_row_from_before_the_clock_was_put_back_is_looked_for(
+    store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock it is young, and the broker has long forgotten its id."""
+    broker = Broker()
+    broker.holds["first"] = asyncio.Event()
+    await accept(store, "first", "before", to="bob")
+    async with draining(store, broker) as drain:
+        await eventually(lambda: "first" in broker.asked)
+        monkeypatch.setattr(store, "tick", lambda: int(time.monotonic() * 1000) + 3_600_000)
+        clock.now += 30  # an hour went by, and the clock was put back by nearly as much
+        broker.log.append("before")
+        broker.holds["first"].set()
+        await until(store, "confirmed", "done")
+        assert broker.log == ["before", "first"], "each once"
+        clock.now += 3_600
+        await accept(store, "after", to="bob")
+        drain.wake()
+        await until(store, "confirmed", "done")
+    assert broker.looks == [["before"]], "what came when the clock was past that again is young"
+
+
+async def test_lanes_that_wait_for_their_turn_to_be_looked_for_are_as_they_were(
+    store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of them was sent: looked for one by one they would wait even longer."""
+    monkeypatch.setattr(elsewhere, "TURN_WITHIN", 0.05)
+    broker, answer = Broker(), asyncio.Event()
+    plain = broker.which_stored
+
+    async def slow(*asked: Any) -> set[str]:
+        await answer.wait()
+        return await plain(*asked)
+
+    monkeypatch.setattr(broker, "which_stored", slow)
+    rows = [(await accept(store, f"for {to}", to=to))[0] for to in ("bob", "eve", "zoe")]
+    clock.now += 3_600
+
+    async def refused() -> bool:
+        return [(await store.show(row)).code for row in rows].count("not_looked_for") >= 2
+
+    async with draining(store, broker):
+        await eventually(refused, what="two wait for the third")
+        assert {(await store.show(row)).doubt for row in rows} == {0}
+        answer.set()
+        await until(store, "confirmed", "done")
+    assert broker.looked == []
+    assert sorted(broker.log) == ["for bob", "for eve", "for zoe"]
+
+
+async def test_a_look_has_its_whole_time_however_long_it_waited_for_its_turn(
+    store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "LOOK_WITHIN", 0.5)
+    broker = Broker()
+    plain = broker.which_stored
+
+    async def slow(*asked: Any) -> set[str]:
+        await asyncio.sleep(0.3)
+        return await plain(*asked)
+
+    monkeypatch.setattr(broker, "which_stored", slow)
+    rows = [(await accept(store, f"for {to}", to=to))[0] for to in ("bob", "eve", "zoe")]
+    clock.now += 3_600
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert {(await store.show(row)).attempts for row in rows} == {1}, "none was given up"
+
+
+async def test_a_drain_of_few_lanes_waits_for_one_of_them_and_does_not_ask_for_nothing(
+    store: OutboxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, taken = Broker(), list[int]()
+    take = store.take_and_look
+
+    async def counted(free: int, lane: Lane) -> Any:
+        taken.append(free)
+        return await take(free, lane)
+
+    monkeypatch.setattr(store, "take_and_look", counted)
+    for to in ("bob", "eve", "zoe"):
+        broker.holds[f"for {to}"] = asyncio.Event()
+        await accept(store, f"for {to}", to=to)
+    async with draining(store, broker, lanes=2):
+        await eventually(lambda: len(broker.asked) == 2)
+        await store.counts()  # a turn of the database: it would have asked again by now
+        for held in broker.holds.values():
+            held.set()
+        await until(store, "confirmed", "done")
+    assert 0 not in taken
 
 
 async def test_a_look_counts_only_while_the_broker_knows_what_was_stored_after_it(

@@ -258,3 +258,22 @@ async def test_a_conversation_is_walked_by_an_index(inbox: InboxStore) -> None:
 
     steps = await inbox.database.read(plan)
     assert [each for each in steps if "inbox_kept" in each or each.startswith("SCAN i")] == []
+
+
+async def test_the_unread_mail_of_one_is_counted_without_reading_that_of_others(inbox: InboxStore) -> None:
+    for number, recipient in enumerate(("bob", "bob", "eve")):
+        await inbox.keep(arrival(f"direct {number}", recipient=recipient))
+    await inbox.keep(arrival("posted", channel="general"))
+    await inbox.mark_read("main", "bob", [1])
+    assert await inbox.unread_of("main", "bob") == {"direct": 1, "channel": 1}
+    assert await inbox.unread_of("main", "zoe") == {"direct": 0, "channel": 0}
+    asked: list[str] = []
+
+    def plan(connection: sqlite3.Connection) -> list[str]:
+        connection.set_trace_callback(asked.append)
+        module.unread_of(connection, "main", "bob")
+        connection.set_trace_callback(None)
+        (query,) = asked
+        return [str(each[3]) for each in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+
+    assert "SEARCH inbox USING INDEX inbox_unread (space=? AND recipient=?)" in await inbox.database.read(plan)

@@ -93,3 +93,35 @@ def test_a_file_that_is_not_one_of_ours_and_of_now_is_refused_by_name(
 def test_every_step_of_the_schema_counts(path: Path) -> None:
     with pytest.raises(StoreTooNew):
         look(path, replace(MIGRATIONS, steps=MIGRATIONS.steps[:-1]), states)
+
+
+def test_after_a_look_the_file_may_be_moved_away_and_a_new_one_is_begun(path: Path) -> None:
+    """Our own errors say so of a file that is damaged or not ours."""
+    look(path, MIGRATIONS, states)
+    path.rename(path.with_name("away.db"))
+    database = Database(path, MIGRATIONS)
+    assert database.read_blocking(states) == []
+    database.close()
+
+
+def test_a_new_file_and_a_look_into_the_one_that_was_moved_away_do_not_meet(path: Path) -> None:
+    def while_it_is_moved(connection: sqlite3.Connection) -> list[str]:
+        path.rename(path.with_name("away.db"))
+        database = Database(path, MIGRATIONS)
+        database.write_blocking(lambda c: moves.accept(c, draft("new"), NOW))
+        assert states(connection) == ALL
+        assert database.read_blocking(states) == ["pending"]
+        database.close()
+        return states(connection)
+
+    assert look(path, MIGRATIONS, while_it_is_moved) == ALL
+    assert look(path, MIGRATIONS, states) == ["pending"]
+
+
+def test_a_log_that_holds_something_is_not_taken_for_one_that_a_look_left(path: Path) -> None:
+    log = path.with_name("host.db-wal")
+    log.write_bytes(b"frames")
+    path.rename(path.with_name("away.db"))
+    with pytest.raises(StoreBroken, match="its log is there"):
+        Database(path, MIGRATIONS)
+    assert log.read_bytes() == b"frames"

@@ -74,3 +74,11 @@ def test_a_lock_ends_with_the_process_that_held_it(tmp_path: Path) -> None:
         child.kill()
         child.wait(10)
     assert lock_holder(path) is None
+
+
+def test_a_lock_is_its_owners_only_whoever_made_it(tmp_path: Path) -> None:
+    os.umask(0)
+    (tmp_path / "old").touch(0o644)
+    for name in ("new", "old"):
+        with locked(tmp_path / name, "testing"):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600

@@ -72,6 +72,7 @@ def test_every_error_has_an_outcome_with_its_own_word(cls: type[TidingsError]) -
         (errors.ConnectionLost("x"), "space", True),
         (errors.LogFull("x"), "space", False),
         (errors.MailboxFull("x"), "lane", False),
+        (errors.NotLookedFor("x"), "lane", False),
         (errors.OutcomeUnknown("x"), "lane", True),
         (errors.TidingsError("a kind nobody thought of"), "lane", True),
         (RuntimeError("permission denied: invalid, unknown, forbidden"), "lane", True),

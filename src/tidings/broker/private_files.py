@@ -111,6 +111,7 @@ def locked(path: Path, purpose: str, *, wait: float = 0.0) -> Iterator[IO[str]]:
     """Hold an exclusive lock; the file says who holds it. Raises SpaceBusy naming the holder after `wait` seconds."""
     try:
         file = path.open("a+")
+        os.fchmod(file.fileno(), 0o600)
     except OSError as error:
         raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
     with file:

@@ -57,6 +57,7 @@ REMEDIES: dict[str, str] = {
     "Superseded": "one session of an agent receives: end the other, or use another agent",
     "HostRuns": "use the one that runs, or `tidings host down`",
     "SpaceBusy": "wait for the process that is named, or `tidings down`",
+    "NotLookedFor": "nothing: the host asks again by itself; `tidings outbox show ID` says where it stands",
     "OutcomeUnknown": "ask again with the same id: it takes effect once",
     "UnhealthyError": "`tidings status` lists the problems",
     "LogFull": "`tidings space set keep_age=7d`, or more room: `tidings up --budget 4G`; see operations.md",

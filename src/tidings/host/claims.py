@@ -27,6 +27,7 @@ from tidings.host.sessions import HostSession
 SILENCE = 900.0
 SWEEP = 15.0
 GIVE_BACK = 2.0
+LEFT = "its program left while it waited"
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +49,7 @@ class Claims:
         self._heard: dict[str, float] = {}
         self._asking: dict[Scope, asyncio.Lock] = {}
         self._returning: dict[Scope, asyncio.Task[None]] = {}
+        self._withdrawing: dict[Scope, asyncio.Task[None]] = {}
 
     def heard(self, session: HostSession) -> None:
         self._heard[session.id] = self._clock()
@@ -80,6 +82,9 @@ class Claims:
         """
         silence = silence or self._silence
         until = self._clock() + wait
+        if take_over and (claim := self.held(session.scope)) is not None:  # whoever waits meanwhile is not waited for
+            claim.session, claim.program, claim.silence = session.id, session.program, silence
+            return claim.job
         lock = self._asking.setdefault(session.scope, asyncio.Lock())
         try:
             async with asyncio.timeout(wait + 1.0):
@@ -87,6 +92,7 @@ class Claims:
         except TimeoutError:
             return None
         try:
+            await end_tasks([self._withdrawing.pop(session.scope, None)])
             if (returning := self._returning.get(session.scope)) is not None:
                 # the steward would hand out once more what is just being given back
                 await asyncio.wait({returning})
@@ -107,7 +113,12 @@ class Claims:
     async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
         while session.id in self._heard:
             left = max(0.0, until - self._clock())
-            job = await endpoint.claim(role, min(LONG_POLL, left))
+            try:
+                job = await endpoint.claim(role, min(LONG_POLL, left))
+            except asyncio.CancelledError:
+                leaving = self._withdraw(session.scope, endpoint, role)
+                self._withdrawing[session.scope] = asyncio.get_running_loop().create_task(leaving)
+                raise
             if job is not None or self._clock() >= until:
                 return job
         return None
@@ -132,6 +143,12 @@ class Claims:
             raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
         return claim.job
 
+    def left(self, session: HostSession, job: Job) -> None:
+        """Its program was gone when this came."""
+        claim = self.held(session.scope)
+        if claim is not None and claim.job is job and claim.session == session.id:
+            self._return(session.scope, claim, LEFT)
+
     def ended(self, session: HostSession) -> None:
         """A session is over: what it holds is another worker's."""
         self._heard.pop(session.id, None)
@@ -142,13 +159,26 @@ class Claims:
     def _return(self, scope: Scope, claim: Claim, why: str) -> None:
         log.info("task %s of %s in %s is given back: %s", claim.job.seq, scope.name, scope.space, why)
         self._held.pop(scope, None)
-        task = asyncio.get_running_loop().create_task(self._give_back(claim.job, why))
+        self._start_returning(scope, claim.job, why)
+
+    def _start_returning(self, scope: Scope, job: Job, why: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._give_back(job, why))
         self._returning[scope] = task
         task.add_done_callback(lambda ended: self._returned(scope, ended))
 
     def _returned(self, scope: Scope, ended: asyncio.Task[None]) -> None:
         if self._returning.get(scope) is ended:
             del self._returning[scope]
+
+    async def _withdraw(self, scope: Scope, endpoint: Endpoint, role: str) -> None:
+        """Nobody waits here any more, and the steward would still hand out to us: a question without patience takes
+        the place of the one it has, and what it hands out by then is given back. The next who asks ends this, and gets
+        that itself."""
+        with suppress(TidingsError, TimeoutError):
+            async with asyncio.timeout(GIVE_BACK):
+                job = await endpoint.claim(role, 0.0)
+            if job is not None:
+                self._start_returning(scope, job, LEFT)
 
     async def _give_back(self, job: Job, why: str) -> None:
         with suppress(TidingsError, TimeoutError):  # the steward notices the silence
@@ -169,6 +199,10 @@ class Claims:
 
     async def close(self) -> None:
         """Give everything back, in bounded time."""
+        withdrawing = list(self._withdrawing.values())
+        if withdrawing:
+            await asyncio.wait(withdrawing, timeout=GIVE_BACK)
+        await end_tasks(withdrawing)
         for scope in list(self._held):
             claim = self.held(scope)
             if claim is not None:

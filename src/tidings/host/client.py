@@ -267,8 +267,10 @@ class Session:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
         return self._get("/v1/sessions/me")
 
-    def end(self) -> None:
-        self.client.call("DELETE", "/v1/sessions/me", token=self.file.token)
+    def end(self) -> bool:
+        """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that
+        is killed before it could would take this token again."""
+        return bool(self.client.call("DELETE", "/v1/sessions/me", token=self.file.token).get("written", True))
 
     # --- sending ---
 

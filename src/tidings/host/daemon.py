@@ -98,7 +98,10 @@ class Daemon:
 
     async def _serve(self, desk: Desk, path: Path, listener: socket.socket) -> None:
         server = HostServer(application(desk), self.stopping, self._protocol)
-        sweeping = asyncio.create_task(desk.claims.sweep(), name="claims")
+        sweeping = [
+            asyncio.create_task(desk.claims.sweep(), name="claims"),
+            asyncio.create_task(desk.sessions.sweep(), name="sessions"),
+        ]
         unlinking = asyncio.create_task(self._unlink_when_stopping(path), name="socket")
         log.info("host %s of %s answers at %s (pid %d)", __version__, self.home, path, os.getpid())
         self.ready.set()  # the socket listens: who connects now is answered as soon as the server looks
@@ -106,7 +109,8 @@ class Daemon:
             await server.serve(sockets=[listener])
         finally:
             log.info("host of %s stops", self.home)
-            await end_tasks([sweeping, unlinking])
+            await end_tasks([*sweeping, unlinking])
+            await desk.sessions.forget_ended()
 
     async def _unlink_when_stopping(self, path: Path) -> None:
         await self.stopping.wait()

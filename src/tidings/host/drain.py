@@ -185,7 +185,7 @@ class SpaceDrain:
             await self._wake.wait()
             return
         free = self._lanes - len(self._carrying)
-        if self._crowded and free < self._lanes // 4:
+        if self._crowded and free < max(1, self._lanes // 4):
             await self._wake.wait()
             return
         looked = self.store.now()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidings.endpoint.publishing import Kind
-from tidings.errors import StewardUnreachable, UsageError
+from tidings.errors import NotLookedFor, UnreachableError, UsageError
 from tidings.host.outbox import Lane, OutboxRow, OutboxStore
 from tidings.host.outbox_views import COLUMNS, as_row
 from tidings.wire.ids import id_time_ms
@@ -24,8 +24,10 @@ from tidings.wire.ids import id_time_ms
 WINDOW_MS = 8 * 60_000
 #: rows that one look is for
 AT_ONCE = 1_000
-#: with the publish that follows, well before the lease of a minute ends
-LOOK_WITHIN = 20.0
+#: together with the publish that follows, well before the lease of a minute ends
+TURN_WITHIN, LOOK_WITHIN = 10.0, 20.0
+#: a clock that is behind by no more than this was not put back
+CLOCK_SLACK_MS = 30_000
 
 
 class Looker(Protocol):
@@ -56,10 +58,22 @@ class Elsewhere:
         self._looks: dict[Lane, _Look] = {}
         #: the steward searches for one caller at a time, and refuses those who wait in numbers
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        #: where the clock would be if nobody had put it back, at that tick
+        self._straight, self._tick = store.now(), store.tick()
+        #: where the clock was when it was put back: how old a row from before that is, it does not say
+        self._put_back_at = -1
 
     def broker_knows(self, row: OutboxRow) -> bool:
-        """Would the broker itself notice that this is there already?"""
-        return 0 <= self._store.now() - first_tried(row) < WINDOW_MS
+        """Would the broker itself notice that this is there already? Of no row that may be older than it seems."""
+        now, first = self._now(), first_tried(row)
+        return first > self._put_back_at and 0 <= now - first < WINDOW_MS
+
+    def _now(self) -> int:
+        now, tick = self._store.now(), self._store.tick()
+        self._straight, self._tick = max(now, self._straight + tick - self._tick), tick
+        if self._straight - now > CLOCK_SLACK_MS:
+            self._put_back_at, self._straight = max(self._put_back_at, self._straight), now
+        return now
 
     async def may_be_stored(self, looker: Looker, row: OutboxRow) -> bool:
         """May it be in the log although it was never tried from here? False: it may be published."""
@@ -77,11 +91,22 @@ class Elsewhere:
         return all(0 <= age < WINDOW_MS for age in ages)
 
     async def _looked_in_turn(self, looker: Looker, row: OutboxRow) -> _Look:
+        """NotLookedFor if it cannot be done now: nothing was sent, so the row is as it was."""
+        turn = self._turns[row.sender]
         try:
-            async with asyncio.timeout(LOOK_WITHIN), self._turns[row.sender]:
+            async with asyncio.timeout(TURN_WITHIN):
+                await turn.acquire()
+        except TimeoutError as error:
+            raise NotLookedFor("whether it arrived before was not asked yet: other looks of its agent go on") from error
+        try:
+            async with asyncio.timeout(LOOK_WITHIN):
                 look = await self._looked(looker, row)
         except TimeoutError as error:
-            raise StewardUnreachable(f"the steward did not say within {LOOK_WITHIN:.0f} s what is stored") from error
+            raise NotLookedFor(f"the steward did not say within {LOOK_WITHIN:.0f} s what is stored") from error
+        except UnreachableError as error:
+            raise NotLookedFor(f"whether it arrived before cannot be found out yet: {error}") from error
+        finally:
+            turn.release()
         self._forget_old_looks()
         self._looks.pop(_lane_of(row), None)
         self._looks[_lane_of(row)] = look

@@ -25,10 +25,11 @@ from tidings.broker.ending import end_tasks
 from tidings.errors import HostBusy, UsageError
 from tidings.host import shown
 from tidings.host.host import Changed
-from tidings.host.inbox import Wanted
+from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.ipc import Desk, Scoped, for_session
 from tidings.host.ipc_operator import health_of
 from tidings.host.sessions import HostSession
+from tidings.wire.keys import KeyPair
 
 KEEPALIVE = 15.0
 #: a reader that takes nothing for so long is cut
@@ -42,16 +43,17 @@ log = logging.getLogger(__name__)
 
 
 class Stream(EventSourceResponse):
-    """A stream that counts, and cuts its reader off instead of waiting for it."""
+    """A stream that counts from when it is made, and cuts its reader off instead of waiting for it."""
 
     def __init__(self, desk: Desk, session: HostSession, content: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(content, ping=KEEPALIVE, send_timeout=SLOWEST, sep="\n", cleanup_timeout=1.0)
         self._desk, self._session = desk, session
+        # here, so that nothing comes between the look whether there is room and the count
+        desk.streams += 1
+        desk.streaming[session.scope] += 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         whose = self._session.scope
-        self._desk.streams += 1
-        self._desk.streaming[whose] += 1
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
@@ -67,11 +69,11 @@ class Stream(EventSourceResponse):
 
 
 async def events(asked: Scoped) -> Stream:
+    after = await _begin(asked)
     if asked.desk.streams >= MOST_STREAMS:
         raise HostBusy(f"{MOST_STREAMS} programs follow their inboxes here: end one")
     if asked.desk.streaming[asked.scope] >= MOST_STREAMS_OF_ONE:
         raise HostBusy(f"{MOST_STREAMS_OF_ONE} programs follow the inbox of {asked.scope.name}: end one")
-    after = await _begin(asked)
     return Stream(asked.desk, asked.session, _follow(asked.desk, asked.session, after))
 
 
@@ -93,16 +95,21 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
     while not desk.stopping.is_set() and not ending.is_set():
         wanted = Wanted(after=after, limit=AT_ONCE)
         rows = await desk.host.inbox.listed(scope.space_id, scope.agent, wanted)
-        for row in rows:
+        for event in await asyncio.to_thread(_messages, rows, desk.host.key(scope)) if rows else ():
             if ending.is_set():
                 return
-            after = row.row
-            yield _event("message", shown.mail(row, desk.host.key(scope)), row.row)
+            yield event
+        after = rows[-1].row if rows else after
         if (now := _state(desk, session)) != told:
             told = now
             yield _event("state", told)
         if not rows:
             await _woken(changed, ending, desk.stopping)
+
+
+def _messages(rows: list[InboxRow], key: KeyPair | None) -> list[ServerSentEvent]:
+    """For a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
+    return [_event("message", shown.mail(row, key), row.row) for row in rows]
 
 
 async def _woken(changed: Changed, *ends: asyncio.Event) -> None:

@@ -52,7 +52,7 @@ LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
 REMOTE_HORIZON_MS = 2 * 120_000
 #: a roster is compared with what is kept at most so often
 DIRECTORY_PAUSE = 0.5
-STORE_PAUSE = 0.5
+STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
 #: mail that was read keeps its content so long
 READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
 TIDY_EVERY = 3_600.0
@@ -190,14 +190,17 @@ class _Agent:
 
     @staticmethod
     async def _insist(write: Callable[[], Awaitable[object]]) -> None:
-        """Nothing would leave if this was not written: a full disk is waited for."""
+        """Nothing would leave if this was not written: a full disk is waited for, and so is what nobody foresaw."""
+        pause = STORE_PAUSE
         while True:
             try:
                 await write()
                 return
-            except StoreError as error:
-                log.warning("the outbox cannot be written now: %s", error)
-            await asyncio.sleep(STORE_PAUSE)
+            except Exception as error:  # boundary: else the agent would be silent and said to be open
+                unforeseen = None if isinstance(error, StoreError) else error
+                log.warning("the outbox cannot be written now: %s", error, exc_info=unforeseen)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_STORE_PAUSE, pause * 2)
 
     def _on_error(self, error: BaseException) -> None:
         log.warning("%s in %s: %s", self.scope.name, self.scope.space, error)
@@ -269,10 +272,17 @@ class Host:
         if hasattr(self, "drain"):
             await self.drain.stop()
         await end_tasks([self._tidying])
-        await asyncio.gather(*(agent.stop() for agent in self._agents.values()), return_exceptions=True)
-        self._agents.clear()
+        await self._stop_agents()
         self.answer_now()
         await asyncio.to_thread(self.database.close)
+
+    async def _stop_agents(self) -> None:
+        agents = list(self._agents.values())
+        ends = await asyncio.gather(*(agent.stop() for agent in agents), return_exceptions=True)
+        for agent, error in zip(agents, ends, strict=True):
+            if isinstance(error, BaseException):
+                log.error("%s in %s did not stop well", agent.scope.name, agent.scope.space, exc_info=error)
+        self._agents.clear()
 
     async def _tidy_mail(self) -> None:
         """Mail that was read long ago forgets its content, never that it came. What is unread stays."""

@@ -288,6 +288,18 @@ def unread_counts(connection: sqlite3.Connection) -> dict[tuple[str, str, str], 
     return {(space, recipient, kind): number for space, recipient, kind, number in found}
 
 
+def unread_of(connection: sqlite3.Connection, space: str, recipient: str) -> dict[str, int]:
+    """How many unread messages of one recipient, by kind."""
+    # unless told, SQLite takes an index of all the mail there is
+    found = connection.execute(
+        """SELECT kind, count(*) FROM inbox INDEXED BY inbox_unread
+        WHERE space = ? AND recipient = ? AND read_at IS NULL
+        AND expired_at IS NULL GROUP BY kind""",
+        (space, recipient),
+    )
+    return {"direct": 0, "channel": 0} | dict(found)
+
+
 def _rows(found: sqlite3.Cursor) -> list[InboxRow]:
     return [InboxRow._make(one) for one in found]
 
@@ -385,6 +397,9 @@ class InboxStore:
 
     async def unread_counts(self) -> dict[tuple[str, str, str], int]:
         return await self._read(unread_counts)
+
+    async def unread_of(self, space: str, recipient: str) -> dict[str, int]:
+        return await self._read(lambda c: unread_of(c, space, recipient))
 
     async def expire(self, older_than: int, *, unread_too: bool = False) -> int:
         now = self._now()

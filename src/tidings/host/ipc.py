@@ -116,12 +116,14 @@ class Desk:
         """What it returns. When the host stops, `instead` after `grace` seconds, which unless said is HostUnreachable:
         that says nothing was done, so whatever changes something has words of its own."""
         stopped = instead or HostUnreachable("the host is stopping: ask again when it runs")
-        return await _unless(self.stopping, waiting, stopped, grace)
+        return await _unless(self.stopping.wait(), waiting, stopped, grace)
 
 
-async def _unless(over: asyncio.Event, waiting: Coroutine[Any, Any, T], error: TidingsError, grace: float = 0.0) -> T:
-    """What it returns; the error if `over` is set before, or `grace` seconds after that."""
-    asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(over.wait())
+async def _unless(
+    over: Coroutine[Any, Any, object], waiting: Coroutine[Any, Any, T], error: Exception, grace: float = 0.0
+) -> T:
+    """What it returns; the error if `over` ends before, or `grace` seconds after that."""
+    asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(over)
     try:
         await asyncio.wait({asked, stop}, return_when=asyncio.FIRST_COMPLETED)
         if not asked.done() and grace:
@@ -198,9 +200,15 @@ class Scoped(Asked):
         self.ending = desk.sessions.ending(session)
 
     async def unless_over(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """What it returns; NoSession as soon as the session ends, HostUnreachable as soon as the host stops."""
+        """What it returns; NoSession as soon as the session ends, HostUnreachable as soon as the host stops. Nothing is
+        waited for when its program has gone."""
         over = NoSession(f"session {self.session.id} has ended: open another")
-        return await _unless(self.ending, self.desk.unless_stopping(waiting), over)
+        needed = _unless(self._program_left(), waiting, ClientDisconnect())
+        return await _unless(self.ending.wait(), self.desk.unless_stopping(needed), over)
+
+    async def _program_left(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass  # the rest of a body that nobody read
 
     @property
     def mine(self) -> tuple[str, str]:

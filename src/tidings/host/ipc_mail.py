@@ -167,8 +167,7 @@ async def receive(asked: Scoped) -> Json:
 
 
 async def unread(asked: Scoped) -> Json:
-    counts = await asked.host.inbox.unread_counts()
-    return {"unread": {kind: counts.get((*asked.mine, kind), 0) for kind in ("direct", "channel")}}
+    return {"unread": await asked.host.inbox.unread_of(*asked.mine)}
 
 
 async def quarantine(asked: Scoped) -> Json:

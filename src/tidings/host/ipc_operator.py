@@ -85,8 +85,8 @@ async def me(asked: Scoped) -> Json:
 
 
 async def end_session(asked: Scoped) -> Json:
-    await asked.desk.sessions.end(asked.session)
-    return {"session": asked.session.id, "ended": True}
+    written = await asked.desk.sessions.end(asked.session)
+    return {"session": asked.session.id, "ended": True, "written": written}
 
 
 def _scope(scope: Scope) -> Json:

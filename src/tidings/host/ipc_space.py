@@ -178,9 +178,12 @@ async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
     endpoint, wait = await _endpoint(asked), seconds(told.wait)
     silence = told.silence and min(SILENCE, max(SHORTEST_SILENCE, told.silence))
-    waiting = asked.desk.claims.claim(asked.session, endpoint, told.role, wait, silence, take_over=told.take_over)
+    claims, before = asked.desk.claims, asked.desk.claims.held(asked.scope)
+    waiting = claims.claim(asked.session, endpoint, told.role, wait, silence, take_over=told.take_over)
     job = await asked.unless_over(waiting)
-    # Whoever left meanwhile gets the same task when it asks again, and gives it back by its silence.
+    came = job is not None and (before is None or before.job is not job)
+    if job is not None and came and await asked.request.is_disconnected():
+        claims.left(asked.session, job)
     return {"task": shown.task(job) if job else None}
 
 

@@ -28,6 +28,8 @@ AT_ONCE = 64
 #: receipts are told together, at most so often
 TELL_EVERY = 0.25
 RETRY_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+#: what says that a message will never fit a table; any other failure of SQLite passes
+UNSTORABLE = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, ValueError, OverflowError)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -134,7 +136,7 @@ class Receiver:
         while True:
             try:
                 return await store()
-            except StoreError as error:
+            except (StoreError, sqlite3.Error) as error:
                 log.warning("mail of %s waits to be kept: %s", self.scope.name, error)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
@@ -142,7 +144,7 @@ class Receiver:
     async def _stored(self, incoming: Incoming) -> bool:
         try:
             return (await self.inbox.keep(arrival_of(self.scope, incoming))).new
-        except (sqlite3.Error, ValueError, OverflowError) as error:
+        except UNSTORABLE as error:
             await self._keep_aside(incoming.raw, f"message {incoming.id} cannot be stored: {error}")
             return False
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import math
 import secrets
 import sqlite3
@@ -32,6 +33,9 @@ UNUSED_MS = 30 * 86_400_000
 NOTED_MS = 3_600_000
 TOKEN_BYTES = 32
 MAX_PROGRAM = 100
+#: an end that could not be written is tried again so often
+SWEEP = 15.0
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Sessions:
         #: of each session that lasts; set when it ends
         self._ends = {session.id: asyncio.Event() for session in known.values()}
         self._ended: list[Callable[[HostSession], Any]] = []
+        #: sessions that are over and still in the database
+        self._unforgotten: set[str] = set()
         self.challenges = Challenges()
 
     @classmethod
@@ -141,23 +147,50 @@ class Sessions:
             raise NoSession(f"session {session.id} was not used for 30 days and has ended: open another")
         if abs(now - session.used_at) > NOTED_MS:
             session = self._known[digest] = replace(session, used_at=now)
-            await self._database.write(lambda c: c.execute(_USED, (now, session.id)).rowcount)
+            await self._note_use(session)
         return session
+
+    async def _note_use(self, session: HostSession) -> None:
+        try:
+            await self._database.write(lambda c: c.execute(_USED, (session.used_at, session.id)).rowcount)
+        except Exception as error:  # noqa: BLE001  boundary: a disk that is full keeps nobody from reading
+            log.warning("the use of session %s is not noted: %s", session.id, error)
 
     def ending(self, session: HostSession) -> asyncio.Event:
         """Set once it has ended. For who answers a session over a long time: nothing is told to one that is over."""
         return self._ends.get(session.id, _OVER)
 
-    async def end(self, session: HostSession) -> None:
-        """Its token is worth nothing from now on."""
+    async def end(self, session: HostSession) -> bool:
+        """Its token is worth nothing from now on. False: that is not on disk yet, and is tried again."""
         if (ending := self._ends.pop(session.id, None)) is not None:
             ending.set()
         self._known = {digest: each for digest, each in self._known.items() if each.id != session.id}
-        await self._database.write(lambda c: c.execute("DELETE FROM session WHERE id = ?", (session.id,)).rowcount)
+        self._unforgotten.add(session.id)
         for callback in self._ended:
             callback(session)
+        await self.forget_ended()
+        return session.id not in self._unforgotten
+
+    async def forget_ended(self) -> None:
+        """Remove from disk what ended; what cannot be removed now is for the next time."""
+        over = sorted(self._unforgotten)
+        if not over:
+            return
+        try:
+            await self._database.write(lambda c: c.executemany(_FORGET, [(each,) for each in over]).rowcount)
+        except Exception as error:  # noqa: BLE001  boundary: whatever it was, they are over and are tried again
+            log.warning("%d sessions ended, which cannot be written now: %s", len(over), error)
+        else:
+            self._unforgotten.difference_update(over)
+
+    async def sweep(self) -> None:
+        """For ever: write down the ends that could not be written at once."""
+        while True:
+            await asyncio.sleep(SWEEP)
+            await self.forget_ended()
 
 
+_FORGET = "DELETE FROM session WHERE id = ?"
 _USED = "UPDATE session SET used_at = ? WHERE id = ?"
 _COLUMNS = "digest, id, space, space_id, agent, name, receive, program, opened_at, used_at"
 

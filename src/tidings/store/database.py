@@ -421,14 +421,22 @@ class Database:
     def _create_if_missing(self) -> None:
         if self.path.exists():
             return
-        if self.path.with_name(f"{self.path.name}-wal").exists():
-            raise StoreBroken(
-                f"{self.path} is gone but its log is there: put the file back, or move {self.path}-wal away"
-            )
+        self._check_no_log_is_left()
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except OSError as error:
             raise self._disk_failure(error) from error
+
+    def _check_no_log_is_left(self) -> None:
+        """A log that holds something belongs to a file that should be here. Whoever looked into a file that nobody had
+        open left an empty one, which goes: a new file must not share it with a look that still goes on."""
+        log_of_it = self.path.with_name(f"{self.path.name}-wal")
+        if not log_of_it.exists():
+            return
+        if log_of_it.stat().st_size:
+            raise StoreBroken(f"{self.path} is gone but its log is there: put the file back, or move {log_of_it} away")
+        for left in (log_of_it, self.path.with_name(f"{self.path.name}-shm")):
+            left.unlink(missing_ok=True)
 
     def _check_and_migrate(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")

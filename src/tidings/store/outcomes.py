@@ -58,6 +58,7 @@ NOT_TAKEN: tuple[type[BaseException], ...] = (
     errors.MailboxFull,
     errors.QueueFull,
     errors.Superseded,
+    errors.NotLookedFor,
 )
 
 
