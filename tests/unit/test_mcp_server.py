@@ -23,7 +23,7 @@ from tidings.mcp.advice import NEXT, advice
 from tidings.mcp.desk import Event
 from tidings.mcp.server import build_server
 from tidings.mcp.tools import Tools
-from tidings.mcp.updates import Bell, Follower
+from tidings.mcp.updates import Bell, Follower, News
 from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import is_message_id, new_id
@@ -62,7 +62,7 @@ def words(answer: CallToolResult) -> str:
 @asynccontextmanager
 async def talking(desk: FakeDesk | None = None, mode: Any = "auto", follow: bool = False) -> AsyncIterator[Talk]:
     desk = desk or FakeDesk()
-    bell, news = Bell(), asyncio.Event()
+    bell, news = Bell(), News()
     follower = Follower(desk, bell, news)
     async with Client(build_server(desk, bell, news), mode=mode) as client:
         if follow:
