@@ -178,7 +178,7 @@ async def test_a_newer_session_elsewhere_is_told_once_and_is_superseded_when_thi
             await eventually(lambda: heard.superseded == 1)
             assert (await session.endpoint.send("general", "it still sends")).seq > 0
             session.take_back()
-            await eventually(lambda: len(heard.opened) == 2 and session.health.state == "open")
+            await eventually(lambda: len(heard.opened) == 2 and state() == "open")
             await session.endpoint._start_receiving()
             await eventually(elsewhere.session.superseded.is_set)
             await ada.dm("bob", "to the host again")
@@ -199,18 +199,22 @@ async def test_an_endpoint_that_is_being_replaced_is_not_said_to_be_open(
 
     heard = Heard()
     async with session_of(pair, "ada", heard) as session:
-        await eventually(lambda: session.state == "open" and heard.incarnations)
+
+        def state() -> str:
+            return session.state
+
+        await eventually(lambda: state() == "open" and heard.incarnations)
         monkeypatch.setattr(Endpoint, "close", slowly)
         if how == "renewed":
             session.renew()
-            assert session.health.state == "waiting", "at once: whoever asked for it gets the new one"
+            assert state() == "waiting", "at once: whoever asked for it gets the new one"
         else:
             session._heard(AuthRevoked("for a test"))
         async with asyncio.timeout(10):
             await closing.wait()
-        assert session.health.state == "waiting"
+        assert state() == "waiting"
         may_close.set()
-        await eventually(lambda: len(heard.opened) == 2 and session.health.state == "open")
+        await eventually(lambda: len(heard.opened) == 2 and state() == "open")
 
 
 async def test_a_hook_that_fails_does_not_end_the_session(pair: RealSpace, caplog: pytest.LogCaptureFixture) -> None:
