@@ -178,7 +178,7 @@ async def test_a_newer_session_elsewhere_is_told_once_and_is_superseded_when_thi
             await eventually(lambda: heard.superseded == 1)
             assert (await session.endpoint.send("general", "it still sends")).seq > 0
             session.take_back()
-            await eventually(lambda: len(heard.opened) == 2 and state() == "open")
+            await eventually(lambda: len(heard.opened) == 2 and session.state == "open")
             await session.endpoint._start_receiving()
             await eventually(elsewhere.session.superseded.is_set)
             await ada.dm("bob", "to the host again")
