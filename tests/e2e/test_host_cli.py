@@ -7,10 +7,14 @@ import json
 import os
 import re
 import signal
+import socketserver
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,11 @@ import pytest
 from command_lines import parse
 from daemons import ask, daemon_in, session_of
 from terminal import Terminal
-from tidings.cli import systemd
+from tidings.broker.private_files import private_dir
+from tidings.cli import inbox as inbox_cli
+from tidings.cli import outbox as outbox_cli
+from tidings.cli import systemd, through_host
+from tidings.host import ipc_mail
 from tidings.host.client import HostClient
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
@@ -279,3 +287,164 @@ async def test_a_channel_that_is_joined_from_a_terminal_is_received_by_the_host(
         found = await mail(terminal, "--as", "bob", "--channel", "general", "--wait", "10")
         assert [(each["channel"], each["text"]) for each in found] == [("general", "hello")]
         assert (await facts(terminal, "leave", "general", "--as", "bob"))["state"] == "left"
+
+
+@pytest.mark.parametrize("spoke", [False, True])
+async def test_what_is_posted_after_a_join_is_in_the_inbox_of_an_agent_that_never_looked_into_it(
+    terminal: Terminal, pair: RealSpace, spoke: bool
+) -> None:
+    async with daemon_in(terminal.home.home) as daemon:
+        if spoke:  # the host works for it already, without receiving
+            assert (await facts(terminal, "send", "general", "hi", "--as", "bob"))["stage"] == "confirmed"
+        assert (await facts(terminal, "join", "general", "--as", "bob"))["state"] == "opened"
+        assert (await facts(terminal, "send", "general", "hello", "--as", "ada"))["stage"] == "confirmed"
+        (bob,) = [scope for scope in daemon.host.scopes() if scope.name == "bob"]
+
+        async def is_kept() -> bool:
+            return await daemon.host.inbox.last(bob.space_id, bob.agent) > 0
+
+        await eventually(is_kept, within=10, what="the host has it, although nobody looked")
+        assert [each["text"] for each in await mail(terminal, "--as", "bob", "--wait", "0")] == ["hello"]
+
+
+@contextmanager
+def mute_host(home: Path) -> Iterator[None]:
+    """Takes every connection and says nothing."""
+    private_dir(socket_path(home).parent)
+    with socketserver.UnixStreamServer(str(socket_path(home)), socketserver.BaseRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("leaves", [nullcontext, mute_host])
+async def test_a_host_that_goes_away_before_it_has_a_session_is_done_without(
+    terminal: Terminal, pair: RealSpace, monkeypatch: pytest.MonkeyPatch, leaves: Any
+) -> None:
+    await pair.add("me", roles=["reviewer"])
+    # it answered a moment ago
+    monkeypatch.setattr(through_host, "_host_if_any", HostClient)
+    with leaves(terminal.home.home):
+        for line in ("join general", "send general hello", "dm bob hello", "ask reviewer look", "leave general"):
+            chosen = () if line.split()[0] in ("join", "leave") else ("--id", new_id())
+            done = await run(terminal, *line.split(), *chosen, "--json")
+            assert (done.returncode, "; going without it" in done.stderr) == (0, True), done
+            assert not chosen or json.loads(done.stdout)["id"] == chosen[1]
+
+
+async def test_what_is_followed_is_of_the_agent_that_is_meant_however_its_name_is_written(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    await pair.add("me")
+    home = terminal.home.home
+    async with daemon_in(home):
+        words = ("inbox", "--follow", "--json", "--as", "bob", "--from", "ADA", "--home", str(home))
+        assert await mail(terminal, "--as", "bob", "--wait", "0") == []
+        following = terminal.start(*words)
+
+        async def is_followed() -> bool:
+            return bool((await ask(HostClient(home).status))["streams"])
+
+        try:
+            await eventually(is_followed, within=20)
+            for name in ("me", "ada"):
+                assert (await facts(terminal, "dm", "bob", f"of {name}", "--as", name))["stage"] == "confirmed"
+            assert following.stdout is not None
+            async with asyncio.timeout(20):
+                assert json.loads(await ask(following.stdout.readline))["text"] == "of ada"
+        finally:
+            following.kill()
+            await ask(following.communicate)
+
+
+async def test_inbox_and_outbox_are_as_long_as_was_asked_for_whatever_the_host_tells_at_a_time(
+    terminal: Terminal, pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_in(terminal.home.home):
+        assert await mail(terminal, "--as", "bob", "--wait", "0") == []
+        ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob")
+        texts = [f"part {number}" for number in range(5)]
+        for text in texts:
+            await ask(ada.send, agent="bob", text=text, wait=10)
+
+        async def arrived() -> bool:
+            return len(await ask(bob.inbox)) == len(texts)
+
+        async def shown(count: int, *words: str) -> list[str]:
+            return [each["text"] for each in await mail(terminal, "--as", "bob", "-n", str(count), *words)]
+
+        await eventually(arrived)
+        for change in (None, (inbox_cli, "PAGE", 2), (ipc_mail, "PAGE_BYTES", 1)):
+            if change is not None:
+                monkeypatch.setattr(*change)
+            assert (await shown(501), await shown(3)) == (texts, texts[-3:])
+            assert (await shown(501, "--search", "part"), await shown(3, "--search", "part")) == (texts, texts[-3:])
+        for change in (None, (outbox_cli, "PAGE", 2)):
+            if change is not None:
+                monkeypatch.setattr(*change)
+            handed = await facts(terminal, "outbox", "list", "--as", "ada", "-n", "501")
+            assert len({each["row"] for each in handed}) == len(texts)
+            assert await facts(terminal, "outbox", "list", "--as", "ada", "-n", "3") == handed[:3]
+
+
+#: what of systemctl is asked for, for one unit: keeps what it was told in `told`, and the process in `pid`
+SYSTEMCTL = """#!{python}
+import os, pathlib, shlex, signal, subprocess, sys, time
+here, verb = pathlib.Path(__file__).parent, sys.argv[2]
+with (here / "told").open("a") as told:
+    print(*sys.argv[2:], file=told)
+def runs():
+    stat = here / "pid"
+    stat = stat.exists() and pathlib.Path("/proc", stat.read_text(), "stat")
+    return bool(stat) and stat.exists() and ") Z" not in stat.read_text()
+if verb == "is-system-running":
+    print("running")
+elif verb == "is-active":
+    print("active" if runs() else "inactive")
+elif verb == "start" and not runs():
+    (unit,) = pathlib.Path(os.environ["XDG_CONFIG_HOME"]).glob("systemd/user/*.service")
+    (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(shlex.split(line.removeprefix("ExecStart=")), start_new_session=True, **quiet)
+    (here / "pid").write_text(str(child.pid))
+elif verb == "stop" and runs():
+    os.kill(int((here / "pid").read_text()), signal.SIGTERM)
+    while runs():
+        time.sleep(0.02)
+"""
+
+
+def test_a_host_that_systemd_keeps_is_started_and_stopped_by_systemd(terminal: Terminal, tmp_path: Path) -> None:
+    fake = tmp_path / "bin" / "systemctl"
+    fake.parent.mkdir()
+    fake.write_text(SYSTEMCTL.replace("{python}", sys.executable))
+    fake.chmod(0o700)
+    there = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "PATH": str(fake.parent)}
+    gone = there | {"PATH": "/nowhere"}
+
+    def told() -> list[str]:
+        lines = (fake.parent / "told").read_text().splitlines()
+        return [line.split()[0] for line in lines if not line.startswith("is-")]
+
+    before = terminal.run("host", "up", **there)
+    assert (before.returncode, (fake.parent / "told").exists()) == (0, False), "there is no unit yet"
+    assert terminal.run("host", "down", **there).returncode == 0
+    assert terminal.run("host", "install", **gone).returncode == 0
+
+    up = terminal.run("host", "up", **there)
+    (unit,) = (tmp_path / "config" / "systemd" / "user").glob("*.service")
+    assert (up.returncode, f"by systemd ({unit.name}); " in up.stderr, told()) == (0, True, ["start"]), up
+    assert f"(pid {(fake.parent / 'pid').read_text()})" in up.stderr
+    assert terminal.run("host", "up", **there).returncode == 6
+    down = terminal.run("host", "down", **there)
+    assert (down.returncode, f"stopping {unit.name}" in down.stderr, told()) == (0, True, ["start", "stop"]), down
+    assert "the host is down" in down.stderr
+    assert "no host of" in terminal.run("host", "down", **there).stderr
+
+    assert terminal.run("host", "up", **gone).returncode == 0, "where systemd does not answer it is started without"
+    assert "systemd" not in terminal.run("host", "down", **there).stderr, "and stopped so: the unit is not active"
+    assert told() == ["start", "stop"]

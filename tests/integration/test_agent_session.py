@@ -12,7 +12,7 @@ import pytest
 
 import tidings
 from tidings.endpoint.endpoint import Endpoint
-from tidings.errors import Reconnecting
+from tidings.errors import AuthRevoked, Reconnecting
 from tidings.host import agents
 from tidings.host.agents import AgentSession, Hooks
 from tidings.testing.real_space import RealSpace, real_space
@@ -184,6 +184,37 @@ async def test_a_newer_session_elsewhere_is_told_once_and_is_superseded_when_thi
             await ada.dm("bob", "to the host again")
             assert (await session.endpoint.next_message(10)).text == "to the host again"
             assert heard.superseded == 1
+
+
+@pytest.mark.parametrize("how", ["renewed", "refused"])
+async def test_an_endpoint_that_is_being_replaced_is_not_said_to_be_open(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    closing, may_close, close = asyncio.Event(), asyncio.Event(), Endpoint.close
+
+    async def slowly(endpoint: Endpoint) -> None:
+        closing.set()
+        await may_close.wait()
+        await close(endpoint)
+
+    heard = Heard()
+    async with session_of(pair, "ada", heard) as session:
+
+        def state() -> str:
+            return session.state
+
+        await eventually(lambda: state() == "open" and heard.incarnations)
+        monkeypatch.setattr(Endpoint, "close", slowly)
+        if how == "renewed":
+            session.renew()
+            assert state() == "waiting", "at once: whoever asked for it gets the new one"
+        else:
+            session._heard(AuthRevoked("for a test"))
+        async with asyncio.timeout(10):
+            await closing.wait()
+        assert state() == "waiting"
+        may_close.set()
+        await eventually(lambda: len(heard.opened) == 2 and state() == "open")
 
 
 async def test_a_hook_that_fails_does_not_end_the_session(pair: RealSpace, caplog: pytest.LogCaptureFixture) -> None:

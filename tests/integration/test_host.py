@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import tidings
@@ -402,6 +403,55 @@ async def test_mail_of_a_revoked_agent_waits_and_says_why_and_its_name_may_come_
         await eventually(lambda: "has another key now" in str(health_of(host, ada).reason))
         assert (await host.find(ada, queued.id)).state == "pending"
         assert (await host.cancel(ada, queued.id)).state == "cancelled"
+
+
+async def test_a_request_that_is_repeated_is_answered_as_before_also_when_it_could_not_be_stored_now(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    await pair.add("eve")
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=3)
+        (bob,) = (agent.id for agent in host.directories.of(ada.space_id).known if agent.name == "bob")
+        direct, by_id = dm("hello", id=new_id()), SendRequest(agent=bob, text="hello", id=new_id())
+        called = SendRequest(channel="general", text="look", mentions=("bob", "eve"), id=new_id())
+        asked = (direct, by_id, called)
+        first = [await host.send(ada, each, wait=10) for each in asked]
+        assert {each.stage for each in first} == {"confirmed"}
+
+        async def all_as_before() -> None:
+            again = [await host.send(ada, each) for each in asked]
+            assert [(each.id, each.row, each.seq) for each in again] == [(e.id, e.row, e.seq) for e in first]
+            assert {each.stage for each in again} == {"confirmed"}
+
+        await revoke(pair, "bob")
+        await eventually(lambda: len(host.directories.of(ada.space_id).known) == 2, within=30)
+        await all_as_before()
+        assert "no agent 'bob'" in (await host.send(ada, direct)).warnings[0], "and it is said that it could not be now"
+        with pytest.raises(IdReused, match="accepted before for another message"):
+            await host.send(ada, dm("something else", id=direct.id))
+        with pytest.raises(UnknownPeer, match=f"as row {first[2].row}, (confirmed|done)"):
+            await host.send(ada, msgspec.structs.replace(called, mentions=("bod",)))
+        with pytest.raises(UnknownPeer, match=r"^no agent 'bob' in this space; `who` lists the agents of this space$"):
+            await host.send(ada, dm("hello", id=new_id()))
+
+        await revoke(pair, "ada")
+        await eventually(lambda: health_of(host, ada).state == "revoked", within=30)
+        await all_as_before()
+        with pytest.raises(IdReused):
+            await host.send(ada, SendRequest(channel="general", text="another", id=called.id))
+        with pytest.raises(AuthRevoked, match="nothing can be sent as ada of main"):
+            await host.send(ada, SendRequest(channel="general", text="new"))
+        assert len(await host.outbox.listed()) == 3
+
+
+async def test_a_name_that_nobody_has_is_not_taken_for_an_agent_who_is_here_with_another(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    async with host_in(tmp_path / "host") as host:
+        ada = await adopt(host, pair, "ada", knows=2)
+        sent = await host.send(ada, dm("hello"), wait=10)
+        with pytest.raises(UnknownPeer, match=f"Message {sent.id} is in the outbox already, as row {sent.row}"):
+            await host.send(ada, SendRequest(agent="bod", text="hello", id=sent.id))
 
 
 def health_of(host: hosts.Host, scope: hosts.Scope) -> hosts.AgentHealth:

@@ -103,6 +103,7 @@ async def test_pages_and_filters(inbox: InboxStore) -> None:
     assert await ids(inbox, sender="eve") == ["c2", "d2"]
     assert await ids(inbox, kind="direct", limit=1) == ["d1"]
     assert await ids(inbox, after=third) == ["d2"]
+    assert await ids(inbox, before=third, newest=True, limit=1) == ["c2"]
     await inbox.mark_read("main", "bob", [third])
     assert await ids(inbox, unread=True) == ["c1", "c2", "d2"]
 

@@ -34,6 +34,9 @@ class FakeSession:
 
     held = unread
 
+    def inbox(self, **_: Any) -> list[dict[str, int]]:
+        return [{"row": self.unread()["session"]}]
+
     def end(self) -> None:
         self.ended = True
         if self.fails:
@@ -77,6 +80,14 @@ def test_a_sign_of_life_never_starts_a_host_that_somebody_stopped() -> None:
         with pytest.raises(type(failed)):
             desk.show_life()
         assert told == []
+
+
+def test_whoever_follows_never_starts_a_host_that_somebody_stopped() -> None:
+    desk, told = desk_of(FakeSession(1, HostUnreachable("stopped"), NoSession("ended")), FakeSession(2))
+    with pytest.raises(HostUnreachable):
+        desk.newest_row()
+    assert told == []
+    assert desk.newest_row() == 2, "one that runs and forgot the session is asked for another"
 
 
 def test_an_outcome_that_is_not_known_is_not_asked_for_again_here() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,10 +21,10 @@ from fake_desk import ADA, FakeDesk, message
 from tidings import errors
 from tidings.broker.ending import end_tasks
 from tidings.mcp.advice import NEXT, advice
-from tidings.mcp.desk import Event
+from tidings.mcp.desk import Event, Facts
 from tidings.mcp.server import build_server
 from tidings.mcp.tools import Tools
-from tidings.mcp.updates import Bell, Follower
+from tidings.mcp.updates import Bell, Follower, News
 from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import is_message_id, new_id
@@ -62,7 +63,7 @@ def words(answer: CallToolResult) -> str:
 @asynccontextmanager
 async def talking(desk: FakeDesk | None = None, mode: Any = "auto", follow: bool = False) -> AsyncIterator[Talk]:
     desk = desk or FakeDesk()
-    bell, news = Bell(), asyncio.Event()
+    bell, news = Bell(), News()
     follower = Follower(desk, bell, news)
     async with Client(build_server(desk, bell, news), mode=mode) as client:
         if follow:
@@ -404,6 +405,36 @@ async def test_waiting_for_mail_ends_when_it_comes() -> None:
         ask.desk.arrive(message(1, "at last"))
         async with asyncio.timeout(10):
             assert [each["text"] for each in (await waiting)["messages"]] == ["at last"]
+
+
+class LateDesk(FakeDesk):
+    """Its second answer is as old as its question, and comes when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.may_answer = threading.Event()
+
+    def inbox(self, *, unread: bool, limit: int) -> list[Facts]:
+        found = super().inbox(unread=unread, limit=limit)
+        self.looks += 1
+        if self.looks == 2:
+            assert self.may_answer.wait(10)
+        return found
+
+
+async def test_mail_wakes_everybody_who_waits_for_it() -> None:
+    desk = LateDesk()
+    async with talking(desk, follow=True) as ask:
+        first = asyncio.create_task(ask("read_inbox", wait=30))
+        await eventually(lambda: desk.looks == 1)
+        second = asyncio.create_task(ask("read_inbox", wait=30))
+        await eventually(lambda: desk.looks == 2, what="the second has looked, and was not answered yet")
+        desk.arrive(message(1, "at last"))
+        async with asyncio.timeout(10):
+            assert len((await first)["messages"]) == 1
+            desk.may_answer.set()
+            assert len((await second)["messages"]) == 1, "what woke the first was not taken from the second"
 
 
 async def test_a_hostile_message_is_data_in_every_form_it_is_shown_in() -> None:

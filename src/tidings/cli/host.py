@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.cli import output
+from tidings.cli import output, systemd
 from tidings.cli.options import HomeOption, JsonOption, place
+from tidings.cli.systemd import Unit
 from tidings.errors import ConfigError, HostRuns, HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
 
 app = typer.Typer(no_args_is_help=True, help="The host: sends and receives for the agents of this machine.")
@@ -37,12 +39,15 @@ def up(
 
       tidings host up --foreground       for a supervisor; `tidings host install` writes a unit for systemd
     """
-    where = place(None, home)
+    where = place(None, home).home.home
     _check_installed()
+    unit = systemd.unit_of(where)
     if foreground:
-        _run(where.home.home)
+        _run(where)
+    elif _pid(where) is None and systemd.takes(unit):
+        _start_unit(where, unit)
     else:
-        _detach(where.home.home)
+        _detach(where)
 
 
 def _check_installed() -> None:
@@ -85,7 +90,26 @@ def _detach(home: Path) -> None:
             child.terminate()
             child.wait(STOP_SECONDS)
         raise
-    output.say(f"the host of {home} runs (pid {child.pid}); `send`, `dm`, `ask` and `inbox` go through it from now on")
+    _say_it_runs(home, child.pid)
+
+
+def _start_unit(home: Path, unit: Unit) -> None:
+    """A host beside its unit would keep that from ever starting."""
+    from tidings.host.client import HostClient
+
+    with output.working("starting the host"):
+        systemd.start_installed(unit)
+        deadline = time.monotonic() + START_SECONDS
+        while (client := HostClient.find(home)) is None:
+            if time.monotonic() > deadline or not systemd.is_up(unit):
+                raise TidingsError(f"{unit.name} was started and does not answer: `journalctl --user -u {unit.name}`")
+            time.sleep(0.05)
+    _say_it_runs(home, client.health()["pid"], f", by systemd ({unit.name})")
+
+
+def _say_it_runs(home: Path, pid: int, how: str = "") -> None:
+    uses = "`send`, `inbox`, `join`, `who`, `work` and others go through it from now on"
+    output.say(f"the host of {home} runs (pid {pid}){how}; {uses}")
     output.hint("tidings host status")
 
 
@@ -115,23 +139,30 @@ def down(home: HomeOption = None) -> None:
 
       tidings host down
     """
-    import signal
-
     where = place(None, home).home.home
+    unit = systemd.unit_of(where)
+    by_systemd = systemd.takes(unit) and systemd.is_up(unit)
+    for sentence in systemd.stop(unit) if by_systemd else ():
+        output.say(sentence)
     pid = _pid(where)
-    if pid is None:
+    if pid is None and not by_systemd:
         output.say(f"no host of {where} runs")
         return
+    if pid is not None:
+        _end(where, pid)
+    output.say("the host is down; what it holds stays on disk")
+    output.hint("tidings host up")
+
+
+def _end(home: Path, pid: int) -> None:
     try:
         os.kill(pid, signal.SIGTERM)
     except PermissionError as error:
-        raise ConfigError(f"the host of {where} runs as another user (pid {pid}); stop it as that user") from error
+        raise ConfigError(f"the host of {home} runs as another user (pid {pid}); stop it as that user") from error
     except ProcessLookupError:
         pass
     with output.working("stopping the host"):
-        _wait_until_gone(where, pid)
-    output.say("the host is down; what it holds stays on disk")
-    output.hint("tidings host up")
+        _wait_until_gone(home, pid)
 
 
 def _pid(home: Path) -> int | None:
@@ -260,8 +291,6 @@ def install(home: HomeOption = None) -> None:
 
       tidings host install
     """
-    from tidings.cli import systemd
-
     where = place(None, home).home.home
     _check_installed()
     unit = systemd.unit_of(where)
@@ -280,8 +309,6 @@ def uninstall(home: HomeOption = None) -> None:
 
       tidings host uninstall
     """
-    from tidings.cli import systemd
-
     unit = systemd.unit_of(place(None, home).home.home)
     if not unit.path.exists():
         output.say(f"there is no {unit.path}")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Message = dict[str, Any]
+#: messages that the host tells of at a time
+PAGE = 500
 WITH_HOST = ("from", "channel", "search", "follow", "unread")
 
 
@@ -75,6 +77,7 @@ def inbox(
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
     if follow:
         try:
+            wanted["sender"] = _agent_id(session, sender)
             begun = _newest(session)
             found = _list(session, wanted, count, 0.0, as_json=as_json)
             _follow(session, max([begun, *(message["row"] for message in found)]), wanted, as_json=as_json)
@@ -89,10 +92,13 @@ def inbox(
 
 
 def _list(session: Session, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool) -> list[Message]:
-    """Show the newest that is wanted, oldest first."""
-    found = session.inbox(**wanted, newest=True, limit=count, wait=wait)
-    if wanted["search"]:
-        found.sort(key=lambda message: message["row"])
+    """Show the newest that is wanted, oldest first, in pages as the host gives them."""
+    found = page = session.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
+    while page and len(found) < count:
+        before = min(message["row"] for message in page)
+        page = session.inbox(**wanted, newest=True, limit=min(PAGE, count - len(found)), before=before)
+        found = found + page
+    found.sort(key=lambda message: message["row"])
     for message in found:
         _show(message, as_json=as_json)
     return found
@@ -141,12 +147,23 @@ def _newest(session: Session) -> int:
     return int(found[-1]["row"]) if found else 0
 
 
+def _agent_id(session: Session, named: str | None) -> str | None:
+    """Who is meant, found once: what comes is told apart by the id of its sender."""
+    from tidings.endpoint.peers import resolve_among
+    from tidings.wire.names import is_agent_id
+    from tidings.wire.roster import Agent
+
+    if named is None or is_agent_id(named):
+        return named
+    return resolve_among([Agent(id=each["id"], name=each["name"]) for each in session.who()["agents"]], named).id
+
+
 def _follow(session: Session, after: int, wanted: dict[str, Any], *, as_json: bool) -> None:
-    """Everything behind what was shown, as it comes. Which agent is meant is known by what it is called or its id."""
+    """Everything behind what was shown, as it comes."""
     words = (wanted["search"] or "").lower().split()
     for event in session.events(after):
         message = event.data
-        if wanted["sender"] not in (None, message["from"]["name"], message["from"]["id"]):
+        if wanted["sender"] not in (None, message["from"]["id"]):
             continue
         if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
             _show(message, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,13 @@ from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, S
 from tidings.cli.through_host import outbox_at, required_host, required_session
 from tidings.errors import UsageError
 
+if TYPE_CHECKING:
+    from tidings.host.client import Session
+    from tidings.host.outbox_file import OutboxFile
+
 app = typer.Typer(no_args_is_help=True, help="What was handed to the host: list, show, send again, cancel, hold back.")
+#: rows that the host tells of at a time
+PAGE = 500
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
 MessageArgument = Annotated[str, typer.Argument(help="Id of the message.", metavar="ID")]
 
@@ -41,7 +47,7 @@ def list_outbox(
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
     if count < 1:
         raise UsageError("--count must be at least 1")
-    rows = outbox_at(place(space, home, acting_as)).outbox(state, count, before)
+    rows = _rows(outbox_at(place(space, home, acting_as)), state, count, before)
     if as_json:
         output.data(rows)
         return
@@ -51,6 +57,19 @@ def list_outbox(
         empty="nothing was handed to the host" + (f" that is {state}" if state else ""),
     )
     output.hint(f"tidings outbox show {rows[0]['id']}" if rows else "tidings send general 'hello'")
+
+
+def _rows(kept: Session | OutboxFile, state: str | None, count: int, before: int | None) -> list[dict[str, Any]]:
+    """As many as were asked for, in pages as the host gives them."""
+    found: list[dict[str, Any]] = []
+    while len(found) < count:
+        wanted = min(PAGE, count - len(found))
+        page = kept.outbox(state, wanted, before)
+        found += page
+        if len(page) < wanted:
+            break
+        before = int(page[-1]["row"])
+    return found
 
 
 def _to(row: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidings.broker.private_files import write_atomic
-from tidings.errors import ConfigError
+from tidings.errors import ConfigError, TidingsError
 from tidings.space.settings import default_home
 
 SYSTEMCTL_SECONDS = 30.0
@@ -106,6 +106,29 @@ def start(unit: Unit, *, changed: bool, running: int | None) -> Iterator[str]:
         )
 
 
+def takes(unit: Unit) -> bool:
+    """Is it for systemd to start and stop this host?"""
+    return unit.path.exists() and _answers()
+
+
+def start_installed(unit: Unit) -> None:
+    done = _systemctl("start", unit.name)
+    if done.returncode:
+        raise TidingsError(
+            f"{_failure(done)}; `tidings host uninstall` removes the unit, `tidings host install` writes it anew"
+        )
+
+
+def is_up(unit: Unit) -> bool:
+    """Also while systemd is about to start it again."""
+    return _systemctl("is-active", unit.name).stdout.strip() in ("active", "activating", "reloading")
+
+
+def stop(unit: Unit) -> Iterator[str]:
+    yield f"systemd runs this host: stopping {unit.name}; at the next login it starts again, unless uninstalled"
+    yield from _tell("stop", unit.name)
+
+
 def remove(unit: Unit) -> Iterator[str]:
     if _answers():
         yield from _tell("disable", "--now", unit.name)
@@ -131,8 +154,12 @@ def _is_active(unit: Unit) -> bool:
 def _tell(*words: str) -> Iterator[str]:
     done = _systemctl(*words)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        yield f"`systemctl --user {' '.join(words)}` failed: {said[-1] if said else done.returncode}"
+        yield _failure(done)
+
+
+def _failure(done: subprocess.CompletedProcess[str]) -> str:
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return f"`{' '.join(done.args)}` failed: {said[-1] if said else done.returncode}"
 
 
 def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:

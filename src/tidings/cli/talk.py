@@ -151,6 +151,9 @@ def join(
 ) -> None:
     """Become a member of a channel or pattern: from then on its messages are owed to you.
 
+    Through the host they come into your inbox: it receives as you from then on, and a program of the same agent that is
+    receiving is superseded, and told so.
+
     Examples:
 
       tidings join general
@@ -164,7 +167,8 @@ def join(
             joined = await endpoint.join(channel, backfill=0)
             return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
 
-    session = session_if_any(where, direct=direct)  # whose endpoint receives from then on
+    # what is owed from now on is to come into the inbox, also of an agent that never looked into it
+    session = session_if_any(where, direct=direct, receive=True)
     joined = session.join(channel) if session else asyncio.run(act())
     if joined["state"] == "live" and session is None:
         # an endpoint that stays up, as the host's does, completes it later; this command ends here

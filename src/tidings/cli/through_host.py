@@ -17,7 +17,15 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.options import Place
-from tidings.errors import ERRORS_BY_CODE, ConfigError, HostUnreachable, NoSession, TidingsError, UsageError
+from tidings.errors import (
+    ERRORS_BY_CODE,
+    ConfigError,
+    HostUnreachable,
+    NoSession,
+    OutcomeUnknown,
+    TidingsError,
+    UsageError,
+)
 from tidings.wire.ids import is_message_id, new_id
 
 if TYPE_CHECKING:
@@ -52,28 +60,30 @@ def required_host(home: Path) -> HostClient:
 
 
 def required_session(where: Place, *, receive: bool = False) -> Session:
-    return _session(required_host(where.home.home), where, receive=receive)
+    client = required_host(where.home.home)
+    where.home.read_info()
+    return _session(client, where, receive=receive)
 
 
 def session_if_any(where: Place, *, direct: bool = False, receive: bool = False) -> Session | None:
     """A session of the agent, or None if no host runs, or none is wanted."""
-    client = None if direct else _host_if_any(where.home.home)
-    if client is None:
-        return None
-    session = _session(client, where, receive=receive)
-    output.say("through the host")
-    return session
+    return _unless_it_goes(where, lambda client: _session(client, where, receive=receive), direct=direct)
 
 
 def own_session_if_any(where: Place, *, direct: bool = False) -> Session | None:
     """The same for a command that holds tasks: its session is no other command's, and it ends it."""
+    return _unless_it_goes(where, lambda client: _proven(client, where, receive=False), direct=direct)
+
+
+def _unless_it_goes(where: Place, opened: Callable[[HostClient], Session], *, direct: bool) -> Session | None:
+    """A host may go away between two questions: nothing was handed to it yet, so nothing is lost without it."""
     client = None if direct else _host_if_any(where.home.home)
     if client is None:
         return None
     where.home.read_info()
     try:
-        session = _proven(client, where, receive=False)
-    except HostUnreachable as error:
+        session = opened(client)
+    except (HostUnreachable, OutcomeUnknown) as error:
         output.say(f"note: {error}; going without it")
         return None
     output.say("through the host")
@@ -121,7 +131,6 @@ def _note_mismatch(client: HostClient) -> None:
 def _session(client: HostClient, where: Place, *, receive: bool) -> Session:
     from tidings.host.session_file import own_file
 
-    where.home.read_info()
     own = own_file(where.home.home, where.home.name, where.agent)
     for path in (_named(where), own):
         session = None if path is None else _kept(client, where, path, receive=receive)

@@ -132,6 +132,8 @@ class AgentSession:
 
     def renew(self) -> None:
         """Open another endpoint in the place of this one: what it is made of changed."""
+        if self._endpoint is not None:
+            self.state = "waiting"
         self._replace = True
         self._news.set()
         self._hurry.set()
@@ -158,8 +160,8 @@ class AgentSession:
                 continue
             pause, refusals = FIRST_PAUSE, 0
             await self._follow()
+            self.state = "waiting"  # before it closes: nobody is to use it meanwhile
             await self._close()
-            self.state = "waiting"
             await self._tell_state()
 
     async def _open(self) -> None:

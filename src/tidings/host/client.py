@@ -358,6 +358,7 @@ class Session:
         channel: str | None = None,
         kind: str | None = None,
         after: int | None = None,
+        before: int | None = None,
         newest: bool = False,
         limit: int = 50,
         search: str | None = None,
@@ -365,8 +366,9 @@ class Session:
         wait: float = 0.0,
     ) -> list[Json]:
         """Messages this agent has, oldest first. `sender`: name or id; `newest`: the last of them instead of the first;
-        `wait`: seconds, if there is none yet."""
-        asked = {"from": sender, "channel": channel, "kind": kind, "after": after, "limit": limit, "search": search}
+        `after`, `before`: rows between; `wait`: seconds, if there is none yet."""
+        rows = {"after": after, "before": before, "limit": limit}
+        asked = {"from": sender, "channel": channel, "kind": kind, "search": search, **rows}
         flags = {"unread": unread, "newest": newest, "direct_first": direct_first}
         return list(self._get("/v1/inbox", wait, **asked, **flags)["messages"])
 

@@ -20,10 +20,22 @@ from tidings.endpoint.identity import Identity
 from tidings.endpoint.peers import each_once, resolve_among, speaking_as
 from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
+from tidings.host.fingerprint import Kind, fingerprint_of
+from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
 from tidings.wire import strict_json
 from tidings.wire.ids import is_message_id
-from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, ArtifactPart, DataPart, Mention, Message, Part, TextPart
+from tidings.wire.message import (
+    MAX_MENTIONS,
+    MAX_PARTS,
+    ArtifactPart,
+    DataPart,
+    Mention,
+    Message,
+    Part,
+    Sender,
+    TextPart,
+)
 from tidings.wire.names import check_channel, check_role, is_agent_id
 from tidings.wire.roster import Agent
 from tidings.wire.seal import is_sealed, open_sealed
@@ -110,26 +122,62 @@ def compose_request(
 ) -> Composed:
     """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
     agents = list(directory.agents())
-    message = _message(request, identity, agents, role)
-    max_age = request.max_age or DEFAULT_MAX_AGE
+    row = next((agent for agent in agents if agent.id == identity.id), None)
+    message = _message(request, speaking_as(identity, row.roles if row else (), role), agents)
+    max_age = age_limit(request)
     if request.channel is not None:
         return Composed(prepare_chat(identity, request.channel, message), message, request.channel, max_age)
     if request.agent is not None:
         target, shown = _target(agents, request.agent)
         return Composed(prepare_direct(identity, target, message), message, shown, max_age)
     assert request.role is not None
-    # A task that leaves after its deadline would begin it anew.
-    max_age = min(max_age, request.deadline or max_age)
     warnings = _nobody(agents, request.role)
     return Composed(prepare_task(identity, request.role, message), message, request.role, max_age, warnings)
 
 
-def _message(request: SendRequest, identity: Identity, agents: list[Agent], role: str | None) -> Message:
-    row = next((agent for agent in agents if agent.id == identity.id), None)
+def age_limit(request: SendRequest) -> float:
+    """Seconds. A task that leaves after its deadline would begin it anew."""
+    longest = request.max_age or DEFAULT_MAX_AGE
+    return min(longest, request.deadline or longest)
+
+
+def fingerprint_again(
+    request: SendRequest, sender: Sender, row: OutboxRow, directory: Directory, kept: Message | None
+) -> bytes:
+    """The fingerprint of a request that cannot be composed now; it is that of the row if the row was made by it.
+
+    Who was mentioned and is gone is known from the message (`kept`, if it can be read). Of a destination only the id is
+    kept: if that agent is gone, a name that nobody has now is taken to be its.
+    """
+    agents = list(directory.agents())
+    gone = [Agent(id=each.id, name=each.name) for each in (kept.mentions if kept else ())]
+    if request.agent is not None and agents:
+        gone.append(Agent(id=row.destination, name=request.agent))
+    here = {agent.id for agent in agents}
+    agents += [agent for agent in gone if agent.id not in here]
+    message = _message(request, sender, agents)
+    kind, destination = _destination(request, agents)
+    return fingerprint_of(row.space, kind, destination, message, in_ms(age_limit(request)))
+
+
+def _destination(request: SendRequest, agents: list[Agent]) -> tuple[Kind, str]:
+    if request.channel is not None:
+        return "chat", request.channel
+    if request.agent is not None:
+        return "dm", _target(agents, request.agent)[0]
+    assert request.role is not None
+    return "task", request.role
+
+
+def in_ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Message:
     extra = {} if request.data is None else {"data": request.data}
     try:
         return wire.compose(
-            speaking_as(identity, row.roles if row else (), role),
+            sender,
             text=request.text,
             parts=(*_parts(request), *task_terms(request.deadline)),
             mentions=_mentions(agents, request.mentions),

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.errors import MalformedMessage
-from tidings.wire.message import ExtensionPart, Part, TextPart
+from tidings.wire.message import ExtensionPart, Message, Part, TextPart
 
 Kind = Literal["chat", "dm", "task"]
 _DOMAIN = b"tidings request 1\n"
@@ -55,6 +55,23 @@ def fingerprint(request: Request) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedMessage(f"cannot be written as JSON: {error}") from error
     return hashlib.sha256(_DOMAIN + canonical.encode("ascii")).digest()
+
+
+def fingerprint_of(space: str, kind: Kind, destination: str, message: Message, max_age: int) -> bytes:
+    """That of a message as it was composed, before it is sealed."""
+    asked = Request(
+        space=space,
+        sender=message.sender.id,
+        kind=kind,
+        destination=destination,
+        max_age=max_age,
+        parts=message.parts,
+        mentions=tuple(mention.id for mention in message.mentions),
+        reply_to=message.reply_to,
+        context=message.context,
+        priority=message.priority,
+    )
+    return fingerprint(asked)
 
 
 def _quickly(fields: dict[str, Any]) -> bytes | None:

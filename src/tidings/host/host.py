@@ -28,22 +28,33 @@ from tidings.broker.private_files import private_dir
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.roster import Roster
-from tidings.errors import AuthRevoked, DeniedError, StoreError, TidingsError, UnknownMessage
+from tidings.errors import (
+    AmbiguousPeer,
+    AuthRevoked,
+    DeniedError,
+    StoreError,
+    TidingsError,
+    UnknownMessage,
+    UnknownPeer,
+)
 from tidings.failpoints import reach
 from tidings.host.agents import AgentSession, Hooks, SessionState
-from tidings.host.composing import Composed, SendRequest, compose_again, compose_request
+from tidings.host.composing import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
 from tidings.host.drain import Drain
-from tidings.host.fingerprint import Request, fingerprint
+from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import InboxStore
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
+from tidings.host.outbox_moves import reused
 from tidings.host.outlets import SessionOutlet, SessionOutlets
 from tidings.host.receiving import Receiver
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
+from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings.wire.message import Sender
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope", "Sent"]
 
@@ -402,17 +413,42 @@ class Host:
     async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Sent:
         """Store it; with `wait` give its space so many seconds to confirm it. The answer says how far it is."""
         agent = self._agent(scope)
-        composed = compose_request(request, self._signing(agent), self.directories.of(scope.space_id))
-        accepted = await self.outbox.accept(_draft(scope, composed))
-        reach("host.accepted")
-        row = accepted.row
-        if accepted.new and agent.session.state in LEAVING:
-            self.drain.of(scope.space_id).wake()
+        try:
+            composed = compose_request(request, self._signing(agent), self.directories.of(scope.space_id))
+        except (AuthRevoked, UnknownPeer, AmbiguousPeer) as error:
+            row = await self._accepted_before(scope, request, error)
+            warnings: tuple[str, ...] = (f"it was stored before, and could not be now: {error}",)
+        else:
+            row, warnings = await self._accept(agent, composed), composed.warnings
         if wait > 0:
             row = await self._moved_within(row, wait)
-        warnings = (*composed.warnings, *self._why_it_waits(agent, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
-        return Sent(row.id, row.row, row.state, stage, row.seq, warnings)
+        return Sent(row.id, row.row, row.state, stage, row.seq, (*warnings, *self._why_it_waits(agent, row)))
+
+    async def _accept(self, agent: _Agent, composed: Composed) -> OutboxRow:
+        accepted = await self.outbox.accept(_draft(agent.scope, composed))
+        reach("host.accepted")
+        if accepted.new and agent.session.state in LEAVING:
+            self.drain.of(agent.scope.space_id).wake()
+        return accepted.row
+
+    async def _accepted_before(self, scope: Scope, request: SendRequest, refusal: TidingsError) -> OutboxRow:
+        """The row that this request made, while it could be composed: the same request has the same answer."""
+        row = await self.outbox.find(scope.space_id, scope.agent, request.id) if request.id else None
+        if row is None:
+            raise refusal
+        kept = await self.outbox.payload(row.row)
+        sender, seen = Sender(scope.agent, scope.name), self.directories.of(scope.space_id)
+        try:
+            again = fingerprint_again(request, sender, row, seen, kept and wire.decode(kept[0]))
+        except (UnknownPeer, AmbiguousPeer):
+            raise type(refusal)(
+                f"{refusal}. Message {row.id} is in the outbox already, as row {row.row}, {row.state}: "
+                f"`tidings outbox show {row.id}`; whether this is the same cannot be told"
+            ) from refusal
+        if again != row.fingerprint:
+            raise reused(row) from refusal
+        return row
 
     def _signing(self, agent: _Agent) -> Identity:
         if agent.identity is None or agent.session.state == "revoked":
@@ -522,24 +558,12 @@ class Host:
 
 def _draft(scope: Scope, composed: Composed) -> Draft:
     prepared, message = composed.prepared, composed.message
-    max_age = max(1, round(composed.max_age * 1000))
-    asked = Request(
-        space=scope.space_id,
-        sender=scope.agent,
-        kind=prepared.kind,
-        destination=prepared.destination,
-        max_age=max_age,
-        parts=message.parts,
-        mentions=tuple(mention.id for mention in message.mentions),
-        reply_to=message.reply_to,
-        context=message.context,
-        priority=message.priority,
-    )
+    max_age = in_ms(composed.max_age)
     return Draft(
         space=scope.space_id,
         sender=scope.agent,
         id=prepared.id,
-        fingerprint=fingerprint(asked),
+        fingerprint=fingerprint_of(scope.space_id, prepared.kind, prepared.destination, message, max_age),
         kind=prepared.kind,
         destination=prepared.destination,
         subject=prepared.subject,

@@ -100,13 +100,14 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which messages of a recipient. `after`: rows behind this one; `sender`: an agent's id."""
+    """Which messages of a recipient. `after`, `before`: rows between these two; `sender`: an agent's id."""
 
     unread: bool = False
     sender: str | None = None
     channel: str | None = None
     kind: Literal["channel", "direct"] | None = None
     after: int = 0
+    before: int = 2**62
     limit: int = 50
     direct_first: bool = False
     #: the last of them instead of the first, in the same order
@@ -191,7 +192,7 @@ def last(connection: sqlite3.Connection, space: str, recipient: str) -> int:
 
 
 def _filters(space: str, recipient: str, wanted: Wanted) -> tuple[str, list[Any]]:
-    where, asked = [_MINE, "i.row > ?"], [space, recipient, wanted.after]
+    where, asked = [_MINE, "i.row > ?", "i.row < ?"], [space, recipient, wanted.after, wanted.before]
     if wanted.unread:
         where.append("i.read_at IS NULL")
     for column in ("sender", "channel", "kind"):

@@ -115,13 +115,17 @@ async def inbox(asked: Scoped) -> Json:
         )
         left = until - time.monotonic()
         if found or left <= 0:
-            return await _paged(asked, found)
+            return await _paged(asked, found, from_the_end=wanted.newest and text is None)
         await asked.unless_over(changed.wait(left))
 
 
-async def _paged(asked: Scoped, rows: list[InboxRow]) -> Json:
-    """In a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
-    return {"messages": await asyncio.to_thread(page, rows, asked.host.key(asked.scope))}
+async def _paged(asked: Scoped, rows: list[InboxRow], *, from_the_end: bool = False) -> Json:
+    """In a thread: opening megabytes of sealed mail takes longer than the loop may stand still.
+
+    `from_the_end`: if not all fit, the last of them do.
+    """
+    way = -1 if from_the_end else 1
+    return {"messages": (await asyncio.to_thread(page, rows[::way], asked.host.key(asked.scope)))[::way]}
 
 
 def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
@@ -146,6 +150,7 @@ def _wanted(asked: Scoped) -> Wanted:
         channel=asked.word("channel"),
         kind=kind,  # type: ignore[arg-type]
         after=asked.number("after", 0, FOREVER),
+        before=asked.number("before", FOREVER, FOREVER),
         limit=asked.number("limit", 50, MOST_ROWS),
         direct_first=asked.flag("direct_first"),
         newest=asked.flag("newest"),

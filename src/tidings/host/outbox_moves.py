@@ -131,7 +131,7 @@ def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
     known = views.find(connection, draft.space, draft.sender, draft.id)
     assert known is not None, "an id is never freed"
     if known.fingerprint != draft.fingerprint:
-        raise _reused(known)
+        raise reused(known)
     return Accepted(known, new=False)
 
 
@@ -154,7 +154,7 @@ def _pending(row: int, draft: Draft, now: int) -> OutboxRow:
     )
 
 
-def _reused(known: OutboxRow) -> IdReused:
+def reused(known: OutboxRow) -> IdReused:
     return IdReused(
         f"id {known.id} was accepted before for another message ({known.kind} to {known.destination}, {known.state}): "
         "send this one under an id of its own; nothing was changed"
@@ -565,7 +565,7 @@ def requeue(
     if old.state not in ("dead", "cancelled"):
         raise WrongState(f"message {old.id} is {old.state}: only what is dead or cancelled can be queued again")
     if used := views.find(connection, old.space, old.sender, new_id):
-        raise _reused(used)
+        raise reused(used)
     asked = {"row": row, "id": new_id, "payload": payload, "signature": signature, "now": now}
     successor = as_row(connection.execute(_REQUEUE, asked).fetchone())
     connection.execute("UPDATE outbox SET superseded_by = ? WHERE row = ?", (successor.row, row))

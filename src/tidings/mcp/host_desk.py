@@ -105,7 +105,12 @@ class HostDesk:
         return self._ask(lambda session: session.thread(message_id))
 
     def newest_row(self) -> int:
-        found = self._ask(lambda session: session.inbox(newest=True, limit=1))
+        """Asked by whoever follows, for ever: no host is started for it."""
+        session = self._session
+        try:
+            found = session.inbox(newest=True, limit=1)
+        except NoSession:
+            found = self._renewed(session).inbox(newest=True, limit=1)
         return int(found[-1]["row"]) if found else 0
 
     def events(self, after: int) -> Iterator[Event]:

@@ -31,7 +31,7 @@ from tidings.mcp.desk import Desk, off_loop
 from tidings.mcp.presenting import on_a_line
 from tidings.mcp.stdio import standard_input
 from tidings.mcp.tools import PIECE, SIGN_OF_LIFE, Tools, catalogue
-from tidings.mcp.updates import INBOX, Bell, Follower
+from tidings.mcp.updates import INBOX, Bell, Follower, News
 
 #: seconds the end of a session may take
 CLOSE_WITHIN = 5.0
@@ -92,7 +92,7 @@ def _sentence(name: str, error: ToolError) -> str:
 
 
 def build_server(
-    desk: Desk, bell: Bell | None = None, news: asyncio.Event | None = None, *, sign_of_life: float = SIGN_OF_LIFE
+    desk: Desk, bell: Bell | None = None, news: News | None = None, *, sign_of_life: float = SIGN_OF_LIFE
 ) -> AgentServer:
     """A server for one agent's desk. `bell` rings for subscribers, `news` wakes who waits for mail."""
     server = AgentServer(
@@ -148,7 +148,7 @@ def _unreadable(error: TidingsError) -> ResourceError:
 
 async def serve(desk: Desk, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
     """Serve a client on standard input and output until it is gone; then end the session."""
-    bell, news = Bell(), asyncio.Event()
+    bell, news = Bell(), News()
     follower = Follower(desk, bell, news)
     server = build_server(desk, bell, news, sign_of_life=sign_of_life)
     _end_on_signals(desk)

@@ -32,6 +32,7 @@ from tidings.mcp.advice import advice
 from tidings.mcp.answers import in_words, message_of, result
 from tidings.mcp.desk import Desk, Facts, off_loop
 from tidings.mcp.presenting import neutral, neutral_data, on_a_line, quoted, shortened
+from tidings.mcp.updates import News
 from tidings.mcp.window import Receipts, fitting
 from tidings.wire.ids import new_id
 
@@ -72,11 +73,11 @@ Role = Annotated[str, Field(description="Name of a role, such as `reviewer`.", m
 
 
 class Tools:
-    """The tools of one agent. `news` is set when mail arrives; `sign_of_life`: seconds, for what is claimed."""
+    """The tools of one agent. `news` tells that mail arrived; `sign_of_life`: seconds, for what is claimed."""
 
-    def __init__(self, desk: Desk, news: asyncio.Event | None = None, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
+    def __init__(self, desk: Desk, news: News | None = None, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
         self.desk, self.sign_of_life = desk, sign_of_life
-        self.news = news or asyncio.Event()
+        self.news = news or News()
         self.receipts = Receipts()
         #: the requests of the tasks that were claimed and not finished
         self.held: dict[str, Facts] = {}
@@ -313,14 +314,14 @@ class Tools:
     async def _unread(self, limit: int, wait: float) -> list[Facts]:
         until = asyncio.get_running_loop().time() + wait
         while True:
-            self.news.clear()
+            news = self.news.next()
             rows = await off_loop(lambda: self.desk.inbox(unread=True, limit=limit))
             left = until - asyncio.get_running_loop().time()
             if rows or left <= 0:
                 return rows
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await self.news.wait()
+                    await news.wait()
 
     async def acknowledge_inbox(
         self, receipt: Annotated[str, Field(description="Receipt of a window of `read_inbox`.")]

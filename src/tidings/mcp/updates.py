@@ -59,10 +59,25 @@ class Bell:
         return lambda: self._listeners.pop(token, None) and None
 
 
-class Follower:
-    """Reads the events of a desk until it is stopped. `news` is set for every message."""
+class News:
+    """Wakes everybody who waits for mail: an event is set once and then replaced, so nobody takes it from another."""
 
-    def __init__(self, desk: Desk, bell: Bell, news: asyncio.Event) -> None:
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def next(self) -> asyncio.Event:
+        """Set by the first message from now on: to be asked for before looking whether there is one already."""
+        return self._next
+
+    def came(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+
+class Follower:
+    """Reads the events of a desk until it is stopped. `news` hears of every message."""
+
+    def __init__(self, desk: Desk, bell: Bell, news: News) -> None:
         self.desk, self.bell, self.news = desk, bell, news
         self._stopped = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -115,7 +130,7 @@ class Follower:
 
     def _note(self, changed: set[str]) -> None:
         """Ring once for many messages that come together."""
-        self.news.set()
+        self.news.came()
         if not self._pending:
             self._loop.call_later(GATHER, self._ring)
         self._pending |= changed
