@@ -60,18 +60,6 @@ async def test_what_was_missed_while_away_from_the_broker_is_surfaced_once(pair:
     history.check()
 
 
-async def test_who_joins_while_its_connection_is_rebuilt_waits_for_it(pair: RealSpace) -> None:
-    async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", url=proxy.url) as bob:
-        proxy.refuse = True
-        proxy.cut()
-        await eventually(lambda: bob.state == "reconnecting")
-        joining = asyncio.create_task(bob.join("general"))
-        await asyncio.sleep(0)
-        proxy.refuse = False
-        bob.reconnect()
-        assert (await joining).state == "opened"
-
-
 @pytest.mark.requirement("C12")
 @pytest.mark.parametrize("first", ["live", "history"])
 async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_either_order(

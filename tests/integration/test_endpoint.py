@@ -319,6 +319,18 @@ async def test_an_agent_elsewhere_fetches_its_wider_access_from_its_record(space
         assert "ops" in json.dumps(jwt.decode(ada.identity.token()))
 
 
+async def test_who_joins_while_its_connection_is_rebuilt_waits_for_it(pair: RealSpace) -> None:
+    async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", url=proxy.url) as bob:
+        proxy.refuse = True
+        proxy.cut()
+        await eventually(lambda: bob.state == "reconnecting")
+        joining = asyncio.create_task(bob.join("general"))
+        await asyncio.sleep(0)
+        proxy.refuse = False
+        bob.reconnect()
+        assert (await joining).state == "opened"
+
+
 async def test_history_of_large_messages_comes_in_pages_and_is_complete(space: RealSpace) -> None:
     await space.add("ada")
     async with connect(space, "ada") as ada:
