@@ -60,6 +60,7 @@ def test_the_whole_demonstration_shows_who_was_away_who_left_and_who_was_narrowe
     assert list(tmp_path.glob("tidings-demo-*")) == []
 
 
+@pytest.mark.slow
 def test_a_demonstration_that_is_told_to_stop_leaves_no_process_and_no_file(terminal: Terminal, tmp_path: Path) -> None:
     terminal.env |= {"TIDINGS_PIPELINE": "on", "TMPDIR": str(tmp_path)}
     running = terminal.start("demo", "--no-pipeline")

@@ -118,7 +118,7 @@ async def test_what_is_sent_while_the_space_is_down_is_stored_and_arrives_when_i
         assert (message["id"], message["text"]) == (sent["id"], "while you were away")
 
 
-@pytest.mark.parametrize("how", ["closes everything", "sends SIGTERM"])
+@pytest.mark.parametrize("how", ["closes everything", pytest.param("sends SIGTERM", marks=pytest.mark.slow)])
 async def test_a_client_that_vanishes_in_a_call_frees_its_session_and_its_task(
     space: RealSpace, host: Daemon, how: str
 ) -> None:

@@ -80,9 +80,8 @@ def test_the_port_is_kept_and_one_in_use_is_named(terminal: Terminal) -> None:
     "phase",
     [
         "creating",
-        "streams",
         "ready",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("broker", "steward", "agents")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("broker", "streams", "steward", "agents")),
     ],
 )
 def test_ctrl_c_at_every_stage_leaves_no_process_and_no_lock(terminal: Terminal, phase: str) -> None:
@@ -104,7 +103,7 @@ def test_a_supervisor_killed_with_9_takes_its_children_along_and_the_next_one_re
     assert terminal.run("agent", "show", "ada").returncode == 0
 
 
-@pytest.mark.parametrize("victim", ["broker_pid", "steward_pid"])
+@pytest.mark.parametrize("victim", ["broker_pid", pytest.param("steward_pid", marks=pytest.mark.slow)])
 @pytest.mark.requirement("X1")
 def test_a_child_killed_with_9_is_started_again(terminal: Terminal, victim: str) -> None:
     assert terminal.run("up", "--detach").returncode == 0

@@ -164,6 +164,7 @@ async def test_the_suite_finds_rights_that_are_too_broad(tmp_path: Path, monkeyp
     assert "$JS.API.INFO" in _result(report, "jetstream_api").evidence
 
 
+@pytest.mark.slow  # its probes wait for what a narrower pipeline would not get
 async def test_the_suite_finds_a_pipeline_that_may_do_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = grants.pipeline_permissions
 
