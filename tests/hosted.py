@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tidings.host import inbox
+from tidings.host import outbox_ends as ends
+from tidings.host import outbox_horizon as horizon
 from tidings.host import outbox_moves as moves
 from tidings.host.inbox import Arrival
 from tidings.host.outbox_moves import Draft, Lane, Place, Terms
@@ -68,10 +70,10 @@ def _fill(connection: sqlite3.Connection) -> None:
             moves.lease(connection, [rows[state]], NOW, TERMS)
     place = Place(7, "LOG", "server 1")
     moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
-    moves.release(connection, "main", "server 1", 10_000, 5_000, NOW)
+    horizon.release(connection, "main", "server 1", 10_000, 5_000, NOW)
     moves.confirmed(connection, rows["confirmed"], 1, place, NOW, 20_000, TERMS)
     moves.settle(connection, rows["dead"], 1, REFUSED, NOW, TERMS)
-    moves.cancel(connection, rows["cancelled"], NOW)
+    ends.cancel(connection, rows["cancelled"], NOW)
     inbox.keep(connection, arrival("direct", "direct text"), NOW, words=False)
     inbox.keep(connection, arrival("posted", "posted text", channel="general"), NOW, words=False)
     inbox.quarantine(connection, "main", "bob", b"garbage", "does not open", NOW)

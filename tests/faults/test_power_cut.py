@@ -7,12 +7,14 @@ away and see that this is found out.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,16 @@ import pytest
 from hosted import NOW, REFUSED, arrival, draft, together
 from tidings.errors import StoreError, TidingsError
 from tidings.host import inbox
+from tidings.host import outbox_ends as ends
+from tidings.host import outbox_horizon as horizon
 from tidings.host import outbox_moves as moves
+from tidings.host import outbox_views as views
 from tidings.host.inbox import Kept
 from tidings.host.outbox_moves import Accepted, Lane, Leased, Place, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store import database as module
-from tidings.store.database import Database
+from tidings.store.database import Database, Migrations
 from tidings.store.outcomes import Outcome
 from tidings.testing.power import LUCKS, PowerDisk
 
@@ -199,11 +204,11 @@ class Walk:
         if not self.answered.sent:
             return self.accept()
         (row, _), now = self.luck.choice(list(self.answered.sent.values())), self.now()
-        return lambda c: moves.cancel(c, row, now)
+        return lambda c: ends.cancel(c, row, now)
 
     def release(self) -> Job:
         now, limit = self.now(), self.luck.randint(1, 5)
-        return lambda c: moves.release(c, "main", "server 1", 10, 5, now, limit)
+        return lambda c: horizon.release(c, "main", "server 1", 10, 5, now, limit)
 
     def receive(self) -> Job:
         number = self.luck.randrange(1, self.used) if self.used > 1 and self.luck.random() < 0.2 else self.used
@@ -302,3 +307,52 @@ async def test_commits_that_are_not_synced_are_found_out(root: Path, monkeypatch
 async def test_a_disk_that_lies_about_syncing_is_found_out(root: Path) -> None:
     _, found = await walked(root, lies=True)
     assert len(found) > len(FEW) / 2
+
+
+# ------------------------------------------------------------------------------------------- a file of an older version
+
+
+def of_version_4(folder: Path) -> list[OutboxRow]:
+    """A host of version 4 with mail in each state and something that was queued again; what its outbox holds."""
+    database = Database(folder / "host.db", Migrations(MIGRATIONS.application_id, MIGRATIONS.steps[:4]))
+    try:
+        database.write_blocking(_filled)
+        return database.read_blocking(views.listed)
+    finally:
+        database.close()
+
+
+def _filled(connection: sqlite3.Connection) -> None:
+    for number in range(60):
+        moves.accept(connection, draft(f"m{number}", LANES[number % len(LANES)], payload=payload_of(f"m{number}")), NOW)
+    for dead in range(1, 20):
+        ends.cancel(connection, dead, NOW)
+    ends.requeue(connection, 7, "again", b"p", "s", NOW)
+
+
+async def test_a_power_cut_while_a_file_is_made_new_leaves_it_old_or_new_and_whole(root: Path) -> None:
+    """Step 5 builds the outbox anew: every moment of it is cut, and what is found then is opened by this version."""
+    rows = of_version_4(root / "old")
+    luck, made_new, was_old = random.Random(5), 0, 0
+    for operations in itertools.count(1):
+        folder = root / f"cut {operations}"
+        shutil.copytree(root / "old", folder)
+        disk = PowerDisk(folder, checkpoint_pages=luck.choice((4, 1_000)))
+        disk.cut_after(operations)
+        with suppress(StoreError):
+            Database(folder / "host.db", MIGRATIONS, connect=disk.connect).close()
+        if not disk.off:
+            break  # it was through before its power went
+        disk.write_image(folder / "image", luck.choice(LUCKS), luck)
+        with closing(sqlite3.connect(folder / "image" / "host.db")) as found:
+            (version,) = found.execute("PRAGMA user_version").fetchone()
+        made_new, was_old = made_new + (version == len(MIGRATIONS.steps)), was_old + (version == 4)
+        again = Database(folder / "image" / "host.db", MIGRATIONS)
+        try:
+            assert again.read_blocking(views.listed) == rows
+        finally:
+            again.close()
+        shutil.rmtree(folder)
+    assert made_new + was_old == operations - 1, "no version in between"
+    assert made_new
+    assert was_old > 5

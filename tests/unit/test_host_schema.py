@@ -13,6 +13,7 @@ import pytest
 from hosted import NOW, TERMS, draft, fill
 from tidings.errors import IdReused, StoreTooNew
 from tidings.host import directory, inbox, registry
+from tidings.host import outbox_ends as ends
 from tidings.host import outbox_moves as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_moves import Lane
@@ -188,10 +189,10 @@ def test_what_became_of_every_message_survives_the_table_that_is_built_anew(tmp_
 
     def live_on(connection: sqlite3.Connection) -> None:
         moves.confirmed(connection, ROW["cancelled"], 0, moves.Place(9, "LOG", "server 1"), NOW, 0, TERMS)
-        moves.drop_payloads(connection, NOW + 1)
-        again = moves.requeue(connection, ROW["dead"], "again", b"p", "s", NOW)
-        moves.cancel(connection, again.row, NOW)
-        moves.requeue(connection, again.row, "once more", b"p", "s", NOW)
+        ends.drop_payloads(connection, NOW + 1)
+        again = ends.requeue(connection, ROW["dead"], "again", b"p", "s", NOW)
+        ends.cancel(connection, again.row, NOW)
+        ends.requeue(connection, again.row, "once more", b"p", "s", NOW)
 
     before.write_blocking(live_on)
     rows = before.read_blocking(views.listed)

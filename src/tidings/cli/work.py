@@ -169,15 +169,10 @@ async def _directly(where: Place, role: str) -> AsyncGenerator[Held, None]:
 
 def _facts_of(job: Job) -> Facts:
     """A task as the host tells of it."""
-    return {
-        "seq": job.seq,
-        "role": job.role,
-        "attempt": job.attempt,
-        "deadline": job.deadline,
-        "asker": {"id": job.asker.id, "name": job.asker.name},
-        "text": job.text,
-        "message": json.loads(job.message.raw),
-    }
+    from tidings.host import shown
+
+    task = shown.task(job)
+    return {name: task[name] for name in TOLD}
 
 
 async def _through_host(session: Session, role: str) -> AsyncGenerator[Held, None]:

@@ -1,7 +1,8 @@
-"""The outbox of one run of the host: each transition of `outbox_moves` as one job of the database's writer.
+"""The outbox of one run of the host: each transition as one job of the database's writer.
 
-What a method returns is on disk. Rows are given as they were leased or read, so that every change states what it
-expects: a row that moved on meanwhile is left alone, and the answer says so.
+They are in `outbox_moves`, `outbox_horizon` and `outbox_ends`; `outbox_views` only reads. What a method returns is on
+disk. Rows are given as they were leased or read, so that every change states what it expects: a row that moved on
+meanwhile is left alone, and the answer says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from tidings.errors import StoreError
+from tidings.host import outbox_ends as ends
+from tidings.host import outbox_horizon
 from tidings.host import outbox_moves as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_moves import AT_ONCE, Accepted, Confirmation, Draft, Landed, Lane, Leased, Place, Terms
@@ -124,36 +127,36 @@ class OutboxStore:
 
     async def meet(self, space: str, incarnation: str) -> bool:
         """To be called with each connection, before anything is taken. True: verify what earlier runs confirmed."""
-        return await self._write(lambda c: moves.meet(c, space, incarnation))
+        return await self._write(lambda c: outbox_horizon.meet(c, space, incarnation))
 
     async def release(self, space: str, incarnation: str, tick: int, horizon: int) -> int:
         """`tick` was read before the broker was asked whether it is still this run."""
         now = self._now()
-        return await self._write(lambda c: moves.release(c, space, incarnation, tick, horizon, now))
+        return await self._write(lambda c: outbox_horizon.release(c, space, incarnation, tick, horizon, now))
 
     async def to_verify(
         self, space: str, incarnation: str, after: int = 0, sender: str | None = None
     ) -> list[OutboxRow]:
-        return await self.database.read(lambda c: moves.to_verify(c, space, incarnation, after, sender=sender))
+        return await self.database.read(lambda c: outbox_horizon.to_verify(c, space, incarnation, after, sender=sender))
 
     async def has_confirmed(self, space: str, incarnation: str) -> bool:
-        return await self.database.read(lambda c: moves.has_confirmed(c, space, incarnation))
+        return await self.database.read(lambda c: outbox_horizon.has_confirmed(c, space, incarnation))
 
     async def still_there(self, row: OutboxRow, incarnation: str) -> bool:
         tick = self.tick()
-        return await self._write(lambda c: moves.still_there(c, row, incarnation, tick))
+        return await self._write(lambda c: outbox_horizon.still_there(c, row, incarnation, tick))
 
     async def lost(self, row: OutboxRow) -> bool:
         now = self._now()
-        return await self._write(lambda c: moves.lost(c, row, now))
+        return await self._write(lambda c: outbox_horizon.lost(c, row, now))
 
     async def cancel(self, row: int) -> OutboxRow:
         now = self._now()
-        return await self._write(lambda c: moves.cancel(c, row, now))
+        return await self._write(lambda c: ends.cancel(c, row, now))
 
     async def requeue(self, row: int, new_id: str, payload: bytes, signature: str) -> OutboxRow:
         now = self._now()
-        return await self._write(lambda c: moves.requeue(c, row, new_id, payload, signature, now))
+        return await self._write(lambda c: ends.requeue(c, row, new_id, payload, signature, now))
 
     async def pause(self, space: str, reason: str) -> None:
         now = self._now()
@@ -180,11 +183,11 @@ class OutboxStore:
 
     async def expire(self) -> list[OutboxRow]:
         now = self._now()
-        return await self._write(lambda c: moves.expire(c, now))
+        return await self._write(lambda c: ends.expire(c, now))
 
     async def drop_payloads(self, older_than: int) -> int:
         before = self._now() - older_than
-        return await self._write(lambda c: moves.drop_payloads(c, before))
+        return await self._write(lambda c: ends.drop_payloads(c, before))
 
     async def find(self, space: str, sender: str, message_id: str) -> OutboxRow | None:
         return await self.database.read(lambda c: views.find(c, space, sender, message_id))

@@ -1,4 +1,4 @@
-"""Every transition of a message that this host owes a broker, as functions of a SQLite connection.
+"""How a message that this host owes a broker is accepted and leaves, as functions of a SQLite connection.
 
     accept -> pending -> inflight -> confirmed -> done        (the broker has it, and has it on disk)
                  |  ^        |  |        |
@@ -7,8 +7,9 @@
 
 A row in flight is leased: owner, attempt and expiry. Whoever settles states all of it, so a late or foreign answer
 changes nothing; that a message arrived after all is noted beside the state. A lane is (space, sender, kind,
-destination): its oldest owed row goes first and alone. `OutboxStore` (`outbox.py`) runs these in the writer;
-reading is in `outbox_views`. What is sent, and how, is not known here.
+destination): its oldest owed row goes first and alone. How it is kept until the broker has it on disk is in
+`outbox_horizon`, how it ends without having left in `outbox_ends`, reading in `outbox_views`. `OutboxStore`
+(`outbox.py`) runs all of them in the writer. What is sent, and how, is not known here.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tidings.errors import IdReused, WrongState
+from tidings.errors import IdReused
 from tidings.host import outbox_views as views
 from tidings.host.fingerprint import Kind
-from tidings.host.outbox_views import COLUMNS, OutboxRow, as_row
+from tidings.host.outbox_views import OutboxRow, as_row
 from tidings.store.outcomes import Outcome
 from tidings.store.retry import Backoff
 
@@ -33,10 +34,7 @@ from tidings.store.retry import Backoff
 LEASE = 60_000
 MAX_AGE = 7 * 24 * 3_600_000
 AT_ONCE = 64
-#: rows that one job changes at most, so that no caller waits long for the writer
-STEP = 500
 
-LOST = Outcome("lost_by_broker", "the broker lost it with its tail; it is sent again", True, "lane")
 CANCELLED = ("cancelled", "cancelled before it was sent")
 TOO_OLD = ("too_old", "not sent within its longest age")
 
@@ -453,123 +451,7 @@ def _lift_passing_blocks(connection: sqlite3.Connection, row: int) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------- keeping until it is on disk
-
-
-def meet(connection: sqlite3.Connection, space: str, incarnation: str) -> bool:
-    """This run of the space's broker answers now. True if there are rows another run confirmed: verify them."""
-    connection.execute(
-        """INSERT INTO outbox_space (space, incarnation) VALUES (?, ?)
-        ON CONFLICT (space) DO UPDATE SET incarnation = excluded.incarnation""",
-        (space, incarnation),
-    )
-    return bool(to_verify(connection, space, incarnation, limit=1))
-
-
-def release(
-    connection: sqlite3.Connection, space: str, incarnation: str, tick: int, horizon: int, now: int, limit: int = STEP
-) -> int:
-    """Done with what this run of the broker confirmed a horizon before `tick`, when it was last known to run."""
-    done = connection.execute(
-        """UPDATE outbox SET state = 'done', ended_at = ? WHERE row IN (
-          SELECT row FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation = ? AND confirmed_tick <= ?
-          ORDER BY row LIMIT ?)""",
-        (now, space, incarnation, tick - horizon, limit),
-    ).rowcount
-    if done:
-        connection.execute(
-            """INSERT INTO outbox_space (space, done) VALUES (?, ?)
-            ON CONFLICT (space) DO UPDATE SET done = done + excluded.done""",
-            (space, done),
-        )
-    return done
-
-
-def to_verify(
-    connection: sqlite3.Connection,
-    space: str,
-    incarnation: str,
-    after: int = 0,
-    limit: int = STEP,
-    sender: str | None = None,
-) -> list[OutboxRow]:
-    """Rows (of one sender) that another run of this broker confirmed, oldest first: it may have lost them."""
-    found = connection.execute(
-        f"""SELECT {COLUMNS} FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation <> ? AND row > ?
-        AND sender = coalesce(?, sender) ORDER BY row LIMIT ?""",
-        (space, incarnation, after, sender, limit),
-    )
-    return [as_row(one) for one in found]
-
-
-def has_confirmed(connection: sqlite3.Connection, space: str, incarnation: str) -> bool:
-    """Are there rows that this run of the broker confirmed and that are not done?"""
-    query = "SELECT 1 FROM outbox WHERE state = 'confirmed' AND space = ? AND incarnation = ? LIMIT 1"
-    return connection.execute(query, (space, incarnation)).fetchone() is not None
-
-
-def still_there(connection: sqlite3.Connection, row: OutboxRow, incarnation: str, tick: int) -> bool:
-    """Verified under a new run: kept again for a whole horizon, because what it read may not be on disk."""
-    changed = connection.execute(
-        """UPDATE outbox SET incarnation = ?, confirmed_tick = ?
-        WHERE row = ? AND state = 'confirmed' AND seq = ? AND incarnation = ?""",
-        (incarnation, tick, row.row, row.seq, row.incarnation),
-    )
-    return changed.rowcount == 1
-
-
-def lost(connection: sqlite3.Connection, row: OutboxRow, now: int) -> bool:
-    """It is not where the earlier run put it: owed again, under the same id."""
-    changed = connection.execute(
-        """UPDATE outbox SET state = 'pending', seq = NULL, stream = NULL, incarnation = NULL, confirmed_at = NULL,
-          confirmed_tick = NULL, cancel_asked = 0, next_attempt_at = ?, code = ?, words = ?
-        WHERE row = ? AND state = 'confirmed' AND seq = ? AND incarnation = ?""",
-        (now, LOST.code, LOST.words, row.row, row.seq, row.incarnation),
-    )
-    return changed.rowcount == 1
-
-
-# ------------------------------------------------------------------------------------------------ what people decide
-
-
-def cancel(connection: sqlite3.Connection, row: int, now: int) -> OutboxRow:
-    """Do not send it. What is in flight is cancelled once its attempt ended without an acknowledgement."""
-    code, words = CANCELLED
-    connection.execute(
-        "UPDATE outbox SET state = 'cancelled', code = ?, words = ?, ended_at = ? WHERE row = ? AND state = 'pending'",
-        (code, words, now, row),
-    )
-    connection.execute("UPDATE outbox SET cancel_asked = 1 WHERE row = ? AND state = 'inflight'", (row,))
-    return views.show(connection, row)
-
-
-_REQUEUE = f"""
-INSERT INTO outbox (space, sender, id, fingerprint, kind, destination, subject, priority, payload, signature,
-  accepted_at, max_age, state, next_attempt_at, supersedes)
-SELECT space, sender, :id, fingerprint, kind, destination, subject, priority, :payload, :signature,
-  :now, max_age, 'pending', :now, row
-FROM outbox WHERE row = :row AND state IN ('dead', 'cancelled') AND superseded_by IS NULL
-RETURNING {COLUMNS}"""
-
-
-def requeue(
-    connection: sqlite3.Connection, row: int, new_id: str, payload: bytes, signature: str, now: int
-) -> OutboxRow:
-    """A new row to the same destination; `payload` is the same message composed under `new_id`. Once for each row."""
-    old = views.show(connection, row)
-    if old.superseded_by is not None:
-        known = views.show(connection, old.superseded_by)
-        if known.id == new_id:
-            return known
-        raise WrongState(f"message {old.id} was queued again as {known.id} ({known.state}): look at that one")
-    if old.state not in ("dead", "cancelled"):
-        raise WrongState(f"message {old.id} is {old.state}: only what is dead or cancelled can be queued again")
-    if used := views.find(connection, old.space, old.sender, new_id):
-        raise reused(used)
-    asked = {"row": row, "id": new_id, "payload": payload, "signature": signature, "now": now}
-    successor = as_row(connection.execute(_REQUEUE, asked).fetchone())
-    connection.execute("UPDATE outbox SET superseded_by = ? WHERE row = ?", (successor.row, row))
-    return successor
+# ------------------------------------------------------------------------------------------- what makes lanes wait
 
 
 def pause(connection: sqlite3.Connection, space: str, reason: str, now: int) -> None:
@@ -608,28 +490,3 @@ def unblock(connection: sqlite3.Connection, scope: Lane) -> bool:
         "DELETE FROM outbox_block WHERE space = ? AND sender = ? AND kind = ? AND destination = ?", scope
     )
     return lifted.rowcount == 1
-
-
-# ------------------------------------------------------------------------------------------------------ growing old
-
-
-def expire(connection: sqlite3.Connection, now: int, limit: int = STEP) -> list[OutboxRow]:
-    """Rows that waited longer than they may are dead. What is in flight is left to its attempt."""
-    code, words = TOO_OLD
-    ended = connection.execute(
-        f"""UPDATE outbox SET state = 'dead', ended_at = :now, code = :code,
-          words = :words || CASE WHEN code IS NULL THEN '' ELSE '; last: ' || code || ': ' || words END
-        WHERE row IN (SELECT row FROM outbox WHERE state IN ('pending', 'inflight') AND state = 'pending'
-          AND accepted_at + max_age <= :now LIMIT :limit) RETURNING {COLUMNS}""",
-        {"now": now, "code": code, "words": words, "limit": limit},
-    )
-    return sorted(as_row(one) for one in ended.fetchall())
-
-
-def drop_payloads(connection: sqlite3.Connection, before: int, limit: int = STEP) -> int:
-    """Forget the bytes of rows done before a moment. Their ids and fingerprints are never forgotten."""
-    return connection.execute(
-        """UPDATE outbox SET payload = NULL, signature = NULL WHERE row IN (
-          SELECT row FROM outbox WHERE state = 'done' AND payload IS NOT NULL AND ended_at < ? LIMIT ?)""",
-        (before, limit),
-    ).rowcount

@@ -70,6 +70,8 @@ class SpaceRow(NamedTuple):
 
 COLUMNS = ", ".join(OutboxRow._fields)
 CHAIN_SHOWN = 1_000
+#: rows that one job changes at most, so that no caller waits long for the writer
+STEP = 500
 
 
 def as_row(found: Iterable[Any]) -> OutboxRow:
