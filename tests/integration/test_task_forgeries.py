@@ -130,7 +130,9 @@ async def test_a_worker_cannot_make_a_task_unfit_to_be_tried_again(space: RealSp
     async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
         ticket = await ada.ask("reviewer", "fine")
         await bob.control.call("task", "claim", role="reviewer", wait=2)
-        told = await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False, cause="malformed")
+        with pytest.raises(UsageError, match="not 'cause'"):
+            await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False, cause="malformed")
+        told = await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False)
         assert (told["state"], told["cause"]) == ("dead", "failed")
         assert (await raw.control.call("dead", "retry", seq=ticket.seq))["state"] == "queued"
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge, UsageError
+from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge
+from tidings.steward.arguments import check_arguments
 from tidings.steward.finding import FINDING_HANDLERS
 from tidings.steward.governance import ADMIN_HANDLERS
 from tidings.steward.health import HEALTH_HANDLERS
@@ -65,13 +66,11 @@ class Answering:
         self.counts["requests"] += 1
         try:
             request = parse_request(self.steward.subjects, message.subject, message.data)
+            check_arguments(request)
             if request.service == "presence":
                 await _reply(message, answer(self.steward.roster.beat(request)))
                 return
-            handler = HANDLERS.get((request.service, request.do))
-            if handler is None:
-                raise UsageError(f"this steward has no {request.service} {request.do!r}")
-            if not self.turns.offer(request.sender, (message, request, handler)):
+            if not self.turns.offer(request.sender, (message, request, HANDLERS[request.service, request.do])):
                 raise ConflictError(
                     f"{self.turns.waiting:,} requests of yours wait already: wait for their answers, then ask again"
                 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from tidings.errors import MalformedMessage, TidingsError, UsageError
 from tidings.wire import strict_json
-from tidings.wire.subjects import Control, Subjects
+from tidings.wire.subjects import SERVICES, Control, Subjects
 
 MAX_REQUEST = 128 * 1024
 
@@ -51,7 +51,9 @@ class Request:
 def parse_request(subjects: Subjects, subject: str, payload: bytes) -> Request:
     parsed = subjects.parse(subject)
     if not isinstance(parsed, Control):
-        raise UsageError("this is not a control subject: td.<space>.ctl.<service>.<sender>")
+        raise UsageError(
+            f"this is not a control subject: td.<space>.ctl.<service>.<sender>; the services are {', '.join(SERVICES)}"
+        )
     if len(payload) > MAX_REQUEST:
         raise UsageError(f"a control request has at most {MAX_REQUEST} bytes, this one has {len(payload)}")
     try:

@@ -58,32 +58,35 @@ async def escalation(stage: Stage) -> Verdict:
     call, before = stage.mal.control.call, await stage.watch.mark()
     other = {"owner": stage.vic.id, "sender": stage.vic.id, "id": stage.vic.id, "from": stage.vic.id}
     attempts: list[tuple[str, str, dict[str, Any]]] = [
-        *(("member", "join", {"pattern": p, **other}) for p in (stage.secret, ">", f"{stage.base}.>", "*.*.secret")),
-        ("member", "members", {"channel": stage.secret, **other}),
-        ("channel", "info", {"channel": stage.secret, **other}),
+        *(("member", "join", {"pattern": p}) for p in (stage.secret, ">", f"{stage.base}.>", "*.*.secret")),
+        ("member", "members", {"channel": stage.secret}),
+        ("channel", "info", {"channel": stage.secret}),
         ("channel", "set", {"channel": stage.channel, "class": "live"}),
-        ("channel", "set", {"channel": stage.secret, "description": "mine", **other}),
+        ("channel", "set", {"channel": stage.secret, "description": "mine"}),
         ("member", "grant", wide_access(stage)),
         ("access", "set", wide_access(stage)),
     ]
+    attempts += [(service, do, {**arguments, **other}) for service, do, arguments in attempts]
+    attempts += [(*verb, other) for verb in (("member", "list"), ("channel", "list"), ("access", "get"))]
+    attempts.append(("member", "leave", {"pattern": stage.secret, **other}))
     for service, do, arguments in attempts:
         try:
             said = await call(service, do, **arguments)
         except (DeniedError, UsageError):
             continue
         return broken(f"{service} {do} {arguments} was answered {said}")
-    return await _only_its_own(stage, before, other, len(attempts))
+    return await _only_its_own(stage, before, len(attempts))
 
 
 def wide_access(stage: Stage) -> dict[str, Any]:
     return {"id": stage.mal.id, "read": [">"], "post": [">"], "manage": [">"]}
 
 
-async def _only_its_own(stage: Stage, before: Any, other: dict[str, str], tried: int) -> Verdict:
+async def _only_its_own(stage: Stage, before: Any, tried: int) -> Verdict:
     call = stage.mal.control.call
-    told = json.dumps([await call("member", "list", **other), await call("channel", "list", **other)])
-    access = (await call("access", "get", **other))["access"]
-    await call("member", "leave", pattern=stage.secret, **other)
+    told = json.dumps([await call("member", "list"), await call("channel", "list")])
+    access = (await call("access", "get"))["access"]
+    await call("member", "leave", pattern=stage.secret)
     if stage.secret in told or access["name"] != "probe-mal":
         return broken("arguments chose whose memberships, channels or access were told")
     changed = await stage.unchanged(before)

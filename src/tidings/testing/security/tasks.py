@@ -181,16 +181,19 @@ async def forged_results(stage: Stage) -> Verdict:
 async def receipts_of_others(stage: Stage) -> Verdict:
     mid, seq = await _direct_to_itself(stage)
     many = [{"seq": n, "stage": "read"} for n in (*range(max(1, seq - 20), seq + 20), 10**15)]
-    got = await allowed(stage.mal, [("receipt", "put", {"seq": seq, "stage": "read", "reader": stage.vic.id})])
+    whose = {"to": stage.vic.id, "sender": stage.vic.id}
+    tried = [{}, {"reader": stage.vic.id}, {"sender": stage.vic.id, "id": mid}]
+    got = await allowed(stage.mal, [("receipt", "put", {"seq": seq, "stage": "read", **more}) for more in tried])
+    got += await allowed(stage.mal, [("receipt", "wait", {"id": mid, "seq": seq, "timeout": 0, **whose})])
+    got += await allowed(stage.mal, [("receipt", "watch", {"timeout": 0, "sender": stage.vic.id})])
     told = await stage.mal.control.call("receipt", "put", receipts=many, sender=stage.vic.id)
     if told["new"]:
         got.append(f"{told['new']} receipts for mail of others were taken")
-    whose = {"to": stage.vic.id, "sender": stage.vic.id}
-    seen = await stage.mal.control.call("receipt", "wait", id=mid, seq=seq, timeout=0, **whose)
+    seen = await stage.mal.control.call("receipt", "wait", id=mid, seq=seq, timeout=0, to=stage.vic.id)
     if seen["stage"] != "unknown":
         got.append(f"a message of another is told to be {seen['stage']}")
     await stage.vic.control.call("receipt", "put", seq=seq, stage="delivered")
-    watched = await stage.mal.control.call("receipt", "watch", since=0, timeout=0, sender=stage.vic.id)
+    watched = await stage.mal.control.call("receipt", "watch", since=0, timeout=0)
     if any(news["id"] == mid for news in watched["news"]):
         got.append("the receipts of another were watched")
     traced = await stage.mal.control.call("trace", "get", id=mid, seq=seq)

@@ -1,0 +1,65 @@
+"""Control requests that no program of ours would send are refused with a sentence, and none makes the steward fail."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from tidings.errors import UsageError
+from tidings.steward.answering import HANDLERS
+from tidings.steward.arguments import ARGUMENTS
+from tidings.testing.real_space import RealSpace
+from tidings.wire.ids import new_id
+from tidings.wire.subjects import AGENT_SERVICES
+
+#: one of each kind that strict JSON has, and the numbers at the edges
+VALUES: tuple[Any, ...] = ("x", "", [], ["x"], [["x"]], {}, {"a": [1]}, [{"stage": ["read"], "seq": 1}], True, None)
+VALUES += (0, -1, 7, 1.5, 2**63, 2**64, 2**80, 1e300, "9" * 400, "a.b", new_id())
+
+
+def test_every_verb_has_a_handler_and_every_handler_its_arguments() -> None:
+    assert set(HANDLERS) | {("presence", "beat")} == set(ARGUMENTS)
+
+
+UNKNOWN: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("confirm", "record", {"seq": 1, "stream": ["log"]}, "confirm record: `stream` must be a text"),
+    ("receipt", "wait", {"id": new_id(), "stage": ["read"]}, "receipt wait: `stage` must be a text"),
+    ("receipt", "put", {"receipts": ["read"]}, "receipt put: `receipts` must be a list of objects"),
+    ("task", "fail", {"seq": True, "reason": "no"}, "task fail: `seq` must be a whole number"),
+    ("member", "join", {"patern": "general"}, "member join takes the arguments epoch, pattern, not 'patern'"),
+    ("member", "list", {"of": "bob"}, "member list takes no arguments, not 'of'"),
+    ("member", "jion", {"pattern": "general"}, "the service member has no 'jion': its verbs are join, leave, list"),
+    ("page", "get", {}, "the service page has no 'get': it has no verbs yet"),
+)
+
+
+async def test_what_is_not_known_is_refused_with_what_is(space: RealSpace) -> None:
+    await space.add("mal")
+    async with space.agent("mal") as mal:
+        for service, do, arguments, said in UNKNOWN:
+            with pytest.raises(UsageError) as refused:
+                await mal.control.call(service, do, **arguments)
+            assert said in str(refused.value)
+
+
+async def test_no_value_of_any_argument_makes_the_steward_fail(space: RealSpace) -> None:
+    await space.add("mal", roles=["reviewer"], manage=["general"])
+    assert space.steward is not None
+    async with space.agent("mal") as mal:
+        for (service, do), known in ARGUMENTS.items():
+            if service not in AGENT_SERVICES:
+                continue
+            likely = {"id": new_id(), "to": mal.id, "pattern": "general", "channel": "general", "role": "reviewer"}
+            base = {name: likely[name] for name in known if name in likely}
+            quick = {name: 0 for name in known if name in ("wait", "timeout")}
+            for name, value in itertools.product(known, VALUES):
+                if name in quick and value in (7, 1.5, None):
+                    continue  # it would wait for that long
+                body = {"op": new_id(), "do": do, **base, **quick, name: value}
+                reply = await mal.connection.request(
+                    space.subjects.control(service, mal.id), json.dumps(body).encode(), timeout=10
+                )
+                refused = json.loads(reply.data).get("error", {})
+                assert refused.get("code") != "failed", (service, do, name, value)
+    assert space.steward.answering.counts["failed"] == 0
