@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint, Receipt
     from tidings.endpoint.facade import history, send
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.notices import Notice
     from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
     from tidings.wire.roster import Agent
 
@@ -20,6 +21,7 @@ __all__ = [
     "Endpoint",
     "Incoming",
     "Job",
+    "Notice",
     "Receipt",
     "TaskResult",
     "TaskTicket",
@@ -36,6 +38,7 @@ _LAZY = {
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",
     "Incoming": "tidings.endpoint.incoming",
+    "Notice": "tidings.endpoint.notices",
     "send": "tidings.endpoint.facade",
     "history": "tidings.endpoint.facade",
     "Job": "tidings.endpoint.tasks",

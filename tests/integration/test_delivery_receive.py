@@ -371,7 +371,9 @@ async def test_a_skipped_number_is_told_and_what_it_held_is_read_from_the_log(
     await pipeline.level()
     async with connect(pair, "bob", channels=["general"]) as bob:
         told: list[FrameGap] = []
+        notices: list[tidings.Notice] = []
         bob.on("gap", told.append)
+        bob.on("notice", notices.append)
         await pipeline.deliver(bob_id, seqs[:1])
         await pipeline.deliver(bob_id, seqs[1:3], published=False)
         await pipeline.deliver(bob_id, seqs[3:])
@@ -380,6 +382,7 @@ async def test_a_skipped_number_is_told_and_what_it_held_is_read_from_the_log(
         assert {m.text for m in found if m.late} == {"two", "three"}, "they surfaced after a newer one, and say so"
         (gap,) = await eventually(lambda: told)
         assert gap == FrameGap("first", 2, 2, seqs[1] - 1, seqs[2], 2, 2)
+        assert [(n.kind, n.first, n.last, n.count) for n in notices] == [("gap", seqs[1], seqs[2], 2)]
         await emptied(pipeline, bob_id)
 
 
@@ -445,9 +448,18 @@ async def test_what_will_not_be_delivered_is_told_once_with_its_range_count_and_
 ) -> None:
     bob_id = await away(pair)
     async with connect(pair, "bob", channels=["general"]) as bob:
-        told = errors(bob)
+        told, notices, kept = errors(bob), list[tidings.Notice](), asyncio.Event()
+
+        async def keep(notice: tidings.Notice) -> None:
+            await kept.wait()
+            notices.append(notice)
+
+        bob.on("notice", keep)
         lost = Lost("general", 10, 20, 7, "cancelled by the operator")
         await pipeline.deliver(bob_id, lost=[lost])
+        await eventually(lambda: told)
+        assert not await pipeline.acknowledged(bob_id), "the broker forgets it once its notice was kept"
+        kept.set()
         await pipeline.deliver(bob_id, lost=[lost], number=1, series="again")
         await emptied(pipeline, bob_id)
         await eventually(lambda: told)
@@ -456,6 +468,7 @@ async def test_what_will_not_be_delivered_is_told_once_with_its_range_count_and_
     assert (error.channel, error.first, error.last, error.count) == ("general", 10, 20, 7)
     assert "7 messages of general between 10 and 20" in str(error)
     assert error.cause == "cancelled by the operator"
+    assert [(n.kind, n.channel, n.first, n.last, n.count) for n in notices] == [("lost", "general", 10, 20, 7)]
 
 
 async def test_a_new_series_starts_again_without_a_gap_also_after_a_restart(

@@ -207,6 +207,8 @@ class DurableCopies:
         self._check_number(frame)
         for lost in frame.lost:
             self._tell_lost(lost)
+        if frame.lost:
+            await self.endpoint.events.handled("notice")  # the broker forgets the frame once this one has told it
         batch = self._batch(lambda: self._frame_settled(held, frame, batch))
         for block in frame.blocks:
             await self._offer_block(block, batch, again=held.delivery.count > 1)
@@ -305,6 +307,7 @@ class DurableCopies:
                     "not in the log",
                 )
             )
+            await self.endpoint.events.handled("notice")
         return surfaced
 
     # --- settling ---

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint import notices
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels
@@ -43,6 +44,7 @@ from tidings.endpoint.surfacing import Surfacing
 from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
+    DeliveryLost,
     DeniedError,
     Superseded,
     TidingsError,
@@ -98,6 +100,8 @@ class Endpoint:
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
         self.events = Events()
+        self.events.on("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
+        self.events.on("error", self._notice_loss)
         #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
         self.tells_delivered = True
         #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
@@ -196,6 +200,10 @@ class Endpoint:
         if error is not None:
             self.events.emit("error", error)
 
+    def _notice_loss(self, error: BaseException) -> None:
+        if isinstance(error, DeliveryLost):
+            self.events.emit("notice", notices.of_loss(error))
+
     def _report(self, event: str, value: Any) -> None:
         if event == "superseded":
             self.inbox.close(Superseded(f"a newer session of {self.name} receives now; this one can still send"))
@@ -237,7 +245,7 @@ class Endpoint:
         self.link.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on message, presence, roster, connection, error, gap, superseded, access or receipt."""
+        """Call back on message, presence, roster, connection, error, gap, notice, superseded, access or receipt."""
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()

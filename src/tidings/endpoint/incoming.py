@@ -184,11 +184,11 @@ def _rank(incoming: Incoming) -> int:
 class Events:
     """Callbacks by name. A callback that raises is reported as an `error` event, and never breaks the endpoint."""
 
-    NAMES = ("message", "presence", "roster", "connection", "error", "gap", "superseded", "access", "receipt")
+    NAMES = ("message", "presence", "roster", "connection", "error", "gap", "notice", "superseded", "access", "receipt")
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in self.NAMES}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], str] = {}
 
     def on(self, name: str, callback: Callable[[Any], Any]) -> None:
         if name not in self._callbacks:
@@ -207,11 +207,17 @@ class Events:
                 continue
             if asyncio.iscoroutine(result):
                 task = asyncio.ensure_future(result)
-                self._tasks.add(task)
+                self._tasks[task] = name
                 task.add_done_callback(partial(self._done, name))
 
+    async def handled(self, name: str) -> None:
+        """Every callback of what was emitted under this name so far has returned."""
+        running = [task for task, its_name in self._tasks.items() if its_name == name]
+        if running:
+            await asyncio.wait(running)
+
     def _done(self, name: str, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(name, error)
 

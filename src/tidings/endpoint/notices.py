@@ -1,0 +1,74 @@
+"""Notices: what an agent must be told that is no message, in one shape for every surface.
+
+    endpoint.on("notice", callback)        a row of kind `notice` in the host's inbox, `tidings inbox`, `tail`, MCP
+
+Whoever finds something missing, void or damaged makes a `Notice` and emits it as the event `notice`; gaps and
+`DeliveryLost` become notices by themselves. A notice has an id made of what it says, so telling it again is no news. A
+frame that tells of a loss is acknowledged after every callback of its notice has returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from tidings.endpoint.gaps import FrameGap, Gap
+from tidings.errors import DeliveryLost
+
+#: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
+#: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
+#: set_back: the log went backwards. flood: more than the inbox keeps of one sender
+NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood"]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing an agent is told. `first` to `last` is the range of sequences it lies in, as far as that is known."""
+
+    kind: NoticeKind
+    #: a sentence: what happened, to what, and what to do next
+    text: str
+    channel: str | None = None
+    first: int | None = None
+    last: int | None = None
+    #: how many messages; None if nobody knows
+    count: int | None = None
+    cause: str = "unknown"
+
+    @property
+    def id(self) -> str:
+        """The same for the same thing, in whichever process it was found."""
+        facts = (self.kind, self.channel, self.first, self.last, self.count, self.cause)
+        return f"notice-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
+
+    @property
+    def is_loss(self) -> bool:
+        """Is something missing? A gap that was filled is worth knowing, and nobody has to act on it."""
+        return self.kind != "gap"
+
+    def facts(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def of_loss(error: DeliveryLost) -> Notice:
+    return Notice("lost", str(error), error.channel, error.first, error.last, error.count, error.cause)
+
+
+def of_gap(gap: Gap | FrameGap) -> Notice:
+    """What was missed and read from the log is a gap; if some of it had left the log, it is a loss."""
+    first, last = gap.after + 1, gap.through
+    recovered = f"{gap.recovered} message{'' if gap.recovered == 1 else 's'}"
+    if isinstance(gap, FrameGap):
+        text = (
+            f"durable copies {gap.first} to {gap.last} did not come: {recovered} between {first} and {last} were read"
+        )
+        return Notice("gap", f"{text} from the log instead", None, first, last, gap.recovered, "frames")
+    where = f"#{gap.channel} between {first} and {last}"
+    how = "the connection was lost" if gap.cause == "connection" else "live copies were lost on the way"
+    if gap.gone:
+        text = f"some messages of {where} are lost: {how}, and the log does not have them any more ({recovered} it had)"
+        return Notice("lost", text, gap.channel, first, last, None, "not in the log")
+    text = f"{recovered} of {where} came late: {how}, and they were read from the log"
+    return Notice("gap", text, gap.channel, first, last, gap.recovered, gap.cause)
