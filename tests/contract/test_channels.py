@@ -152,7 +152,8 @@ async def test_two_agents_and_a_late_third_talk_in_all_three_ways(pair: RealSpac
         assert (await bob.next_message(10)).text == "to all"
         await bob.dm("ada", "to you")
         assert (await ada.next_message(10)).text == "to you"
-        async with connect(pair, "cat", "general") as cat, connect(pair, "dan") as dan:
+        async with connect(pair, "cat") as cat, connect(pair, "dan") as dan:
+            await cat.join("general", backfill=10)
             done: list[str] = []
 
             async def review(worker: tidings.Endpoint) -> None:

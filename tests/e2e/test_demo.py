@@ -21,6 +21,7 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for sentence in (
         "bob hears ada in #general: shall we start?",
+        "what ada said before bob joined is history: he hears it only if he asks",
         "bob hears ada directly: the password is swordfish",
         "ada asked a reviewer; bob answered, signed: looks good",
         "bob asks for #team.secret: bob may not read team.secret",

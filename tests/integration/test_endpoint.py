@@ -66,13 +66,13 @@ async def test_what_one_sends_the_other_receives_with_its_sender_and_sequence(sp
         assert len(ada.inbox) == 0, "a sender gets no copy of its own"
 
 
-async def test_a_joiner_is_shown_what_was_said_before_and_told_that_it_is_history(space: RealSpace) -> None:
+async def test_a_joiner_who_asks_is_shown_what_was_said_before_and_told_that_it_is_history(space: RealSpace) -> None:
     await space.add("ada")
     await space.add("bob")
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         for number in range(5):
             await ada.send("general", f"old {number}")
-        joined = await bob.join("general")
+        joined = await bob.join("general", backfill=100)
         assert (joined.state, joined.backfilled, joined.durable) == ("opened", 5, False)
         assert "backstop is not running" in joined.reason
         await ada.send("general", "new")
@@ -448,7 +448,7 @@ async def test_a_join_whose_backfill_was_not_answered_says_so_and_completes_it_l
             return await call(service, do, **arguments)
 
         monkeypatch.setattr(bob.link, "call", unanswered)
-        joined = await bob.join("general")
+        joined = await bob.join("general", backfill=100)
         assert (joined.state, joined.backfilled) == ("opened", 0)
         assert "what was said before could not be read yet and comes later" in joined.reason
         await ada.send("general", "new")

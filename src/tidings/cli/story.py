@@ -122,6 +122,7 @@ async def _talk(home: SpaceHome) -> None:
     bob = ("-m", "tidings.cli.demo_agent", home.home, home.name, "bob", state)
     async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
         heading("Two agents talk: to a channel, to one agent, to a role. bob is a process of its own")
+        await ada.send("general", "nobody but me is here yet")
         async with child(*bob) as first:
             await _expect(first, "ready")
             await _three_ways(ada, first)
@@ -142,6 +143,7 @@ async def _talk(home: SpaceHome) -> None:
 async def _three_ways(ada: Any, bob: Child) -> None:
     await ada.send("general", "shall we start?", mentions=["bob"])
     await _expect(bob, "heard", "shall we start?")
+    output.line("  what ada said before bob joined is history: he hears it only if he asks")
     receipt = await ada.dm("bob", "the password is swordfish")
     await _expect(bob, "heard", "the password is swordfish")
     stage = (await ada.receipt(receipt, "read", timeout=PATIENCE)).stage

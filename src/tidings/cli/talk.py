@@ -237,7 +237,12 @@ def history(
         raise UsageError("--count must be at least 1")
 
     async def directly(endpoint: Endpoint) -> list[Message]:
-        return [heard(each) for each in await endpoint.history(channel, count, before=before)]
+        found = await endpoint.history(channel, count, before=before)
+        if found.hidden:
+            output.say(f"note: {channel} does not replay everything: what was said before you were in it is not shown")
+        elif found.gone:
+            output.say(f"note: the log no longer has what was said up to sequence {found.gone}")
+        return [heard(each) for each in found]
 
     found = ask_space(where, lambda session: _history(session, channel, count, before), directly, direct=direct)
     for message in reversed(found):

@@ -23,14 +23,13 @@ from tidings.endpoint.live import LiveCopies, unsubscribe
 from tidings.endpoint.membership import Joined, Membership, Memberships
 from tidings.endpoint.missed import MissedMessages
 from tidings.endpoint.records import LiveRecord, RecordOpener
-from tidings.endpoint.seen import Seen
+from tidings.endpoint.seen import NOWHERE, Position, Seen
 from tidings.endpoint.supervision import Supervision
 from tidings.endpoint.surfacing import Surfacing
 from tidings.errors import ConflictError, DeniedError, LogRegressed, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import is_concrete
 
-BACKFILL = 100
 RETRY_PAUSE = 1.0
 #: a connection is rebuilt for wider access, too: who joins meanwhile waits for it
 REBUILT_WITHIN = 5.0
@@ -63,7 +62,7 @@ class Channels:
 
     # --- join ---
 
-    async def join(self, pattern: str, *, backfill: int = BACKFILL) -> Joined:
+    async def join(self, pattern: str, *, backfill: int = 0) -> Joined:
         check_pattern(pattern)
         held = self.memberships.get(pattern)
         if held is not None and held.joined is not None:
@@ -121,8 +120,10 @@ class Channels:
         if not membership.opened_here and not self.seen.remembers:
             membership.forgotten = int(answer.get("head", 0))
         count, reason = 0, ""
+        if membership.opened_here and is_concrete(membership.pattern) and not backfill:
+            self.seen.channel(membership.pattern).close_hole(membership.joined)
         try:
-            if answer["state"] == "opened" and answer.get("replay") and backfill and is_concrete(membership.pattern):
+            if answer["state"] == "opened" and backfill:
                 count, reason = await self._backfill_or_later(membership, backfill)
             elif answer["state"] == "resumed" and self._comes_as_frames(membership):
                 self._leave_to_frames(membership)
@@ -157,18 +158,19 @@ class Channels:
     # --- what was said before a join ---
 
     async def _backfill_or_later(self, membership: Membership, limit: int) -> tuple[int, str]:
-        seen = self.seen.channel(membership.pattern)
-        after, beyond = seen.through, frozenset(seen.beyond)
+        known = {name: self.seen.channel(name).position for name in self.seen.covered_by(membership.pattern)}
         try:
-            return await self.missed.backfill(membership, limit), ""
+            count, rest = await self.missed.backfill(membership, limit)
         except (UnreachableError, OutcomeUnknown, ConflictError) as error:
             self._report("error", error)
-            self._later(self._backfill_until_done(membership, limit, after, beyond))
+            self._later(self._backfill_until_done(membership, limit, known))
             return 0, f"what was said before could not be read yet and comes later ({error})"
+        if not rest:
+            return count, ""
+        self._later(self._surface_past(membership, rest))
+        return count, f"{len(rest)} older messages wait until the inbox has room for them"
 
-    async def _backfill_until_done(
-        self, membership: Membership, limit: int, after: int, beyond: frozenset[int]
-    ) -> None:
+    async def _backfill_until_done(self, membership: Membership, limit: int, known: dict[str, Position]) -> None:
         """The same later: live copies went on meanwhile, so what was seen then decides what is new."""
         while self.memberships.holds(membership):
             await asyncio.sleep(RETRY_PAUSE)
@@ -180,11 +182,18 @@ class Channels:
             except TidingsError as error:
                 self._report("error", error)
                 return
-            for record in records:
-                if record.seq > after and record.seq not in beyond and not self.surfacing.is_own(record):
-                    while not self.surfacing.offer_missed(record, historical=True):
-                        await self._wait_for_room()
+            new = [each for each in records if known.get(each.channel, NOWHERE).is_new(each.seq)]
+            await self._surface_past(membership, new)
             return
+
+    async def _surface_past(self, membership: Membership, records: list[LiveRecord]) -> None:
+        for record in records:
+            if self.surfacing.is_own(record):
+                continue
+            while not self.surfacing.offer_missed(record, historical=True):
+                if not self.memberships.holds(membership):
+                    return
+                await self._wait_for_room()
 
     # --- what comes as frames ---
 

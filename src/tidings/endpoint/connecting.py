@@ -24,13 +24,15 @@ def connect(
     inbox: int = 512,
     ping_interval: float = 5.0,
     receive: bool = True,
+    backfill: int = 0,
 ) -> Endpoint:
     """An endpoint for agent `name` of `space`; use it with `async with`.
 
     Without arguments: the space and the agent of your settings (`tidings config`). `bundle` is a file written by
     `tidings agent export`, for an agent on another machine. `state` is a file in which the endpoint remembers what was
     settled, so that "once" holds across restarts. `url` is another way to the same broker, such as a tunnel.
-    `receive=False` leaves direct messages in the mailbox: for programs that only send.
+    `receive=False` leaves direct messages in the mailbox: for programs that only send. `backfill`: so many messages of
+    the past of each channel that is joined for the first time, marked `historical`; by default none.
     """
 
     async def find() -> Identity:
@@ -48,4 +50,5 @@ def connect(
         inbox=inbox,
         ping_interval=ping_interval,
         receive=receive,
+        backfill=backfill,
     )

@@ -27,9 +27,9 @@ from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.delivery import DurableCopies
 from tidings.endpoint.direct import Direct, peer_id
-from tidings.endpoint.history import History
+from tidings.endpoint.history import History, Reached
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept
+from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
@@ -89,9 +89,11 @@ class Endpoint:
         ping_interval: float = 5.0,
         role: str | None = None,
         receive: bool = True,
+        backfill: int = 0,
     ) -> None:
         self._find_identity = identity
         self._boot_channels = tuple(channels)
+        self._boot_backfill = backfill
         self._state_path = state
         self._ping_interval = ping_interval
         self._role = role
@@ -164,7 +166,7 @@ class Endpoint:
 
         async def join(channel: str) -> Joined:
             async with turns:
-                return await self.join(channel)
+                return await self.join(channel, backfill=self._boot_backfill)
 
         joining = [asyncio.create_task(join(channel)) for channel in dict.fromkeys(channels)]
         try:
@@ -270,7 +272,12 @@ class Endpoint:
 
     # --- channels ---
 
-    async def join(self, channel: str, *, backfill: int = 100) -> Joined:
+    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+        """Be in a channel or pattern: from now on what is said there is owed to this agent.
+
+        What was said before is not brought, unless a first join asks for the newest so many (`backfill`): they come
+        marked `historical`, as far as the channel replays.
+        """
         await self._start_receiving()
         self.session.check()
         return await self._with_new_access(lambda: self._channels.join(channel, backfill=backfill))
@@ -286,15 +293,19 @@ class Endpoint:
     def joined(self) -> list[str]:
         return sorted(name for name, each in self._channels.memberships.items() if not each.watching)
 
-    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> list[Incoming]:
-        """The newest messages of a channel, newest first."""
-        records = await self._history.records(check_channel(channel), limit, before=before)
-        return [self._incoming(record, historical=True) for record in records]
+    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+        """The newest messages of a channel, newest first, as far as it replays."""
+        records, reached = await self._history.newest(check_channel(channel), limit, before=before)
+        return self._past(records, reached)
 
-    async def recall(self, channel: str, since: int, limit: int = 200) -> list[Incoming]:
-        """Messages after a sequence, oldest first."""
-        records, _complete, _head = await self._history.after(check_channel(channel), since, limit)
-        return [self._incoming(record, historical=True) for record in records]
+    async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
+        """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
+        records, reached, _head = await self._history.since(check_channel(channel), since, limit)
+        return self._past(records, reached)
+
+    def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
+        found = (self._incoming(record, historical=True) for record in records)
+        return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
     async def channels(self) -> list[dict[str, Any]]:
         """The channels this agent may read that have settings or members, with members and last message."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -48,7 +48,7 @@ class Incoming:
     #: sequence and time of the record that holds it
     seq: int
     time_ns: int
-    #: from before this agent joined, shown because the channel replays
+    #: from the past, shown because somebody asked for it (`backfill`, `history`, `recall`): nothing to answer
     historical: bool = False
     #: surfaced live although older durable copies may still be on their way
     ahead: bool = False
@@ -110,6 +110,19 @@ class Incoming:
     def kept(self) -> Kept:
         """What its receipts need to know of a direct message, whoever tells them."""
         return Kept(self.sender.id, self.id, self.seq)
+
+
+class Past(list[Incoming]):
+    """Messages of a channel's past, and what of it is not among them."""
+
+    def __init__(self, found: Iterable[Incoming], *, more: bool = False, gone: int = 0, hidden: bool = False) -> None:
+        super().__init__(found)
+        #: there are more beyond the last one
+        self.more = more
+        #: the log no longer has what was said up to this sequence; 0 if it has all that was asked for
+        self.gone = gone
+        #: there may be others that are not shown: the channel does not replay them to who was not in it
+        self.hidden = hidden
 
 
 class Inbox:

@@ -32,21 +32,23 @@ class MissedMessages:
     # --- before the join ---
 
     async def said_before(self, membership: Membership, limit: int) -> list[LiveRecord]:
-        """What was said before the join, oldest first."""
-        window = membership.facts.get("replay_window")
-        found = await self.history.records(membership.pattern, limit, before=membership.joined, window=window)
-        return found[::-1]
+        """What was said before the join, as far as it replays, oldest first."""
+        return (await self.history.records(membership.pattern, limit, before=membership.joined))[::-1]
 
-    async def backfill(self, membership: Membership, limit: int) -> int:
-        """Surface what was said before the join, marked historical."""
+    async def backfill(self, membership: Membership, limit: int) -> tuple[int, list[LiveRecord]]:
+        """Surface what was said before the join, marked historical; answers how much, and what found no room."""
         assert membership.joined is not None
         epoch = self.seen.epoch
         records = await self.said_before(membership, limit)
-        for record in records:
-            self.surfacing.offer(record, historical=True, contiguous=False)
+        rest: list[LiveRecord] = []
+        for number, record in enumerate(records):
+            if not self.surfacing.offer(record, historical=True, contiguous=False):
+                rest = records[number:]
+                break
         if self.seen.epoch == epoch:
-            self.seen.channel(membership.pattern).close_hole(membership.joined)
-        return len(records)
+            for channel in self.seen.covered_by(membership.pattern):
+                self.seen.channel(channel).close_hole(membership.joined)
+        return len(records) - len(rest), rest
 
     # --- since the last contiguous copy ---
 

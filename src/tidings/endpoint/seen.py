@@ -33,6 +33,20 @@ FRAMES = "frames"
 Identity = tuple[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a channel had been seen at some moment."""
+
+    through: int
+    beyond: frozenset[int] = frozenset()
+
+    def is_new(self, seq: int) -> bool:
+        return seq > self.through and seq not in self.beyond
+
+
+NOWHERE = Position(0)
+
+
 @dataclass(slots=True)
 class ChannelSeen:
     """One channel's memory."""
@@ -52,6 +66,10 @@ class ChannelSeen:
 
     def is_new(self, seq: int) -> bool:
         return seq > self.through and seq not in self.beyond
+
+    @property
+    def position(self) -> Position:
+        return Position(self.through, frozenset(self.beyond))
 
     def surface(self, seq: int, *, contiguous: bool) -> None:
         """`contiguous`: nothing of this channel lies between what was seen and this record."""

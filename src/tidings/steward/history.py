@@ -2,7 +2,8 @@
 
 The access record is checked for every page. The broker cannot read backwards, so the newest records are found by
 windows that double from the end; the round trips that takes stay between steward and broker, and a client pays one
-per page. A page never exceeds what one answer may carry, and says where the next one begins.
+per page. A page never exceeds what one answer may carry, and says where the next one begins. Of a channel that does
+not replay a reader is shown what was said while it was in (`replay.py`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import base64
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, DeniedError, UsageError
+from tidings.steward.replay import Replay, replay_of
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
-from tidings.wire.names import check_channel
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import check_pattern
+from tidings.wire.patterns import covers_any, is_concrete
+from tidings.wire.subjects import Chat, Via
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -37,9 +41,10 @@ AT_ONCE = 8
 async def page(steward: Steward, request: Request) -> Answer:
     """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named.
 
-    Both bounded by `limit` and by bytes.
+    Both bounded by `limit` and by bytes. `channel` may be a pattern. `next`, given as `before` or `after`, continues:
+    a page may be empty although there are `more`, if none of what was looked at is shown to the caller.
     """
-    channel = check_channel(request.text("channel"))
+    channel = check_pattern(request.text("channel"))
     access = access_of(steward, request.sender)
     if not covers_any(access.read, channel):
         raise DeniedError(f"{access.name} may not read {channel}; it may read {', '.join(access.read) or 'nothing'}")
@@ -58,22 +63,65 @@ async def _read_page(
 ) -> Answer:
     head = await steward.log_head()
     since = request.optional("since_ns", int) or 0
+    shown = _Shown(steward, request.sender)
+    lowest, first = await _bounds(steward, channel, shown, head)
     if after is not None:
         until = min(head, request.optional("until", int) or head)
         sender = request.optional("sender", str)
         filters = (steward.subjects.chat(sender, channel),) if sender else _filters(steward, channel)
-        found, complete = await _forwards(steward, filters, after + 1, until, limit)
+        found, complete = await _forwards(steward, filters, max(after + 1, lowest), until, limit)
+        passed = after
     else:
-        found, complete = await _backwards(steward, channel, min(head, (before or head + 1) - 1), limit)
-    kept = [record for record in found if record.time_ns >= since]
-    shown, all_fit = _within_bytes(kept)
+        passed = min(head + 1, before or head + 1)
+        found, complete = await _backwards(steward, channel, passed - 1, limit, lowest)
+    recent = [record for record in found if record.time_ns >= since]
+    # older than the time asked for: there is nothing more to show, however much there is
+    complete = complete or (after is None and len(recent) < len(found))
+    showable = [record for record in recent if shown.shows(record)]
+    kept, all_fit = _within_bytes(showable)
+    last = (found if all_fit else kept)[-1:]
     return {
-        "records": [encoded(record) for record in shown],
-        # older than the window asked for: there is nothing more to show, however much there is
-        "more": not all_fit or (not complete and len(kept) == len(found)),
+        "records": [encoded(record) for record in kept],
+        "more": not all_fit or not complete,
+        "next": last[0].seq if last else passed,
         "head": head,
         "floor": steward.table.floor,
+        # something of what was asked for may be there and is not shown
+        "hidden": len(showable) < len(recent) or max(first, (after or 0) + 1) < lowest,
     }
+
+
+class _Shown:
+    """Which records one reader is shown, of any number of channels."""
+
+    def __init__(self, steward: Steward, reader: str) -> None:
+        self._steward = steward
+        self._reader = reader
+        self._replays: dict[str, Replay] = {}
+
+    def of(self, channel: str) -> Replay:
+        if channel not in self._replays:
+            self._replays[channel] = replay_of(self._steward, self._reader, channel)
+        return self._replays[channel]
+
+    def shows(self, record: StoredRecord) -> bool:
+        parsed = self._steward.subjects.parse(record.subject)
+        return isinstance(parsed, Chat | Via) and self.of(parsed.channel).shows(record.seq, record.time_ns)
+
+
+async def _bounds(steward: Steward, channel: str, shown: _Shown, head: int) -> tuple[int, int]:
+    """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
+    if not is_concrete(channel) or shown.of(channel).shows_all:
+        return 1, 1
+    replay, js, stream = shown.of(channel), steward.js, steward.subjects.log_stream
+    lowest, oldest = min((interval.joined + 1 for interval in replay.intervals), default=head + 1), head + 1
+    for each in _filters(steward, channel):
+        first = await js.following(stream, each, 1)
+        oldest = min(oldest, first.seq if first else oldest)
+        if replay.since_ns is not None and first is not None:
+            when = datetime.fromtimestamp(replay.since_ns / 1e9, UTC)
+            lowest = min(lowest, await js.first_after(stream, each, when) or lowest)
+    return lowest, oldest
 
 
 class PageTurns:
@@ -130,16 +178,18 @@ async def _forwards(
     return found[:limit], complete and len(found) <= limit
 
 
-async def _backwards(steward: Steward, channel: str, end: int, limit: int) -> tuple[list[StoredRecord], bool]:
-    """The newest `limit` records at or below `end`, newest first, and whether those are all."""
+async def _backwards(
+    steward: Steward, channel: str, end: int, limit: int, lowest: int
+) -> tuple[list[StoredRecord], bool]:
+    """The newest `limit` records from `lowest` to `end`, newest first, and whether those are all."""
     window, upper, complete = FIRST_WINDOW, end, True
     found: list[StoredRecord] = []
-    while upper > 0 and complete and len(found) < limit and _size(found) <= MAX_SCAN:
-        lower = max(1, upper - window + 1)
+    while upper >= lowest and complete and len(found) < limit and _size(found) <= MAX_SCAN:
+        lower = max(lowest, upper - window + 1)
         older, complete = await _newest(steward, channel, lower, upper, limit - len(found))
         found = older + found
         upper, window = lower - 1, window * 2
-    return list(reversed(found)), complete and upper == 0
+    return list(reversed(found)), complete and upper < lowest
 
 
 async def _newest(
