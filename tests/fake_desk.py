@@ -99,7 +99,7 @@ class FakeDesk:
 
     def unread(self) -> Mapping[str, int]:
         kinds = [row["kind"] for row in self.rows if not row["read"]]
-        return {"direct": kinds.count("direct"), "channel": kinds.count("channel")}
+        return {kind: kinds.count(kind) for kind in ("direct", "channel", "notice")}
 
     def mark_read(self, rows: Sequence[int]) -> int:
         changed = [row for row in self.rows if row["row"] in rows and not row["read"]]

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from command_lines import parse
-from daemons import ask, daemon_in, session_of
+from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
 from tidings.broker.private_files import private_dir
 from tidings.cli import inbox as inbox_cli
@@ -31,8 +31,10 @@ from tidings.host import ipc_mail
 from tidings.host.client import HostClient
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
+from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.frames import Lost
 from tidings.wire.ids import new_id
 
 
@@ -159,6 +161,48 @@ async def test_mail_is_read_marked_followed_and_searched(terminal: Terminal, spa
         assert streamed == ["a red apple", "a green pear", "tell me"]
         following.send_signal(signal.SIGINT)
         assert "stopped" in (await ask(following.communicate, timeout=20))[1]
+
+
+async def test_what_will_not_come_is_told_in_the_inbox_its_stream_status_and_tail(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    await space.add("bob")
+    await space.add("me")
+    async with daemon_in(terminal.home.home), stub_pipeline(space) as pipeline:
+        session = await session_of(space, "bob", receive=True)
+        await run(terminal, "join", "general", "--as", "bob")
+        tailing = terminal.start("tail", "general", "--as", "me")
+        assert tailing.stderr is not None
+        assert "watching" in await ask(tailing.stderr.readline)
+        follower = Follower(session, 0)
+        await pipeline.deliver(session.agent, lost=[Lost("general", 10, 20, 7, "cancelled by the operator")])
+        (told,) = await eventually(lambda: [each for each in follower.events if each.kind == "notice"])
+        assert told.data["notice"] == {
+            "kind": "lost",
+            "channel": "general",
+            "first": 10,
+            "last": 20,
+            "count": 7,
+            "cause": "cancelled by the operator",
+        }
+        (row,) = await mail(terminal, "--as", "bob", "--unread")
+        assert (row["kind"], row["row"], row["notice"]["count"]) == ("notice", told.row, 7)
+        said = (await run(terminal, "inbox", "--as", "bob")).stdout
+        assert f"{told.row}* " in said
+        assert "notice #general: 7 messages of general between 10 and 20 will not be delivered" in said
+        assert await ask(session.unread) == {"direct": 0, "channel": 0, "notice": 1}
+        status = await facts(terminal, "status")
+        assert (status["host"]["notices"], "1 unread notices" in status["host"]["said"]) == (1, True)
+        agents = (await facts(terminal, "host", "status"))["spaces"][0]["agents"]
+        assert {agent["name"]: agent["notices"] for agent in agents} == {"bob": 1}
+        assert await facts(terminal, "inbox", "read", "--all", "--as", "bob") == {"read": 1}
+        assert (await facts(terminal, "status"))["host"]["notices"] == 0
+        follower.leave()
+        await space.restart_broker(kill=True)
+        assert tailing.stdout is not None
+        assert "notice #general: the connection was lost" in await ask(tailing.stdout.readline)
+        tailing.send_signal(signal.SIGINT)
+        await ask(tailing.communicate, timeout=20)
 
 
 async def test_the_outbox_is_held_back_cancelled_and_sent_again_and_an_id_is_one_message(

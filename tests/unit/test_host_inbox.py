@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hosted import NOW, arrival
+from tidings.endpoint.notices import Notice
 from tidings.host import inbox as module
-from tidings.host.inbox import InboxStore, Wanted
+from tidings.host.inbox import Bound, InboxStore, Wanted
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 
@@ -175,7 +177,7 @@ async def test_nothing_in_a_search_is_a_command(inbox: InboxStore, text: str) ->
 @given(st.text())
 def test_any_text_can_be_searched_for(text: str) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.executescript(MIGRATIONS.steps[0])
+        connection.executescript("".join(MIGRATIONS.steps))
         words = module.prepare_search(connection)
         module.keep(connection, arrival("1", "hello there"), NOW, words=words)
         for indexed in {words, False}:
@@ -266,8 +268,8 @@ async def test_the_unread_mail_of_one_is_counted_without_reading_that_of_others(
         await inbox.keep(arrival(f"direct {number}", recipient=recipient))
     await inbox.keep(arrival("posted", channel="general"))
     await inbox.mark_read("main", "bob", [1])
-    assert await inbox.unread_of("main", "bob") == {"direct": 1, "channel": 1}
-    assert await inbox.unread_of("main", "zoe") == {"direct": 0, "channel": 0}
+    assert await inbox.unread_of("main", "bob") == {"direct": 1, "channel": 1, "notice": 0}
+    assert await inbox.unread_of("main", "zoe") == {"direct": 0, "channel": 0, "notice": 0}
     asked: list[str] = []
 
     def plan(connection: sqlite3.Connection) -> list[str]:
@@ -278,3 +280,95 @@ async def test_the_unread_mail_of_one_is_counted_without_reading_that_of_others(
         return [str(each[3]) for each in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
 
     assert "SEARCH inbox USING INDEX inbox_unread (space=? AND recipient=?)" in await inbox.database.read(plan)
+
+
+# --- notices ---
+
+LOST = Notice("lost", "7 messages of general will not come", "general", 10, 20, 7, "cancelled")
+
+
+async def test_a_notice_is_a_row_of_its_kind_told_once_and_unread_if_something_is_missing(inbox: InboxStore) -> None:
+    first = await inbox.keep_notice("main", "bob", LOST)
+    again = await inbox.keep_notice("main", "bob", LOST)
+    assert (first.new, again.new, again.row) == (True, False, first.row)
+    await inbox.keep_notice("main", "bob", Notice("gap", "3 came late", "general", 1, 9, 3, "connection"))
+    rows = await inbox.listed("main", "bob", Wanted(kind="notice"))
+    assert [(row.text, row.read_at is None, bool(row.wakes)) for row in rows] == [
+        ("7 messages of general will not come", True, True),
+        ("3 came late", False, False),
+    ]
+    assert await inbox.unread_of("main", "bob") == {"direct": 0, "channel": 0, "notice": 1}
+    assert await inbox.receipts_to_tell("main", "bob") == []
+    assert await inbox.listed("main", "eve", Wanted(kind="notice")) == []
+
+
+# --- how much of one sender ---
+
+SMALL = Bound(rows=3, bytes=1_000, times=2)
+
+
+@pytest.fixture
+def bounded(inbox: InboxStore) -> InboxStore:
+    inbox.bound = SMALL
+    return inbox
+
+
+async def notices(inbox: InboxStore) -> list[dict[str, Any]]:
+    return [json.loads(row.raw) for row in await inbox.listed("main", "bob", Wanted(kind="notice"))]
+
+
+async def test_of_one_sender_on_one_channel_so_much_is_kept_and_the_rest_is_told_with_range_and_count(
+    bounded: InboxStore,
+) -> None:
+    kept = [await bounded.keep(arrival(f"{seq}", channel="general", seq=seq)) for seq in range(1, 11)]
+    assert [each.kept for each in kept] == [True] * 3 + [False] * 7
+    other = await bounded.keep(arrival("other", channel="general", sender="eve", seq=11))
+    assert other.new, "one sender takes nobody else's room"
+    assert (await bounded.keep(arrival("2", channel="general", seq=2))).kept, "what came before is no loss"
+    assert not (await bounded.keep(arrival("7", channel="general", seq=7))).kept, "and what comes again counts once"
+    assert await bounded.tell_overflow("main", "bob") == 1
+    assert await bounded.tell_overflow("main", "bob") == 0, "told once"
+    (told,) = await notices(bounded)
+    assert (told["kind"], told["channel"], told["first"], told["last"], told["count"]) == ("flood", "general", 4, 10, 7)
+    await bounded.keep(arrival("12", channel="general", seq=12))
+    await bounded.tell_overflow("main", "bob")
+    assert [(each["first"], each["last"], each["count"]) for each in await notices(bounded)] == [
+        (4, 10, 7),
+        (12, 12, 1),
+    ]
+
+
+async def test_what_was_read_makes_room_before_anything_is_refused(bounded: InboxStore) -> None:
+    rows = [(await bounded.keep(arrival(f"{seq}", channel="general", seq=seq))).row for seq in range(1, 4)]
+    await bounded.mark_read("main", "bob", rows[:2])
+    assert (await bounded.keep(arrival("4", channel="general", seq=4))).new
+    assert await ids(bounded) == ["2", "3", "4"]
+    assert not (await bounded.keep(arrival("1", channel="general", seq=1))).new, "that it came is never forgotten"
+
+
+async def test_bytes_and_the_channels_of_a_sender_together_are_bounded_too(bounded: InboxStore) -> None:
+    assert (await bounded.keep(arrival("large", "x" * 400, channel="a", seq=1))).kept
+    assert not (await bounded.keep(arrival("larger", "x" * 400, channel="a", seq=2))).kept
+    spread = [await bounded.keep(arrival(f"c{n}", channel=f"c{n}", seq=3 + n)) for n in range(10)]
+    assert sum(each.kept for each in spread) == 5, "six of one sender in all"
+    direct = await bounded.keep(arrival("direct", seq=1))
+    assert not direct.kept, "direct messages count among them"
+
+
+async def test_how_much_is_held_of_a_sender_is_what_is_there_whatever_happened(inbox: InboxStore) -> None:
+    for number in range(6):
+        await inbox.keep(arrival(f"{number}", "text" * number, channel="general" if number % 2 else "side", seq=number))
+    await inbox.mark_read("main", "bob", [1, 2, 3])
+    assert await inbox.expire(-1) == 3
+
+    def held(connection: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
+        counted = connection.execute("SELECT channel, rows, bytes FROM inbox_held WHERE rows > 0 ORDER BY channel")
+        there = connection.execute(
+            """SELECT channel, count(*), sum(length(raw) + length(text)) FROM inbox WHERE expired_at IS NULL
+            GROUP BY channel UNION ALL SELECT '*', count(*), sum(length(raw) + length(text)) FROM inbox
+            WHERE expired_at IS NULL ORDER BY 1"""
+        )
+        return counted.fetchall(), there.fetchall()
+
+    counted, there = await inbox.database.read(held)
+    assert counted == there

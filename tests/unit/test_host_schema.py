@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hosted import NOW, TERMS, draft, fill
+from hosted import NOW, TERMS, arrival, draft, fill
 from tidings.errors import IdReused, StoreTooNew
 from tidings.host import directory, inbox, registry
 from tidings.host import outbox_ends as ends
@@ -22,7 +22,7 @@ from tidings.store.database import Database, Migrations
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4, 5)}
+VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4, 5, 6)}
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 
@@ -105,6 +105,9 @@ def test_no_id_is_ever_freed(host: Database, state: str) -> None:
         "UPDATE inbox SET told = 'read' WHERE row = 1",
         "UPDATE inbox SET told = 'delivered' WHERE row = 2",
         "DELETE FROM inbox WHERE row = 1",
+        "INSERT INTO inbox (space, recipient, sender, id, sender_name, kind, seq, sent_at, logged_at, received_at, "
+        "priority, historical, sealed, mentions_me, wakes, text, raw) "
+        "VALUES ('main', 'bob', 'tidings', 'x', 'x', 'direct', 1, 1, 1, 1, 'next', 0, 0, 0, 1, 'x', x'00')",
     ],
 )
 def test_a_bad_state_cannot_be_written(host: Database, statement: str) -> None:
@@ -208,6 +211,32 @@ def test_what_became_of_every_message_survives_the_table_that_is_built_anew(tmp_
     assert after.write_blocking(lambda c: moves.accept(c, draft("new"), NOW)).row.row == len(rows) + 1
     for column, second in (("supersedes", "row = 8"), ("superseded_by", "row = 6")):
         assert refused(after, f"UPDATE outbox SET {column} = 7 WHERE {second}")
+    after.close()
+
+
+def test_mail_survives_the_inbox_that_is_built_anew_and_what_is_held_of_each_sender_is_counted(tmp_path: Path) -> None:
+    """Version 6: what was read, told and expired; words are found; row numbers go on."""
+    path = restored(5, tmp_path / "host.db")
+    before = Database(path, Migrations(APPLICATION_ID, MIGRATIONS.steps[:5]))
+
+    def live_on(connection: sqlite3.Connection) -> None:
+        inbox.prepare_search(connection)
+        inbox.mark_read(connection, "main", "bob", [1], NOW)
+        inbox.told(connection, "main", "bob", inbox.receipts_to_tell(connection, "main", "bob"))
+        inbox.expire(connection, NOW + 1, NOW + 2, words=True)
+
+    before.write_blocking(live_on)
+    rows = before.read_blocking(lambda c: c.execute("SELECT * FROM inbox").fetchall())
+    before.close()
+    after = Database(path, MIGRATIONS)
+    assert after.read_blocking(lambda c: c.execute("SELECT * FROM inbox").fetchall()) == rows
+    held = after.read_blocking(lambda c: c.execute("SELECT sender, channel, rows, bytes FROM inbox_held").fetchall())
+    assert held == [("ada", "*", 1, 22), ("ada", "general", 1, 22)]
+    assert after.write_blocking(inbox.prepare_search)
+    found = after.read_blocking(lambda c: inbox.search(c, "main", "bob", "posted", words=True))
+    assert [row.id for row in found] == ["posted"]
+    new = after.write_blocking(lambda c: inbox.keep(c, arrival("new"), NOW, words=True))
+    assert new.row == len(rows) + 1
     after.close()
 
 

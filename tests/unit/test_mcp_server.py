@@ -338,6 +338,23 @@ async def test_a_window_is_bounded_by_bytes_and_a_long_message_can_be_read_to_it
         assert "".join(pieces) == long
 
 
+async def test_a_notice_is_counted_shown_as_tidings_own_word_and_read_by_its_receipt() -> None:
+    desk = FakeDesk()
+    told = {"kind": "lost", "channel": "general", "first": 10, "last": 20, "count": 7, "cause": "cancelled"}
+    row = message(1, "7 messages will not come", channel="general")
+    desk.rows = [row | {"kind": "notice", "from": {"id": "tidings", "name": "tidings"}, "notice": told}]
+    async with talking(desk) as ask:
+        assert (await ask("orient"))["unread_notices"] == 1
+        answer = await ask.raw("read_inbox")
+        assert answer.structured_content is not None
+        (shown,) = answer.structured_content["messages"]
+        assert (shown["kind"], shown["notice"]) == ("notice", told)
+        assert "notice of Tidings about general" in words(answer)
+        assert "verified" not in words(answer)
+        await ask("acknowledge_inbox", receipt=answer.structured_content["receipt"])
+        assert (await ask("orient"))["unread_notices"] == 0
+
+
 async def test_of_thousands_of_unread_messages_a_bounded_window_is_shown_and_all_can_be_read_in_turn() -> None:
     desk = FakeDesk()
     desk.rows = [message(row, f"m{row}", channel="general") for row in range(1, 3_001)]

@@ -249,7 +249,7 @@ def _show(facts: dict[str, Any]) -> None:
     running = f"pid {facts['pid']}, Tidings {facts['version']}, since {output.age(facts['started'])}"
     output.line(f"host: {running}; {facts['sessions']} sessions, {facts['streams']} followed")
     output.table(
-        ("space", "agent", "state", "receives", "unread", "last round trip"),
+        ("space", "agent", "state", "receives", "unread", "notices", "last round trip"),
         [
             (
                 space["space"],
@@ -257,6 +257,7 @@ def _show(facts: dict[str, Any]) -> None:
                 agent["state"],
                 "yes" if agent["receiving"] else "no",
                 agent["unread"],
+                agent["notices"],
                 _ago(agent["age"]),
             )
             for space in facts["spaces"]

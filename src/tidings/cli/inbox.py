@@ -177,6 +177,11 @@ def _show(message: Message, *, as_json: bool) -> None:
     when = datetime.fromisoformat(message["time"]).astimezone()
     mark = " " if message["read"] else "*"
     where = f"#{message['channel']}" if message["channel"] else "direct"
+    if message["kind"] == "notice":
+        about = f" {printable(where)}" if message["channel"] else ""
+        output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} notice{about}: {printable(message['text'])}")
+        sys.stdout.flush()
+        return
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     words = printable(message["text"]).replace("\n", "\n    ")
     output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {printable(message['from']['name'])}: {words}")

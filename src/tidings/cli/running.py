@@ -245,8 +245,11 @@ def _host(where: Place) -> dict[str, Any]:
     facts = look(where.home.home)
     mine = next((each for each in facts.get("spaces", []) if each["space"] == where.home.name), None)
     said = outbox_words(mine["outbox"]) if mine else "works for nobody in this space"
+    notices = sum(agent["notices"] for agent in mine["agents"]) if mine else 0
+    said += f", {notices} unread notices: `tidings inbox --unread`" if notices else ""
     words = f"pid {facts['pid']}, {said}" if facts["runs"] else "not running"
-    return {"runs": facts["runs"], "pid": facts["pid"], "said": words, "problems": facts["problems"]}
+    told = {"said": words, "notices": notices, "problems": facts["problems"]}
+    return {"runs": facts["runs"], "pid": facts["pid"], **told}
 
 
 def _show_status(facts: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from tidings.wire.ids import is_message_id
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.notices import Notice
     from tidings.host.client import Session
 
 T = TypeVar("T")
@@ -297,6 +298,7 @@ def tail(
                 raise DeniedError(f"{where.agent} may read nothing: `tidings agent access {where.agent}` shows it")
             for pattern in wanted:
                 await endpoint.watch(pattern)
+            endpoint.on("notice", lambda notice: show_notice(notice, as_json=as_json))
             output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")
             seen = 0
             async for message in endpoint.messages():
@@ -335,6 +337,18 @@ def heard(message: Incoming) -> Message:
 
 def show_message(message: Incoming, *, as_json: bool) -> None:
     show_heard(heard(message), as_json=as_json)
+
+
+def show_notice(notice: Notice, *, as_json: bool) -> None:
+    """What this agent is told that is no message, among those it is about."""
+    if as_json:
+        import json
+
+        output.line(json.dumps({"kind": "notice", "text": notice.text, "notice": notice.facts()}))
+    else:
+        where = f" #{printable(notice.channel)}" if notice.channel else ""
+        output.line(f"{datetime.now(UTC).astimezone():%H:%M:%S} notice{where}: {printable(notice.text)}")
+    sys.stdout.flush()
 
 
 def show_heard(message: Message, *, as_json: bool) -> None:

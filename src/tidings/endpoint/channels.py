@@ -18,6 +18,7 @@ from typing import Any
 
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
+from tidings.endpoint import notices
 from tidings.endpoint.history import History
 from tidings.endpoint.live import LiveCopies, unsubscribe
 from tidings.endpoint.membership import Joined, Membership, Memberships
@@ -261,7 +262,9 @@ class Channels:
                 self.seen.pinned.discard(membership.pattern)
                 self._report("error", error)
                 continue
-            if not membership.watching:
+            if membership.watching:
+                self._report("notice", notices.of_watching(membership.pattern))
+            else:
                 self._catch_up_later(membership)
 
     def _catch_up_later(self, membership: Membership) -> None:

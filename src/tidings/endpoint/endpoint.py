@@ -46,6 +46,7 @@ from tidings.errors import (
     ConnectionLost,
     DeliveryLost,
     DeniedError,
+    LogRegressed,
     Superseded,
     TidingsError,
     UsageError,
@@ -205,6 +206,8 @@ class Endpoint:
     def _notice_loss(self, error: BaseException) -> None:
         if isinstance(error, DeliveryLost):
             self.events.emit("notice", notices.of_loss(error))
+        elif isinstance(error, LogRegressed):
+            self.events.emit("notice", notices.of_regress(error))
 
     def _report(self, event: str, value: Any) -> None:
         if event == "superseded":

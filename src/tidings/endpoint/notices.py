@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tidings.endpoint.gaps import FrameGap, Gap
-from tidings.errors import DeliveryLost
+from tidings.errors import DeliveryLost, LogRegressed
 
 #: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
 #: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
@@ -54,6 +54,18 @@ class Notice:
 
 def of_loss(error: DeliveryLost) -> Notice:
     return Notice("lost", str(error), error.channel, error.first, error.last, error.count, error.cause)
+
+
+def of_regress(error: LogRegressed) -> Notice:
+    return Notice("set_back", str(error), cause=str(error))
+
+
+def of_watching(pattern: str) -> Notice:
+    """Whoever only watches is owed nothing, and nothing is read again for it."""
+    text = (
+        f"the connection was lost: what was said in #{pattern} meanwhile was not shown here; `tidings history` has it"
+    )
+    return Notice("gap", text, pattern, cause="connection")
 
 
 def of_gap(gap: Gap | FrameGap) -> Notice:

@@ -373,7 +373,7 @@ class Session:
         return list(self._get("/v1/inbox", wait, **asked, **flags)["messages"])
 
     def unread(self) -> dict[str, int]:
-        """How many unread messages: `direct` and `channel`."""
+        """How many unread rows: `direct`, `channel` and `notice`."""
         return dict(self._get("/v1/inbox/unread")["unread"])
 
     def quarantine(self, after: int = 0) -> list[Json]:
@@ -402,7 +402,7 @@ class Session:
                 for event in self._stream(seen):
                     pause = FIRST_PAUSE
                     seen = event.row if event.row is not None else seen
-                    if event.kind == "message" or (states and event.kind == "state"):
+                    if event.kind in ("message", "notice") or (states and event.kind == "state"):
                         yield event
             except HostUnreachable:
                 if give_up:

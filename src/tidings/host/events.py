@@ -1,6 +1,7 @@
 """Server-Sent Events: an agent's inbox as it fills, by row.
 
     event: message    id: the row    data: the message        event: state    data: how the connection is
+    event: notice     id: the row    data: what the agent is told that is no message, such as a loss
 
 There is no queue of events: a stream reads the inbox behind the last row it sent, and is woken when there is more. So
 `Last-Event-ID` continues where a stream ended, across reconnects and restarts, without a gap or a second copy, and a
@@ -109,7 +110,7 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
 
 def _messages(rows: list[InboxRow], key: KeyPair | None) -> list[ServerSentEvent]:
     """For a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
-    return [_event("message", shown.mail(row, key), row.row) for row in rows]
+    return [_event("notice" if row.kind == "notice" else "message", shown.mail(row, key), row.row) for row in rows]
 
 
 async def _woken(changed: Changed, *ends: asyncio.Event) -> None:

@@ -160,6 +160,7 @@ class _Agent:
         endpoint = Endpoint(self._find_identity, state=self.host.state_file(self.scope), receive=self.adopted.receive)
         endpoint.on("roster", self._on_roster)
         endpoint.on("error", self._on_error)
+        endpoint.on("notice", self.receiver.keep_notice)
         return endpoint
 
     async def _find_identity(self) -> Identity:

@@ -2,27 +2,36 @@
 
 Its key is (space, recipient, sender, id). Every function takes the recipient and answers about nobody else; only the
 counts are about all. A message that came again is not new, whatever became of the first copy: expiry drops what it
-said and never that it came, and unread mail stays unless told otherwise. What cannot be opened is kept aside with the
-reason. Words are found with FTS5 where SQLite has it, else by comparing.
+said and never that it came, and unread mail stays unless told otherwise. Of one sender so much is kept and no more
+(`Bound`): then what was read goes first, and what finds no room is counted and told as a notice. Notices are rows of
+their own kind. What cannot be opened is kept aside with the reason. Words are found with FTS5 where SQLite has it, else
+by comparing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from tidings.endpoint.notices import Notice
 from tidings.store.database import Database
 
+Kind = Literal["channel", "direct", "notice"]
 Stage = Literal["delivered", "read"]
 STEP = 500
 THREAD_SHOWN = 200
 #: messages of a conversation that are walked through, whoever made it how wide
 THREAD_WALKED = 2_000
 QUARANTINE_REASON = 1_000
+#: who notices are from; an agent's id is a key, so this is nobody's
+TIDINGS = "tidings"
+#: in `inbox_held`: all of a sender, whatever the channel
+ALL = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +43,7 @@ class Arrival:
     sender: str
     id: str
     sender_name: str
-    kind: Literal["channel", "direct"]
+    kind: Kind
     channel: str | None
     seq: int
     sent_at: int
@@ -48,6 +57,18 @@ class Arrival:
     wakes: bool = True
     text: str
     raw: bytes
+    #: a notice that asks for nothing is read as it comes
+    read_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """How much one recipient keeps of one sender, unread included: on one channel, or as direct messages."""
+
+    rows: int = 10_000
+    bytes: int = 32 * 1024 * 1024
+    #: of all channels of a sender together, so many times as much
+    times: int = 8
 
 
 class InboxRow(NamedTuple):
@@ -79,6 +100,8 @@ class Kept(NamedTuple):
     row: int
     #: False if it had come before
     new: bool
+    #: False if there was no room for it: then it is counted, and `row` is 0
+    kept: bool = True
 
 
 class Aside(NamedTuple):
@@ -105,7 +128,7 @@ class Wanted:
     unread: bool = False
     sender: str | None = None
     channel: str | None = None
-    kind: Literal["channel", "direct"] | None = None
+    kind: Kind | None = None
     after: int = 0
     before: int = 2**62
     limit: int = 50
@@ -143,18 +166,140 @@ def prepare_search(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def keep(connection: sqlite3.Connection, arrival: Arrival, now: int, *, words: bool) -> Kept:
-    """Keep it unless it came before; either way it may be acknowledged upstream once this is on disk."""
+def keep(connection: sqlite3.Connection, arrival: Arrival, now: int, *, words: bool, bound: Bound = Bound()) -> Kept:  # noqa: B008  frozen
+    """Keep it unless it came before; either way it may be acknowledged upstream once this is on disk.
+
+    So may what there is no room for: else one sender would hold up what everybody else sent.
+    """
+    key = (arrival.space, arrival.recipient, arrival.sender, arrival.id)
+    if not _has_room(connection, arrival, bound):
+        known = _row_of(connection, key)
+        if known is not None:
+            return Kept(known, new=False)
+        _forget_read(connection, arrival, bound, now, words=words)
+        if not _has_room(connection, arrival, bound):
+            _count_overflow(connection, arrival)
+            return Kept(0, new=False, kept=False)
     made = connection.execute(_KEEP, (*_values(arrival), now)).fetchone()
     if made is None:
-        key = (arrival.space, arrival.recipient, arrival.sender, arrival.id)
-        (known,) = connection.execute(
-            "SELECT row FROM inbox WHERE space = ? AND recipient = ? AND sender = ? AND id = ?", key
-        ).fetchone()
+        known = _row_of(connection, key)
+        assert known is not None
         return Kept(known, new=False)
     if words:
         connection.execute("INSERT INTO inbox_words (rowid, text) VALUES (?, ?)", (made[0], arrival.text))
     return Kept(made[0], new=True)
+
+
+def _row_of(connection: sqlite3.Connection, key: tuple[str, str, str, str]) -> int | None:
+    query = "SELECT row FROM inbox WHERE space = ? AND recipient = ? AND sender = ? AND id = ?"
+    found = connection.execute(query, key).fetchone()
+    return None if found is None else int(found[0])
+
+
+def keep_notice(
+    connection: sqlite3.Connection, space: str, recipient: str, notice: Notice, now: int, *, words: bool
+) -> Kept:
+    """Keep what an agent is told, the same thing once. What is no loss is there to be seen, and not unread."""
+    arrival = Arrival(
+        space=space,
+        recipient=recipient,
+        sender=TIDINGS,
+        id=notice.id,
+        sender_name=TIDINGS,
+        kind="notice",
+        channel=notice.channel,
+        seq=notice.first or 0,
+        sent_at=now,
+        logged_at=now,
+        priority="next" if notice.is_loss else "low",
+        wakes=notice.is_loss,
+        text=notice.text,
+        raw=json.dumps(notice.facts()).encode(),
+        read_at=None if notice.is_loss else now,
+    )
+    return keep(connection, arrival, now, words=words)
+
+
+# ---------------------------------------------------------------------------------------------------------- its bounds
+
+
+def _has_room(connection: sqlite3.Connection, arrival: Arrival, bound: Bound) -> bool:
+    size = len(arrival.raw) + len(arrival.text.encode())
+    found = connection.execute(
+        """SELECT channel, rows, bytes FROM inbox_held
+        WHERE space = ? AND recipient = ? AND sender = ? AND channel IN (?, ?)""",
+        (arrival.space, arrival.recipient, arrival.sender, arrival.channel or "", ALL),
+    )
+    for channel, rows, held in found:
+        times = bound.times if channel == ALL else 1
+        if rows >= bound.rows * times or held + size > bound.bytes * times:
+            return False
+    return True
+
+
+def _forget_read(connection: sqlite3.Connection, arrival: Arrival, bound: Bound, now: int, *, words: bool) -> None:
+    """Make room: what was read, the oldest first, a good part of it at a time; on this channel, else on any."""
+    step = max(1, min(STEP, bound.rows // 16))
+    whose = (arrival.space, arrival.recipient, arrival.sender)
+    for where, asked in (("channel IS ?", (*whose, arrival.channel)), ("true", whose)):
+        old = connection.execute(
+            f"""SELECT row, text FROM inbox WHERE space = ? AND recipient = ? AND sender = ? AND {where}
+            AND read_at IS NOT NULL AND expired_at IS NULL ORDER BY row LIMIT ?""",
+            (*asked, step),
+        ).fetchall()
+        _expire(connection, old, now, words=words)
+        if old:
+            return
+
+
+def _count_overflow(connection: sqlite3.Connection, arrival: Arrival) -> None:
+    if arrival.kind == "notice":
+        return  # there are as many unread notices already as anybody reads
+    connection.execute(
+        """INSERT INTO inbox_overflow
+          (space, recipient, sender, channel, sender_name, first, last, count, total, through)
+        VALUES (:space, :recipient, :sender, :channel, :name, :seq, :seq, 1, 1, :seq)
+        ON CONFLICT DO UPDATE SET count = count + 1, total = total + 1, sender_name = :name, through = :seq,
+          first = min(coalesce(first, :seq), :seq), last = max(coalesce(last, :seq), :seq)
+        WHERE through < :seq""",
+        {
+            "space": arrival.space,
+            "recipient": arrival.recipient,
+            "sender": arrival.sender,
+            "channel": arrival.channel or "",
+            "name": arrival.sender_name,
+            "seq": arrival.seq,
+        },
+    )
+
+
+def tell_overflow(connection: sqlite3.Connection, space: str, recipient: str, now: int, *, words: bool) -> int:
+    """Make notices of what was not kept since the last time; how many there are."""
+    found = connection.execute(
+        """SELECT sender, channel, sender_name, first, last, count FROM inbox_overflow
+        WHERE space = ? AND recipient = ? AND count > 0""",
+        (space, recipient),
+    ).fetchall()
+    for sender, channel, name, first, last, count in found:
+        notice = overflow_notice(sender, channel, name, first, last, count)
+        keep_notice(connection, space, recipient, notice, now, words=words)
+        connection.execute(
+            """UPDATE inbox_overflow SET count = 0, first = NULL, last = NULL
+            WHERE space = ? AND recipient = ? AND sender = ? AND channel = ?""",
+            (space, recipient, sender, channel),
+        )
+    return len(found)
+
+
+def overflow_notice(sender: str, channel: str, name: str, first: int, last: int, count: int) -> Notice:
+    what = f"{count} message{'' if count == 1 else 's'} of {name}"
+    why = "more of this sender was unread than the inbox keeps: mark it as read to make room"
+    cause = f"the bound of the inbox for {sender}"
+    if channel:
+        text = f"{what} in #{channel} between {first} and {last} were not kept; {why}"
+        text += f". `tidings history {channel} --before {last + 1}` shows them while the log has them"
+        return Notice("flood", text, channel, first, last, count, cause)
+    return Notice("flood", f"{what} to you were not kept; {why}", None, first, last, count, cause)
 
 
 def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: bytes, reason: str, now: int) -> Kept:
@@ -298,7 +443,7 @@ def unread_of(connection: sqlite3.Connection, space: str, recipient: str) -> dic
         AND expired_at IS NULL GROUP BY kind""",
         (space, recipient),
     )
-    return {"direct": 0, "channel": 0} | dict(found)
+    return {"direct": 0, "channel": 0, "notice": 0} | dict(found)
 
 
 def _rows(found: sqlite3.Cursor) -> list[InboxRow]:
@@ -325,12 +470,16 @@ def expire(
         {"" if unread_too else "AND read_at IS NOT NULL"} ORDER BY row LIMIT ?""",
         (before, limit),
     ).fetchall()
+    _expire(connection, old, now, words=words)
+    return len(old)
+
+
+def _expire(connection: sqlite3.Connection, old: Sequence[tuple[int, str]], now: int, *, words: bool) -> None:
     if words:
         connection.executemany("INSERT INTO inbox_words (inbox_words, rowid, text) VALUES ('delete', ?, ?)", old)
     connection.executemany(
         "UPDATE inbox SET expired_at = ?, text = '', raw = NULL WHERE row = ?", [(now, row) for row, _ in old]
     )
-    return len(old)
 
 
 _UNTOLD = "kind = 'direct' AND (told = 'nothing' OR (told = 'delivered' AND read_at IS NOT NULL))"
@@ -358,17 +507,25 @@ def told(connection: sqlite3.Connection, space: str, recipient: str, receipts: S
 class InboxStore:
     """The inbox over a database: what a method changed is on disk when it returns. Made by `open`."""
 
-    def __init__(self, database: Database, *, words: bool) -> None:
-        self.database, self.words = database, words
+    def __init__(self, database: Database, *, words: bool, bound: Bound | None = None) -> None:
+        self.database, self.words, self.bound = database, words, bound or Bound()
         self._write, self._read, self._now = database.write, database.read, database.now
 
     @classmethod
-    async def open(cls, database: Database) -> InboxStore:
-        return cls(database, words=await database.write(prepare_search))
+    async def open(cls, database: Database, bound: Bound | None = None) -> InboxStore:
+        return cls(database, words=await database.write(prepare_search), bound=bound)
 
     async def keep(self, arrival: Arrival) -> Kept:
         now = self._now()
-        return await self._write(lambda c: keep(c, arrival, now, words=self.words))
+        return await self._write(lambda c: keep(c, arrival, now, words=self.words, bound=self.bound))
+
+    async def keep_notice(self, space: str, recipient: str, notice: Notice) -> Kept:
+        now = self._now()
+        return await self._write(lambda c: keep_notice(c, space, recipient, notice, now, words=self.words))
+
+    async def tell_overflow(self, space: str, recipient: str) -> int:
+        now = self._now()
+        return await self._write(lambda c: tell_overflow(c, space, recipient, now, words=self.words))
 
     async def quarantine(self, space: str, recipient: str, raw: bytes, reason: str) -> Kept:
         now = self._now()

@@ -142,8 +142,8 @@ def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
 
 def _wanted(asked: Scoped) -> Wanted:
     kind = asked.word("kind")
-    if kind not in (None, "direct", "channel"):
-        raise UsageError(f"`kind` is direct or channel, not {kind[:32]!r}")
+    if kind not in (None, "direct", "channel", "notice"):
+        raise UsageError(f"`kind` is direct, channel or notice, not {kind[:32]!r}")
     return Wanted(
         unread=asked.flag("unread"),
         sender=_sender(asked),

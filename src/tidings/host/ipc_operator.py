@@ -152,6 +152,7 @@ async def status(asked: Asked) -> Json:
                 "name": scope.name,
                 "agent": scope.agent,
                 "unread": sum(n for (*whose, _), n in unread.items() if whose == [scope.space_id, scope.agent]),
+                "notices": unread.get((scope.space_id, scope.agent, "notice"), 0),
                 **health_of(desk, scope),
             }
         )

@@ -3,8 +3,9 @@
     surfaced -> committed -> acknowledged -> its sender is told `delivered`, and `read` once it was
 
 Nothing is acknowledged that is not on disk here; what cannot be stored as a message is kept aside with its bytes and
-the reason. Receipts are told from notes on disk, so a restart forgets none. Whatever channels the agent is a member of
-are followed again with each endpoint. When another session of the agent receives, this one stands back.
+the reason; what an agent is told that is no message is kept as a notice, and so is how much found no room. Receipts are
+told from notes on disk, so a restart forgets none. Whatever channels the agent is a member of are followed again with
+each endpoint. When another session of the agent receives, this one stands back.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TypeVar
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Incoming, Kept
+from tidings.endpoint.notices import Notice
 from tidings.errors import DeniedError, OutcomeUnknown, StoreError, Superseded, TidingsError, UnreachableError
 from tidings.failpoints import reach
 from tidings.host.inbox import Arrival, InboxStore, Receipt
@@ -27,6 +29,8 @@ from tidings.host.registry import Scope
 AT_ONCE = 64
 #: receipts are told together, at most so often
 TELL_EVERY = 0.25
+#: what found no room is told so soon, and then less and less often while more of it comes
+OVERFLOW_TOLD, OVERFLOW_TOLD_AT_MOST = 1.0, 60.0
 RETRY_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 #: what says that a message will never fit a table; any other failure of SQLite passes
 UNSTORABLE = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, ValueError, OverflowError)
@@ -74,6 +78,7 @@ class Receiver:
         self._on_kept, self._on_failed = on_kept, on_failed
         self._pause = RETRY_PAUSE
         self._untold = asyncio.Event()
+        self._overflowed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self, endpoint: Endpoint) -> None:
@@ -81,7 +86,8 @@ class Receiver:
         await self.end()
         endpoint.keep_aside, endpoint.tells_delivered = self._keep_aside, False
         self._untold.set()
-        work = (self._receive, self._tell, self._follow_channels)
+        self._overflowed.set()  # what the run before did not tell
+        work = (self._receive, self._tell, self._tell_overflow, self._follow_channels)
         self._tasks = [asyncio.create_task(self._unless_superseded(each, endpoint)) for each in work]
 
     async def end(self) -> None:
@@ -143,17 +149,39 @@ class Receiver:
 
     async def _stored(self, incoming: Incoming) -> bool:
         try:
-            return (await self.inbox.keep(arrival_of(self.scope, incoming))).new
+            kept = await self.inbox.keep(arrival_of(self.scope, incoming))
         except UNSTORABLE as error:
             await self._keep_aside(incoming.raw, f"message {incoming.id} cannot be stored: {error}")
             return False
+        if not kept.kept:
+            self._overflowed.set()
+        return kept.new
 
     async def _keep_aside(self, raw: bytes, reason: str) -> None:
         log.warning("something for %s in %s was kept aside: %s", self.scope.name, self.scope.space, reason)
         await self._insist(lambda: self.inbox.quarantine(self.scope.space_id, self.scope.agent, raw, reason))
         reach("inbox.aside")
 
+    async def keep_notice(self, notice: Notice) -> None:
+        """What this agent is told becomes a row of its inbox; it may be told again, and is kept once."""
+        log.info("%s in %s is told: %s", self.scope.name, self.scope.space, notice.text)
+        kept = await self._insist(lambda: self.inbox.keep_notice(self.scope.space_id, self.scope.agent, notice))
+        if kept.new:
+            self._on_kept()
+
     # --- telling ---
+
+    async def _tell_overflow(self, _endpoint: Endpoint) -> None:
+        pause = OVERFLOW_TOLD
+        while True:
+            await self._overflowed.wait()
+            self._overflowed.clear()
+            if await self._insist(lambda: self.inbox.tell_overflow(self.scope.space_id, self.scope.agent)):
+                self._on_kept()
+                pause = min(OVERFLOW_TOLD_AT_MOST, pause * 2)
+            else:
+                pause = OVERFLOW_TOLD
+            await asyncio.sleep(pause)
 
     async def _tell(self, endpoint: Endpoint) -> None:
         pause = RETRY_PAUSE

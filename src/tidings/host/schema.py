@@ -7,7 +7,8 @@ takes the steps it lacks, one transaction each. Times are milliseconds since 197
 
 The rules of the outbox are checked with every row that is accepted, leased and confirmed, so since step 5 they are
 written the way SQLite is quick at: one CASE of the state instead of a check for each pair of columns, and comparisons
-instead of lists of more than two, for which it builds a table each time.
+instead of lists of more than two, for which it builds a table each time. Since step 6 the inbox has notices, which are
+no agent's words, and knows how much it holds of each sender.
 """
 
 from __future__ import annotations
@@ -393,4 +394,130 @@ ON CONFLICT (space) DO UPDATE SET done = excluded.done;
 ALTER TABLE spaces ADD COLUMN anchor TEXT;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS, _QUICK_RULES))
+_NOTICES_AND_BOUNDS = """
+DROP VIEW inbox_text;
+DROP TRIGGER inbox_identity;
+DROP TRIGGER inbox_content;
+DROP TRIGGER inbox_read;
+DROP TRIGGER inbox_for_ever;
+ALTER TABLE inbox RENAME TO inbox_5;
+CREATE TABLE inbox (
+  row INTEGER PRIMARY KEY AUTOINCREMENT,
+  space TEXT NOT NULL CHECK (space <> ''),
+  recipient TEXT NOT NULL CHECK (recipient <> ''),
+  -- of a notice: 'tidings', which is no agent's id
+  sender TEXT NOT NULL CHECK (sender <> ''),
+  id TEXT NOT NULL CHECK (id <> ''),
+  sender_name TEXT NOT NULL,
+  kind TEXT NOT NULL CHECK (kind IN ('channel', 'direct', 'notice')),
+  -- of a notice: the channel it is about, if it is about one
+  channel TEXT,
+  seq INTEGER NOT NULL,
+  sent_at INTEGER NOT NULL,
+  logged_at INTEGER NOT NULL,
+  received_at INTEGER NOT NULL,
+  priority TEXT NOT NULL CHECK (priority IN ('now', 'next', 'low')),
+  reply_to TEXT,
+  context TEXT,
+  historical INTEGER NOT NULL CHECK (historical IN (0, 1)),
+  sealed INTEGER NOT NULL CHECK (sealed IN (0, 1)),
+  mentions_me INTEGER NOT NULL CHECK (mentions_me IN (0, 1)),
+  wakes INTEGER NOT NULL CHECK (wakes IN (0, 1)),
+  text TEXT NOT NULL,
+  -- the bytes that were signed; of a notice its facts as JSON
+  raw BLOB,
+  read_at INTEGER,
+  -- what the sender of a direct message was told
+  told TEXT NOT NULL DEFAULT 'nothing' CHECK (told IN ('nothing', 'delivered', 'read')),
+  -- its content is gone; that it came is never forgotten
+  expired_at INTEGER,
+  UNIQUE (space, recipient, sender, id),
+  CHECK (kind = 'notice' OR (kind = 'channel') = (channel IS NOT NULL)),
+  CHECK ((kind = 'notice') = (sender = 'tidings')),
+  CHECK (kind = 'direct' OR told = 'nothing'),
+  CHECK (told <> 'read' OR read_at IS NOT NULL),
+  CHECK ((raw IS NULL) = (expired_at IS NOT NULL)),
+  CHECK (expired_at IS NULL OR text = '')
+);
+INSERT INTO inbox SELECT * FROM inbox_5 ORDER BY row;
+DROP TABLE inbox_5;
+
+CREATE INDEX inbox_unread ON inbox (space, recipient, row) WHERE read_at IS NULL AND expired_at IS NULL;
+CREATE INDEX inbox_kept ON inbox (space, recipient, row) WHERE expired_at IS NULL;
+CREATE INDEX inbox_replies ON inbox (space, recipient, reply_to) WHERE reply_to IS NOT NULL;
+CREATE INDEX inbox_contexts ON inbox (space, recipient, context) WHERE context IS NOT NULL;
+CREATE INDEX inbox_untold ON inbox (space, recipient, row)
+  WHERE kind = 'direct' AND (told = 'nothing' OR (told = 'delivered' AND read_at IS NOT NULL));
+CREATE INDEX inbox_ids ON inbox (space, recipient, id);
+-- what may go when there is more of one sender than is kept
+CREATE INDEX inbox_old ON inbox (space, recipient, sender, channel, row)
+  WHERE read_at IS NOT NULL AND expired_at IS NULL;
+CREATE VIEW inbox_text AS SELECT row, text FROM inbox WHERE expired_at IS NULL;
+
+CREATE TRIGGER inbox_identity BEFORE UPDATE OF
+  row, space, recipient, sender, id, sender_name, kind, channel, seq, sent_at, logged_at, received_at, priority,
+  reply_to, context, historical, sealed, mentions_me, wakes ON inbox
+BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
+
+CREATE TRIGGER inbox_content BEFORE UPDATE OF text, raw, expired_at ON inbox
+WHEN NOT (OLD.expired_at IS NULL AND NEW.expired_at IS NOT NULL)
+BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
+
+CREATE TRIGGER inbox_read BEFORE UPDATE OF read_at ON inbox
+WHEN OLD.read_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'what was read was read then'); END;
+
+CREATE TRIGGER inbox_for_ever BEFORE DELETE ON inbox
+BEGIN SELECT RAISE(ABORT, 'that a message came is never forgotten'); END;
+
+-- how much is kept of each sender, by channel ('' is direct, '*' is everything); content that is gone does not count
+CREATE TABLE inbox_held (
+  space TEXT NOT NULL,
+  recipient TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  channel TEXT NOT NULL,
+  rows INTEGER NOT NULL CHECK (rows >= 0),
+  bytes INTEGER NOT NULL CHECK (bytes >= 0),
+  PRIMARY KEY (space, recipient, sender, channel)
+) WITHOUT ROWID;
+INSERT INTO inbox_held SELECT space, recipient, sender, coalesce(channel, ''), count(*),
+  sum(length(raw) + length(CAST(text AS BLOB))) FROM inbox WHERE expired_at IS NULL GROUP BY 1, 2, 3, 4;
+INSERT INTO inbox_held SELECT space, recipient, sender, '*', sum(rows), sum(bytes) FROM inbox_held GROUP BY 1, 2, 3;
+
+CREATE TRIGGER inbox_counted AFTER INSERT ON inbox
+BEGIN
+  INSERT INTO inbox_held
+  SELECT NEW.space, NEW.recipient, NEW.sender, channel, 1, length(NEW.raw) + length(CAST(NEW.text AS BLOB))
+  FROM (SELECT coalesce(NEW.channel, '') AS channel UNION ALL SELECT '*') WHERE true
+  ON CONFLICT DO UPDATE SET rows = rows + 1, bytes = bytes + excluded.bytes;
+END;
+
+CREATE TRIGGER inbox_uncounted AFTER UPDATE OF expired_at ON inbox
+BEGIN
+  UPDATE inbox_held SET rows = rows - 1, bytes = bytes - length(OLD.raw) - length(CAST(OLD.text AS BLOB))
+  WHERE space = OLD.space AND recipient = OLD.recipient AND sender = OLD.sender
+    AND channel IN (coalesce(OLD.channel, ''), '*');
+END;
+
+-- what was not kept because there was too much of its sender, as far as it was not told yet
+CREATE TABLE inbox_overflow (
+  space TEXT NOT NULL,
+  recipient TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  channel TEXT NOT NULL,
+  sender_name TEXT NOT NULL,
+  first INTEGER,
+  last INTEGER,
+  count INTEGER NOT NULL,
+  -- in all, told or not
+  total INTEGER NOT NULL,
+  -- the newest that was not kept: what comes again is not counted again
+  through INTEGER NOT NULL,
+  PRIMARY KEY (space, recipient, sender, channel),
+  CHECK ((count = 0) = (first IS NULL) AND (first IS NULL) = (last IS NULL) AND total >= count)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(
+    APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS, _QUICK_RULES, _NOTICES_AND_BOUNDS)
+)

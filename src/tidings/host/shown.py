@@ -26,7 +26,10 @@ def moment(ms: int | None) -> str | None:
 
 
 def mail(row: InboxRow, key: KeyPair | None) -> Json:
-    """A message of the inbox. `key`: its recipient's, to open what is sealed; without it only the text is shown."""
+    """A row of the inbox. `key`: its recipient's, to open what is sealed; without it only the text is shown.
+
+    A notice has the fields of a message, and `notice` with what it tells of.
+    """
     return {
         "row": row.row,
         "id": row.id,
@@ -34,7 +37,7 @@ def mail(row: InboxRow, key: KeyPair | None) -> Json:
         "channel": row.channel,
         "from": {"id": row.sender, "name": row.sender_name},
         "text": row.text,
-        **_content(row, key),
+        **(_notice(row) if row.kind == "notice" else _content(row, key)),
         "priority": row.priority,
         "reply_to": row.reply_to,
         "context": row.context,
@@ -71,6 +74,11 @@ def _content(row: InboxRow, key: KeyPair | None) -> Json:
 
 
 _JUST_TEXT: Json = {"parts": [], "mentions": []}
+
+
+def _notice(row: InboxRow) -> Json:
+    facts = json.loads(row.raw)
+    return _JUST_TEXT | {"notice": {name: value for name, value in facts.items() if name != "text"}}
 
 
 def _parts(message: Message) -> Json:

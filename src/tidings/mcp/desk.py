@@ -18,7 +18,7 @@ Facts = dict[str, Any]
 
 
 class Event(NamedTuple):
-    """Something that happened at the desk: `message` (a row of the inbox) or `state` (the connection)."""
+    """What happened at the desk: `message` or `notice` (a row of the inbox), or `state` (the connection)."""
 
     kind: str
     #: the row of a message: where to go on reading

@@ -105,6 +105,7 @@ class Tools:
             reachable=not notes,
             unread_direct=unread["direct"],
             unread_channel=unread["channel"],
+            unread_notices=unread["notice"],
             channels=[words.channel(each).name for each in channels],
             here=[on_a_line(str(each["name"])) for each in others if each["status"] != "offline"],
             waiting_to_leave=sum(map(words.waits, outbox)),

@@ -104,7 +104,7 @@ class Follower:
             pause = min(LONGEST_PAUSE, pause * 2)
 
     def _tell(self, event: Event) -> None:
-        if event.kind != "message" or self._stopped.is_set():
+        if event.kind not in ("message", "notice") or self._stopped.is_set():
             return
         changed = self._changed(event)
         with suppress(RuntimeError):  # the loop is closed: the process ends

@@ -24,7 +24,7 @@ def orientation(found: answers.Orientation) -> str:
         f"You are {found.name} ({found.id}) in the space {found.space}.",
         f"Roles: {', '.join(found.roles) or 'none known'}. Channels: {', '.join(found.channels) or 'none known'}.",
         *_rights(found),
-        f"Unread: {found.unread_direct} direct, {found.unread_channel} in channels.",
+        f"Unread: {found.unread_direct} direct, {found.unread_channel} in channels, {found.unread_notices} notices.",
         f"Here now: {', '.join(found.here) or 'nobody else'}.",
     ]
     lines += [f"{found.waiting_to_leave} of your messages wait to leave."] if found.waiting_to_leave else []
