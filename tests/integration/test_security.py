@@ -33,7 +33,25 @@ from tidings.wire.subjects import Subjects, shard_of
 from tidings.wire.tags import is_tag, tag
 
 SECURITY_MD = Path(__file__).parents[2] / "SECURITY.md"
-FINDINGS = {"F1", "F3", "F4", "F14", "F17", "F18", "F24", "F26", "N5", "N6", "N7", "N14", "N16", "N23", "S1", "S2"}
+FINDINGS = {
+    "F1",
+    "F3",
+    "F4",
+    "F14",
+    "F17",
+    "F18",
+    "F24",
+    "F26",
+    "N5",
+    "N6",
+    "N7",
+    "N14",
+    "N16",
+    "N23",
+    "S1",
+    "S2",
+    "S4",
+}
 
 
 # --- the suite on a space as it is shipped ---
@@ -182,6 +200,45 @@ async def test_the_suite_finds_a_pipeline_that_may_do_too_much(tmp_path: Path, m
     assert "DIRECT.GET.DM_main" in _result(report, "pipeline_jetstream").evidence
 
 
+def _pipeline_in_core(self: Keyring, s: Subjects, pipeline_id: str) -> str:
+    """The pipeline as the first layout had it: careful rights, in the account that holds the streams."""
+    return jwt.user_jwt(self.core, pipeline_id, "pipeline", grants.pipeline_permissions(s, pipeline_id))
+
+
+async def test_the_suite_finds_a_pipeline_whose_replies_are_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keyring, "pipeline_token", _pipeline_in_core)
+    report = await _on_weak_space(tmp_path / "home", {"pipeline_replies"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
+    assert not report.results[0].evidence.startswith("the probe could not finish")
+
+
+async def test_the_suite_finds_an_import_without_a_wildcard_and_such_an_import_obeys_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wild = grants.pipeline_service_subjects
+
+    def literal(s: Subjects) -> dict[str, int]:
+        others = {subject: seconds for subject, seconds in wild(s).items() if "PURGE" not in subject}
+        return others | {f"$JS.API.STREAM.PURGE.{s.dead_stream}": 5}
+
+    monkeypatch.setattr(grants, "pipeline_service_subjects", literal)
+    async with real_space(tmp_path / "home") as space, space.core() as js:
+        report = await run_security_suite(space.home, only={"pipeline_replies"})
+        assert "PURGE.DEAD_main" in report.broken[0].evidence
+        s = space.subjects
+        await js.publish(s.dead("probe", "probe"), b"kept by whom?")
+        async with acting(space.info.url, s, space.home.pipeline_creds) as pipeline:
+            ask = f"$JS.API.DIRECT.GET.{s.log_stream}", b'{"seq":1,"batch":1}'
+            await pipeline.send(line(*ask, reply=f"$JS.API.STREAM.PURGE.{s.dead_stream}"))
+
+            async def purged() -> bool:
+                return bool((await js.info(s.dead_stream))["state"]["messages"] == 0)
+
+            await eventually(purged, what="a literal import takes the answer for a request")
+
+
 async def test_the_suite_finds_subscriptions_and_mailboxes_that_are_too_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,27 +301,6 @@ _MAL = KeyPair.generate()
 
 
 # --- what the suite leaves to tests ---
-
-
-async def test_a_stolen_pipeline_credential_can_destroy_through_replies_and_security_md_says_so(
-    space: RealSpace,
-) -> None:
-    """A known limit, pinned: once the pipeline has an account of its own, this fails and the sentence goes."""
-    s, victim = space.subjects, "PROBE"
-    async with space.core() as js, acting(space.info.url, s, space.home.pipeline_creds) as pipeline:
-        await js.api(f"STREAM.CREATE.{victim}", {"name": victim, "subjects": ["probe.x"], "storage": "memory"})
-        delete = f"$JS.API.STREAM.DELETE.{victim}"
-        assert await pipeline.not_refused({delete: line(delete)}) == []
-        asked = json.dumps({"seq": 1, "next_by_subj": ">", "batch": 1}).encode()
-        await pipeline.send(line(f"$JS.API.DIRECT.GET.{s.log_stream}", asked, reply=delete))
-
-        async def is_gone() -> bool:
-            return victim not in (await js.api("STREAM.NAMES"))["streams"]
-
-        await eventually(is_gone)
-    assert "the empty end of a batched read aimed at the broker's own interface is obeyed there" in " ".join(
-        SECURITY_MD.read_text().split()
-    )
 
 
 async def test_a_burnt_id_is_acknowledged_as_a_duplicate_of_somebody_elses_record(space: RealSpace) -> None:

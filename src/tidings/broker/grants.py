@@ -1,9 +1,12 @@
-"""Who may do what on the broker: the exports of CORE, the imports of AGENTS, the rights of each role.
+"""Who may do what on the broker: the exports of CORE, the imports of AGENTS and PIPE, the rights of each role.
 
-Streams, steward and pipeline live in CORE; agents live in AGENTS, which has no JetStream and imports only what an
-agent needs. The reason is measured: inside one account a reply subject is never checked, so a pull status aimed at
-`$JS.API.STREAM.DELETE.X` is obeyed. Across a service import the reply is resolved in AGENTS, where nothing listens.
-Every line here has a probe in `testing/security/`.
+Streams and steward live in CORE; agents live in AGENTS and the pipeline in PIPE, which have no JetStream and import
+only what they need. The reason is measured: inside one account a reply subject is never checked, so a pull status
+aimed at `$JS.API.STREAM.DELETE.X` is obeyed, and so is a value of its own that a credential reads with such a reply.
+Across a service import the reply is resolved in the importing account. There a *literal* import still takes it for a
+request; a wildcard import does not. So every service import is a wildcard, and the user's rights name what it may ask.
+Every line here has a probe in `testing/security/`. Whoever changes one raises `space/layout.LAYOUT`, so that older
+spaces get it too; a change of an agent's rights raises `AGENT_RIGHTS`.
 """
 
 from __future__ import annotations
@@ -13,11 +16,16 @@ from collections.abc import Iterable
 from tidings.broker.jwt import Claims, Permissions, UserLimits
 from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, Subjects
 
+#: raised with every change of `agent_permissions` or `agent_limits`: agents with older tokens are given new ones
+AGENT_RIGHTS = 1
+
 #: payload of a message plus room for headers; LOG, DM and TASK refuse more
 MAX_MESSAGE = 264 * 1024
 MAX_SUBSCRIPTIONS = 2_000
 #: fewer than the broker takes, so that agents cannot keep the steward and an administrator out
 MAX_AGENT_CONNECTIONS = 19_000
+#: each worker of a Spark cluster holds one or two
+MAX_PIPELINE_CONNECTIONS = 500
 #: the CONNECT line carries the token; the broker is configured for 64 KiB
 MAX_TOKEN_BYTES = 60_000
 
@@ -29,6 +37,8 @@ PUBLISH_ANSWER = 5
 CONTROL_ANSWER = 60
 #: pulls expire after at most 10 s
 PULL_ANSWER = 30
+#: a frame of half a megabyte on a busy disk is waited for 30 s
+PIPELINE_ANSWER = 60
 
 
 def _consumer_streams(s: Subjects) -> tuple[str, str]:
@@ -48,6 +58,26 @@ def pull_subjects(s: Subjects) -> dict[str, int]:
     return {f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*": PULL_ANSWER for stream in _consumer_streams(s)}
 
 
+def pipeline_service_subjects(s: Subjects) -> dict[str, int]:
+    """What PIPE may ask with one answer."""
+    asked = (
+        f"{s.root}.dlv.>",
+        f"$KV.{s.state_bucket}.>",
+        f"$JS.API.DIRECT.GET.KV_{s.state_bucket}.>",
+        f"$JS.API.CONSUMER.INFO.{s.delivery_stream}.*",
+        *(f"$JS.API.STREAM.{verb}.*" for verb in ("INFO", "MSG.GET", "PURGE")),
+        # Nobody asks this. An account that does not import `$JS.API.INFO` gets an import of all of `$JS.API.>` from the
+        # server, which answers "not enabled for account" before CORE does.
+        "$JS.API.*",
+    )
+    return dict.fromkeys(asked, PIPELINE_ANSWER)
+
+
+def pipeline_page_subjects(_s: Subjects) -> dict[str, int]:
+    """What PIPE may ask with a stream of answers: pages of the log."""
+    return {"$JS.API.DIRECT.GET.*": PIPELINE_ANSWER}
+
+
 def live_subjects(s: Subjects) -> list[str]:
     """Stream exports. LOG republishes ruling records too; those stay inside CORE."""
     return [f"{s.root}.live.chat.>", f"{s.root}.live.via.>", s.live_roster]
@@ -58,21 +88,29 @@ def core_exports(s: Subjects) -> list[Claims]:
         patience = {"response_threshold": seconds * 1_000_000_000}
         return {"name": subject, "subject": subject, "type": "service", **patience, **more}
 
+    single = service_subjects(s) | pipeline_service_subjects(s)
+    many = pull_subjects(s) | pipeline_page_subjects(s)
     return [
-        *(service(subject, seconds) for subject, seconds in service_subjects(s).items()),
-        *(service(subject, seconds, response_type="Stream") for subject, seconds in pull_subjects(s).items()),
+        *(service(subject, seconds) for subject, seconds in single.items()),
+        *(service(subject, seconds, response_type="Stream") for subject, seconds in many.items()),
         *({"name": subject, "subject": subject, "type": "stream"} for subject in live_subjects(s)),
     ]
 
 
 def agents_imports(s: Subjects, core_id: str) -> list[Claims]:
-    def imported(subject: str, kind: str) -> Claims:
-        return {"name": subject, "subject": subject, "account": core_id, "type": kind}
-
     return [
-        *(imported(subject, "service") for subject in (*service_subjects(s), *pull_subjects(s))),
-        *(imported(subject, "stream") for subject in live_subjects(s)),
+        *(_imported(core_id, subject, "service") for subject in (*service_subjects(s), *pull_subjects(s))),
+        *(_imported(core_id, subject, "stream") for subject in live_subjects(s)),
     ]
+
+
+def pipeline_imports(s: Subjects, core_id: str) -> list[Claims]:
+    asked = (*pipeline_service_subjects(s), *pipeline_page_subjects(s))
+    return [_imported(core_id, subject, "service") for subject in asked]
+
+
+def _imported(core_id: str, subject: str, kind: str) -> Claims:
+    return {"name": subject, "subject": subject, "account": core_id, "type": kind}
 
 
 def inbox(user_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Account tokens on the broker: placed before its first start, pushed afterwards, read back always.
+"""Account tokens on the broker: written while it is down, pushed while it runs, read back always.
 
 The server takes an *older* token without complaint, which would undo a revocation. So a token is derived afresh
 under the space's admin lock, pushed, and read back; nobody edits one.
@@ -16,12 +16,11 @@ from tidings.broker.private_files import private_dir, write_private
 from tidings.errors import BrokerFailed
 
 
-def place_tokens(folder: Path, tokens: dict[str, str]) -> None:
-    """Write the tokens a broker needs for its first start. Existing ones are newer and stay."""
+def write_tokens(folder: Path, tokens: dict[str, str]) -> None:
+    """Write the tokens a broker finds at its next start."""
     private_dir(folder)
     for account, token in tokens.items():
-        if not (path := folder / f"{account}.jwt").exists():
-            write_private(path, token)
+        write_private(folder / f"{account}.jwt", token)
 
 
 async def push_token(system: Connection, account: str, token: str) -> None:

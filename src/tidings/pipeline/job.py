@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConnectionLost, LeaseHeld, LeaseLost, TidingsError
+from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
 from tidings.pipeline.judging import Stored
@@ -481,6 +481,7 @@ class DeliverJob:
                 "owners_in_debt": len({debt.owner for debt in self.deliverer.debts.open.values()}),
                 **{name: getattr(self.tally, name) for name in Tally.__dataclass_fields__},
             }
-            self.keeper.put(FIGURES_KEY, said, entry.revision if entry else 0)
+            with suppress(ConflictError):  # a report that is lost costs nothing; the next one comes in a second
+                self.keeper.put(FIGURES_KEY, said, entry.revision if entry else 0)
         finally:
             self._lock.release()

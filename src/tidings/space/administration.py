@@ -21,23 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
-from tidings.broker import jwt
+from tidings.broker import grants, jwt
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.config import BrokerConfig
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.broker.private_files import locked, write_atomic, write_private
-from tidings.broker.resolver import place_tokens, push_token
+from tidings.broker.resolver import push_token
 from tidings.broker.server import free_port, greeting
 from tidings.broker.streams import default_budget, ensure_streams, storage_needed
 from tidings.errors import NameTaken, OutcomeUnknown, SpaceBusy, UnreachableError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.layout import LAYOUT, check_layout, lay_out, make_pipeline_creds
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.patterns import covers_any
-from tidings.wire.subjects import Subjects
 from tidings.wire.tags import SECRET_BYTES
 
 #: after a narrowing, an agent that is connected has this long to fetch its new token before the old one is cut
@@ -54,8 +54,8 @@ def create_space(home: SpaceHome, *, port: int | None, open_space: bool, budget:
         if home.exists:
             return home.read_info()
         keyring = Keyring.create(home.keys)
-        signing = _make_steward_files(home, keyring)
-        make_pipeline_creds(home, keyring)
+        signing = _make_steward_secrets(home)
+        lay_out(home, keyring)
         info = SpaceInfo(
             name=home.name,
             id=keyring.core.id,
@@ -67,29 +67,19 @@ def create_space(home: SpaceHome, *, port: int | None, open_space: bool, budget:
             epoch=str(uuid.uuid4()),
             open=open_space,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            layout=LAYOUT,
         )
-        place_tokens(home.resolver, keyring.account_tokens(info.subjects, {}))
         write_broker_files(home, keyring, info)
         home.write_info(info)
         return info
 
 
-def _make_steward_files(home: SpaceHome, keyring: Keyring) -> KeyPair:
+def _make_steward_secrets(home: SpaceHome) -> KeyPair:
     user, signing = KeyPair.generate(), KeyPair.generate()
-    token = keyring.steward_token(Subjects(home.name), user.id)
     write_private(home.creds / "steward.user", user.seed + "\n")
-    write_private(home.creds / "steward.creds", jwt.credentials(token, user))
     write_private(home.creds / "steward.key", signing.seed + "\n")
     write_private(home.creds / "space.secret", os.urandom(SECRET_BYTES).hex() + "\n")
     return signing
-
-
-def make_pipeline_creds(home: SpaceHome, keyring: Keyring) -> None:
-    """The pipeline's own narrow credential, made once; a space from before there was a pipeline gets it too."""
-    path = home.pipeline_creds
-    if not path.exists():
-        user = KeyPair.generate()
-        write_private(path, jwt.credentials(keyring.pipeline_token(Subjects(home.name), user.id), user))
 
 
 def write_broker_files(home: SpaceHome, keyring: Keyring, info: SpaceInfo) -> None:
@@ -223,8 +213,8 @@ class Administrator:
         return jwt.split_credentials(path.read_text())[1].id == row.id
 
     async def reconcile(self) -> list[str]:
-        """After a start: finish rows, and write again what a log that went backwards has forgotten."""
-        done = await self.finish()
+        """After a start: finish rows, renew tokens, write again what a log that went backwards has forgotten."""
+        done = [*await self.finish(), *await self._renew_rights()]
         rows = sorted(
             (row for row in self.ledger.rows() if row.state in ("revoked", "undone", "active")),
             key=self._reconcile_order(),
@@ -240,6 +230,16 @@ class Administrator:
                 elif row.state != "active" and known is not None and not known["revoked"]:
                     await self.ask("revoke", id=row.id)
                     done.append(f"wrote the revocation of {row.name} again: the log had lost it")
+        return done
+
+    async def _renew_rights(self) -> list[str]:
+        """New tokens for agents whose own were made with the rights of an older version; nobody is cut for that."""
+        done = []
+        for row in self.ledger.rows():
+            if row.state == "active" and row.rights < grants.AGENT_RIGHTS:
+                changed, _, _ = await self._change(row, self._file_of(row), row.withheld)
+                self.ledger.put(changed, state="active")
+                done.append(f"gave {row.name} a credential with the rights of this version")
         return done
 
     def _reconcile_order(self) -> Callable[[Issued], int]:
@@ -291,6 +291,7 @@ class Administrator:
             iat=iat,
             succeeds=succeeds,
             withheld=withheld,
+            rights=grants.AGENT_RIGHTS,
         )
         self.ledger.put(row)
         failpoints.reach("add.after_ledger")
@@ -369,6 +370,7 @@ class Administrator:
             void_until=void_until,
             withheld=withheld,
             state="changing",
+            rights=grants.AGENT_RIGHTS,
         )
         failpoints.reach("access.after_ledger")
         self._rewrite_creds(changed)
@@ -474,6 +476,7 @@ async def administer(home: SpaceHome, purpose: str) -> AsyncIterator[Administrat
     """Hold the admin lock with the keys open, for one operation."""
     home.read_info()
     async with _admin_lock(home.admin_lock, purpose):
+        check_layout(home.read_info())
         administrator = Administrator(home, Keyring.load(home.keys))
         try:
             yield administrator

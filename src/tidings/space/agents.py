@@ -115,6 +115,8 @@ class Issued:
     succeeds: str = ""
     #: why and since when it may send nothing; posting that is granted again ends it
     withheld: str = ""
+    #: which `grants.AGENT_RIGHTS` its token was made with
+    rights: int = 1
 
 
 class Ledger:

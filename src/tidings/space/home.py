@@ -43,6 +43,8 @@ class SpaceInfo:
     epoch: str
     open: bool
     created: str
+    #: which accounts and credentials it has (`space/layout.py`); the first one said nothing about it
+    layout: int = 1
 
     @property
     def url(self) -> str:

@@ -2,6 +2,7 @@
 
     python -m tidings.steward.children steward   --home H --space S [--after HOLDER]
     python -m tidings.steward.children create    --home H --space S [--open] [--port N] [--budget BYTES]
+    python -m tidings.steward.children migrate   --home H --space S
     python -m tidings.steward.children provision --home H --space S
     python -m tidings.steward.children agents    --home H --space S [--person NAME]
     python -m tidings.steward.children withhold  --home H --space S --agent ID --why REASON
@@ -25,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
+from tidings.broker.private_files import locked
 from tidings.errors import TidingsError
 from tidings.space.administration import administer, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
+from tidings.space.layout import migrate
 from tidings.steward.pace import Pace
 from tidings.steward.service import Steward
 from tidings.wire.names import check_agent_id
@@ -68,6 +71,11 @@ async def run_create(home: SpaceHome, options: argparse.Namespace) -> dict[str, 
     return {"space": info.name, "port": info.port}
 
 
+async def run_migrate(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
+    with locked(home.admin_lock, "bringing the space to this layout", wait=30):
+        return {"done": migrate(home)}
+
+
 async def run_provision(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
     async with administer(home, "provisioning the broker") as admin:
         return {"changes": await admin.provision()}
@@ -103,6 +111,7 @@ async def run_withhold(home: SpaceHome, options: argparse.Namespace) -> dict[str
 PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]] = {
     "steward": run_steward,
     "create": run_create,
+    "migrate": run_migrate,
     "provision": run_provision,
     "agents": run_agents,
     "withhold": run_withhold,

@@ -1,6 +1,6 @@
 """`tidings up`: broker, steward and pipeline as children that live and die with this process.
 
-    lock -> create (once) -> broker -> streams -> steward -> agents -> ready -> pipeline, watch
+    lock -> create (once) or migrate -> broker -> streams -> steward -> agents -> ready -> pipeline, watch
 
 It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and its death
 disturbs nobody. Whatever ends is started again with a growing pause; whatever interrupts a step, every child that was
@@ -39,6 +39,7 @@ from tidings.errors import (
 )
 from tidings.space.administration import broker_config
 from tidings.space.home import SpaceHome
+from tidings.space.layout import LAYOUT
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
@@ -126,6 +127,7 @@ class Supervisor:
         else:
             changes = {"port": self.options.port, "budget": self.options.budget}
             self.home.update_info(**{name: value for name, value in changes.items() if value})
+            await self._migrate()
         info = self.home.read_info()
         if self.options.open_space and not info.open:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")
@@ -144,6 +146,16 @@ class Supervisor:
         for each in (await self._child("agents", "--person", self.options.person))["done"]:
             self.tell(each)
         self._lacking = await self._look_for_spark()
+
+    async def _migrate(self) -> None:
+        """Accounts and credentials of this version, before a broker serves them."""
+        if self.home.read_info().layout == LAYOUT:
+            return
+        self.phase("migrating")
+        done = (await self._child("migrate"))["done"]
+        if done:
+            self.tell(done)
+            log.info("%s", done)
 
     async def _look_for_spark(self) -> bool:
         """Said before we are ready, so that whoever starts us in the background hears it too."""

@@ -20,6 +20,7 @@ PROBES: list[Probe] = [
     *control.PROBES,
     *sizes.PROBES,
     *replies.PROBES,
+    *pipeline.REPLIES,
 ]
 
 

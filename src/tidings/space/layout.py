@@ -1,0 +1,109 @@
+"""The layout of a space: its accounts on the broker and the credentials of its roles, by version.
+
+An account's token says what it exports and imports, a role's what it may do; both are derived from `broker/grants.py`
+and written once per layout: when the space is created, and when `tidings up` finds it was made by an older one. Then
+everything is derived afresh with the same keys, before the broker starts: the store belongs to CORE's key and stays,
+and what was revoked is taken from the ledger. A role's older token is void from then on, so a credential that was
+copied from an older layout, with its wider rights, opens nothing. `space.toml` is written last: whatever interrupts
+this, the next start does it again. Agents keep their tokens; if theirs need other rights (`grants.AGENT_RIGHTS`), the
+administrator gives them new ones once the steward runs.
+
+Whoever changes a grant raises `LAYOUT`; `tests/unit/test_layout.py` notices.
+
+    1   CORE and AGENTS; the pipeline's user in CORE
+    2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tidings.broker import jwt
+from tidings.broker.keyring import Keyring
+from tidings.broker.private_files import read_private, write_private
+from tidings.broker.resolver import write_tokens
+from tidings.errors import ConfigError
+from tidings.space.agents import Ledger
+from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.wire.keys import KeyPair
+from tidings.wire.subjects import Subjects
+
+LAYOUT = 2
+
+
+def check_layout(info: SpaceInfo) -> None:
+    """Refuse to derive tokens for a space of another layout: they would not fit what its broker serves."""
+    if info.layout < LAYOUT:
+        raise ConfigError(
+            f"space {info.name} was last started by an older Tidings (layout {info.layout}, this one writes {LAYOUT}): "
+            f"`tidings down --space {info.name}`, then `tidings up --space {info.name}` brings it here; nothing is lost"
+        )
+    if info.layout > LAYOUT:
+        raise ConfigError(
+            f"space {info.name} has layout {info.layout} and this Tidings knows up to {LAYOUT}: "
+            "it was started by a newer one, install that again"
+        )
+
+
+def lay_out(home: SpaceHome, keyring: Keyring) -> None:
+    """Write the credentials of the roles and the token of every account. The broker must not run."""
+    voided = _Voided(home.keys / "voided.json")
+    _steward_creds(home, keyring, voided)
+    _pipeline_creds(home, keyring, voided)
+    revoked = Ledger(home.issued).revocations()
+    write_tokens(home.resolver, keyring.account_tokens(Subjects(home.name), revoked, voided.read()))
+
+
+def migrate(home: SpaceHome) -> str | None:
+    """Bring a space that is down to this layout. Answers what was done, in words, or None."""
+    info = home.read_info()
+    if info.layout >= LAYOUT:
+        check_layout(info)
+        return None
+    lay_out(home, Keyring.extend(home.keys))
+    home.update_info(layout=LAYOUT)
+    return f"brought space {info.name} from layout {info.layout} to {LAYOUT}: its roles have new credentials"
+
+
+def make_pipeline_creds(home: SpaceHome, keyring: Keyring) -> None:
+    """The pipeline's own narrow credential, if there is none."""
+    if not home.pipeline_creds.exists():
+        user = KeyPair.generate()
+        token = keyring.pipeline_token(Subjects(home.name), user.id)
+        write_private(home.pipeline_creds, jwt.credentials(token, user))
+
+
+def _steward_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
+    """The same user with the rights of today: it is the id of a process and signs nothing."""
+    path = home.creds / "steward.creds"
+    user = KeyPair(read_private(home.creds / "steward.user").strip())
+    iat = max(int(time.time()), voided.add(path) + 1)
+    write_private(path, jwt.credentials(keyring.steward_token(Subjects(home.name), user.id, iat=iat), user))
+
+
+def _pipeline_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
+    """A new user: copies of the older credential may lie on the machines of a cluster."""
+    voided.add(home.pipeline_creds)
+    home.pipeline_creds.unlink(missing_ok=True)
+    make_pipeline_creds(home, keyring)
+
+
+class _Voided:
+    """Users of roles whose older tokens are void: id -> the second up to which."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, int]:
+        return dict(json.loads(read_private(self._path))) if self._path.exists() else {}
+
+    def add(self, creds: Path) -> int:
+        """Void the token in a credential, if there is one. Answers the second up to which, or 0."""
+        if not creds.exists():
+            return 0
+        claims = jwt.decode(jwt.split_credentials(read_private(creds))[0])
+        until = int(claims["iat"])
+        write_private(self._path, json.dumps(self.read() | {claims["sub"]: until}) + "\n")
+        return until
