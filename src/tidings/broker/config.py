@@ -17,6 +17,9 @@ RESERVE = 64 * 1024 * 1024
 LOG_FILE_BYTES = 16 * 1024 * 1024
 LOG_FILES = 4
 MAX_CONNECTIONS = 20_000
+#: What the broker keeps for a connection that does not read before it cuts it. Whoever asks for much at once (a pull, a
+#: page) asks for at most half of this, so that only those are cut who do not read.
+MAX_PENDING = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ resolver {{ type: full, dir: {quoted(str(self.resolver))}, allow_delete: false }
 # an agent's token travels in its CONNECT line
 max_control_line: 65536
 max_payload: 1048576
+max_pending: {MAX_PENDING}
 max_connections: {MAX_CONNECTIONS}
 ping_interval: "20s"
 ping_max: 2

@@ -21,7 +21,8 @@ AGENT_RIGHTS = 1
 
 #: payload of a message plus room for headers; LOG, DM and TASK refuse more
 MAX_MESSAGE = 264 * 1024
-MAX_SUBSCRIPTIONS = 2_000
+#: of one connection; a channel or pattern takes two
+MAX_SUBSCRIPTIONS = 1_000
 #: fewer than the broker takes, so that agents cannot keep the steward and an administrator out
 MAX_AGENT_CONNECTIONS = 19_000
 #: each worker of a Spark cluster holds one or two

@@ -23,7 +23,8 @@ from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, W
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
 
 PAGE = 1_000
-PAGE_BYTES = 4 * 1024 * 1024
+#: of one answer; several may be under way on a connection, which the broker cuts when 8 MB wait for it
+PAGE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ class JetStream:
         """
         position = start
         while position <= end:
-            body = {"seq": position, "next_by_subj": subject_filter, "batch": page, "max_bytes": max_bytes}
+            size = min(max_bytes, PAGE_BYTES)
+            body = {"seq": position, "next_by_subj": subject_filter, "batch": page, "max_bytes": size}
             records = await self._page(stream, body)
             if not records:
                 return

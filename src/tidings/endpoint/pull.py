@@ -20,9 +20,11 @@ from tidings.broker.acks import NAK, Delivery, parse_delivery
 from tidings.broker.client import Connection, status_of
 from tidings.broker.ending import already_here, next_message
 
+#: bytes of one pull: what the broker keeps for a connection that is slow to read is twice this
+PULL_BYTES = 4 * 1024 * 1024
 #: seconds beyond its own end after which a pull is taken to have been lost
 GRACE = 2.0
-#: full: as many came as were asked for; over: it expired; refused: the consumer is busy, gone, or moving
+#: full: as many came as were asked for, or as many bytes; over: it expired; refused: the consumer is busy or gone
 Ended = Literal["full", "over", "refused"]
 Take = Callable[[Any, Delivery], Awaitable[None]]
 
@@ -32,7 +34,7 @@ async def pull(connection: Connection, stream: str, consumer: str, batch: int, e
     inbox = connection.new_inbox()
     subscription = await connection.subscribe(inbox, pending_bytes_limit=64 * 1024 * 1024)
     try:
-        wanted = {"batch": batch, "expires": int(expires * 1_000_000_000)}
+        wanted = {"batch": batch, "max_bytes": PULL_BYTES, "expires": int(expires * 1_000_000_000)}
         await connection.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(wanted).encode(), reply=inbox
         )
@@ -71,5 +73,7 @@ async def _receive(subscription: Any, batch: int, patience: float, take: Take) -
             taken += 1
             await take(message, delivery)
         elif (status := status_of(message)) is not None and status.status != 100:
+            if taken and "maxbytes" in status.description.lower().replace(" ", ""):
+                return "full"
             return "over" if status.status in (404, 408) else "refused"
     return "full"

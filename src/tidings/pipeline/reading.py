@@ -29,7 +29,7 @@ from tidings.wire.headers import DIRECT_GET_HEADERS, split_block
 
 T = TypeVar("T")
 PAGE_RECORDS = 10_000
-PAGE_BYTES = 8 * 1024 * 1024
+PAGE_BYTES = 4 * 1024 * 1024
 #: how often a replica may lag before the read gives up
 LAGS = 50
 _APPENDED = b"\r\nNats-Stream: "

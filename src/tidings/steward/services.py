@@ -25,7 +25,8 @@ from tidings.wire.rulings import Access, Channel, Member
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-MAX_MEMBERSHIPS = 2_000
+#: two subscriptions each, and a connection has at most 1,000
+MAX_MEMBERSHIPS = 480
 JOIN_BURST = 500
 JOINS_PER_SECOND = 5.0
 #: of one page of a listing; rows of channels are read from the broker, so they are fewer
