@@ -167,6 +167,18 @@ def test_f9_out_after_out_is_void(log: GeneratedLog, bob: str) -> None:
     assert [v.seq for v in table.void_records] == [again.seq, never.seq]
 
 
+def test_a_leave_ends_the_join_it_names_and_no_newer_one(log: GeneratedLog, bob: str) -> None:
+    first = log.member(bob, "general", "in").seq
+    left = log.member(bob, "general", "out", ends=first).seq
+    second = log.member(bob, "general", "in").seq
+    late = log.member(bob, "general", "out", ends=first)
+    table = fold(log)
+    assert [(each.joined, each.left) for each in table.intervals(bob)] == [(first, left), (second, None)]
+    assert [each.seq for each in table.void_records] == [late.seq]
+    unnamed = log.member(bob, "general", "out").seq
+    assert fold(log).intervals(bob)[-1].left == unnamed, "a record of before ends whichever is open"
+
+
 def test_who_comes_back_is_not_owed_what_was_said_in_between(log: GeneratedLog, ada: str, bob: str) -> None:
     log.member(bob, "general", "in")
     log.member(bob, "general", "out")

@@ -12,7 +12,7 @@ How copies are received and held is in `live.py`, how the log is read in `missed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,15 +21,16 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.history import History
 from tidings.endpoint.live import LiveCopies, unsubscribe
-from tidings.endpoint.membership import Joined, Membership, Memberships
+from tidings.endpoint.membership import Joined, Membership, MembershipChange, Memberships
 from tidings.endpoint.missed import MissedMessages
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.seen import NOWHERE, Position, Seen
 from tidings.endpoint.supervision import Supervision
 from tidings.endpoint.surfacing import Surfacing
 from tidings.errors import ConflictError, DeniedError, LogRegressed, OutcomeUnknown, TidingsError, UnreachableError
+from tidings.wire.ids import new_id
 from tidings.wire.names import check_pattern
-from tidings.wire.patterns import is_concrete
+from tidings.wire.patterns import covers_pattern, is_concrete
 
 RETRY_PAUSE = 1.0
 #: a connection is rebuilt for wider access, too: who joins meanwhile waits for it
@@ -59,6 +60,8 @@ class Channels:
         self._report = report
         self._background: set[asyncio.Task[None]] = set()
         self._stopped = False
+        #: pattern -> where this program left it
+        self._left: dict[str, int] = {}
         link.on_session(self._on_session)
 
     # --- join ---
@@ -66,13 +69,29 @@ class Channels:
     async def join(self, pattern: str, *, backfill: int = 0) -> Joined:
         check_pattern(pattern)
         held = self.memberships.get(pattern)
-        if held is not None and held.joined is not None:
-            return held.told("resumed")
+        if held is not None and held.confirmed and (told := await self._confirm(held)) is not None:
+            return told
+        held = self.memberships.get(pattern)
+        if held is not None and held.watching:  # from now on it is joined, and heard once
+            await self._drop(held)
+            held = None
         membership = held or Membership(pattern)
         with self._pinned(pattern):
             await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
             self.memberships[pattern] = membership
             return await self._join(membership, backfill)
+
+    async def _confirm(self, membership: Membership) -> Joined | None:
+        """What the steward says of a membership we hold. None: it is over, and is no longer held."""
+        try:
+            answer = await self._ask_join(membership)
+        except (UnreachableError, OutcomeUnknown) as error:
+            return membership.told("live", f"the steward is away, so nobody can say that it still stands ({error})")
+        if answer.get("left") is not None:
+            await self._drop(membership)
+            return None
+        membership.facts = answer
+        return membership.told("resumed")
 
     @contextmanager
     def _pinned(self, pattern: str) -> Iterator[None]:
@@ -87,6 +106,9 @@ class Channels:
     async def _join(self, membership: Membership, backfill: int) -> Joined:
         try:
             answer = await self._ask_join(membership)
+            if answer.get("left") is not None:  # asked before, answered to nobody, and left by somebody since
+                membership.op = new_id()
+                answer = await self._ask_join(membership)
         except (UnreachableError, OutcomeUnknown) as error:
             self.live.release(membership)
             self._later(self._complete(membership, backfill))
@@ -115,7 +137,7 @@ class Channels:
 
         Answers how many were backfilled, and what is still to come if the log could not be read.
         """
-        membership.joined = int(answer["seq"])
+        membership.joined = membership.record = int(answer["seq"])
         membership.facts = answer
         membership.opened_here = answer["state"] == "opened"
         if not membership.opened_here and not self.seen.remembers:
@@ -153,6 +175,9 @@ class Channels:
             except TidingsError as error:
                 self._report("error", error)
                 await self._drop(membership)
+                return
+            if answer.get("left") is not None:
+                await self._end(membership, int(answer["left"]))
                 return
             await self._settle_join(membership, answer, backfill)
 
@@ -213,9 +238,33 @@ class Channels:
     # --- leave ---
 
     async def leave(self, pattern: str) -> dict[str, Any]:
-        """Close the membership, then unsubscribe what no other pattern covers."""
-        answer = await self.link.call("member", "leave", pattern=check_pattern(pattern))
+        """Close the membership, then unsubscribe what no other pattern covers.
+
+        What is asked names the join it ends, so that it does nothing to a newer one, however late it arrives.
+        """
+        held = self.memberships.get(check_pattern(pattern))
+        if held is not None:
+            held.leaving = True
+        try:
+            answer = await self._ask_leave(pattern, held)
+        finally:
+            if held is not None:
+                held.leaving = False
+        self._left[pattern] = int(answer["seq"])
         await self.drop(pattern)
+        return answer
+
+    async def _ask_leave(self, pattern: str, held: Membership | None) -> dict[str, Any]:
+        named: int | None = held.record if held is not None and held.confirmed else None
+        if named is None:
+            listed = await self.link.call("member", "list")
+            named = next((int(each["joined"]) for each in listed["memberships"] if each["pattern"] == pattern), None)
+            if named is None:
+                covering = [m["pattern"] for m in listed["memberships"] if covers_pattern(m["pattern"], pattern)]
+                return {"state": "absent", "seq": int(listed["seq"]), "open": None, "still_covered_by": covering}
+        answer = await self.link.call("member", "leave", pattern=pattern, joined=named)
+        if answer.get("open"):  # another program left and joined anew: whoever asks now means that one
+            answer = await self.link.call("member", "leave", pattern=pattern, joined=answer["open"])
         return answer
 
     async def drop(self, pattern: str) -> None:
@@ -229,6 +278,31 @@ class Channels:
         self.seen.pinned.discard(membership.pattern)
         membership.close_holes(self.seen)
         await unsubscribe(membership)
+
+    async def _end(self, membership: Membership, seq: int) -> None:
+        """It was closed, and not by this program."""
+        await self._drop(membership)
+        self._report("membership", MembershipChange(membership.pattern, "left", seq))
+
+    # --- what other programs of this agent change ---
+
+    async def follow(self, stands: Mapping[str, int], at: int, since: int, *, adopt: bool) -> None:
+        """Take over what the steward says stands at `at`: pattern -> sequence of its join.
+
+        What is not among it is over; what another program joined after `since` is joined here too if `adopt`.
+        """
+        for membership in list(self.memberships.values()):
+            stood = stands.get(membership.pattern)
+            if not membership.confirmed or membership.leaving or membership.record in (stood, 0):
+                continue
+            if membership.record > at or membership.rewound:
+                continue
+            await self._end(membership, at)
+        for pattern, joined in stands.items():
+            wanted = adopt and joined > max(since, self._left.get(pattern, 0)) and not self._stopped
+            if wanted and (pattern not in self.memberships or self.memberships[pattern].watching):
+                await self.join(pattern)
+                self._report("membership", MembershipChange(pattern, "joined", joined))
 
     # --- what is known of them ---
 
@@ -311,7 +385,10 @@ class Channels:
         """Read holes of single senders, and everything since the last contiguous copy. False: no room for all of it."""
         if not membership.contiguous:
             answer = await self._ask_join(membership)
-            joined = int(answer["seq"])
+            if answer.get("left") is not None:
+                await self._end(membership, int(answer["left"]))
+                return True
+            joined = membership.record = int(answer["seq"])
             membership.joined = min(joined, membership.joined or joined) if membership.rewound else joined
             membership.facts = answer
         if not await self.missed.fill_holes(membership):

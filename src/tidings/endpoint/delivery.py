@@ -93,13 +93,13 @@ class DurableCopies:
         self._arrived: asyncio.Queue[tuple[Unsettled, Frame, int]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling: asyncio.Task[None] | None = None
-        self._begun = self._closed = False
+        self.begun = self._closed = False
 
     def begin(self) -> None:
         """Pull from now on, on this session and every later one."""
-        if self._begun or self._closed:
+        if self.begun or self._closed:
             return
-        self._begun = True
+        self.begun = True
         self.endpoint.seen.on_settled = self._on_settled
         self.channels.memberships.frames_through = lambda: self.caught_up
         self._start(self._offer_arrived())

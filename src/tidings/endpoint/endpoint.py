@@ -31,6 +31,7 @@ from tidings.endpoint.history import History, Reached
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
 from tidings.endpoint.membership import Joined
+from tidings.endpoint.moves import MembershipWatch
 from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
@@ -141,6 +142,7 @@ class Endpoint:
             self.events.emit,
         )
         self.roster.on_epoch.append(self._channels.heed_epoch)
+        self._moves = MembershipWatch(self.link, self.roster, self._channels, lambda: self._delivery.begun)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)
         self._direct = Direct(self)
@@ -181,6 +183,7 @@ class Endpoint:
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
         await self._access.close()
+        await self._moves.close()
         await self._tasks.close()
         await self._channels.close()
         await self._delivery.close()
@@ -250,7 +253,7 @@ class Endpoint:
         self.link.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on message, presence, roster, connection, error, gap, notice, superseded, access or receipt."""
+        """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt."""
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()

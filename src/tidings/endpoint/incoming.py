@@ -197,7 +197,19 @@ def _rank(incoming: Incoming) -> int:
 class Events:
     """Callbacks by name. A callback that raises is reported as an `error` event, and never breaks the endpoint."""
 
-    NAMES = ("message", "presence", "roster", "connection", "error", "gap", "notice", "superseded", "access", "receipt")
+    NAMES = (
+        "message",
+        "presence",
+        "roster",
+        "connection",
+        "error",
+        "gap",
+        "notice",
+        "superseded",
+        "access",
+        "membership",
+        "receipt",
+    )
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in self.NAMES}

@@ -33,6 +33,16 @@ class Joined:
     cls: str = "durable"
 
 
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """A membership of this agent that something else than this program opened or closed, heard as `membership`."""
+
+    channel: str
+    #: `joined`, or `left`: by another program of this agent, or because its access was narrowed
+    state: str
+    seq: int
+
+
 @dataclass(eq=False)
 class Membership:
     """One joined channel or pattern."""
@@ -41,6 +51,10 @@ class Membership:
     op: str = field(default_factory=new_id)
     #: sequence of the join; None until the steward answered
     joined: int | None = None
+    #: sequence of the record that opened it, which a leave names; `joined` may be older if the log went backwards
+    record: int = 0
+    #: a leave of it is under way
+    leaving: bool = False
     #: it began with this session, so that nothing above `joined` is older than what we could have heard
     opened_here: bool = False
     #: live copies that came before the answer, or wait for something older
@@ -113,7 +127,7 @@ class Membership:
             self.pattern,
             state,
             self.joined or 0,
-            durable=self.cls == "durable" and backstop.running and self.joined is not None,
+            durable=self.cls == "durable" and backstop.running and state != "live",
             reason=reason,
             backfilled=backfilled,
             cls=self.cls,

@@ -105,6 +105,8 @@ class Table:
         self.cuts: list[tuple[int, str]] = []
         #: sequences of the space records that named a new steward key
         self.rotations: list[int] = []
+        #: owner -> sequence of the newest record that changed a membership of it
+        self.moved: dict[str, int] = {}
         #: owner -> oldest access version whose name voided somebody else's record
         self.name_pins: dict[str, int] = {}
         self._verify = verify
@@ -179,10 +181,11 @@ class Table:
             return Verdict.MISMATCH
         held = self._memberships.get(subject.owner, {}).get(subject.tag)
         if ruling.state == "out":
-            if held is None or not held.is_open:
+            if held is None or not held.is_open or ruling.ends not in (None, held.joined[-1]):
                 return Verdict.NOT_IN
             held.left.append(record.seq)
             self.cuts.append((record.seq, ruling.pattern))
+            self.moved[subject.owner] = record.seq
             return Verdict.EFFECTIVE
         refusal = self._refuse_join(subject.owner, ruling.pattern)
         if refusal is not None:
@@ -190,6 +193,7 @@ class Table:
         if held is not None and held.is_open:
             return Verdict.REPEAT
         (held or self._new_membership(subject, ruling.pattern)).joined.append(record.seq)
+        self.moved[subject.owner] = record.seq
         self.cuts.append((record.seq, ruling.pattern))
         return Verdict.EFFECTIVE
 

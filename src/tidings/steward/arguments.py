@@ -45,7 +45,7 @@ _TASK: Mapping[str, Kind] = {"seq": COUNT, "session": TEXT}
 _SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": COUNT, "after": COUNT}
 ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Kind]] = {
     ("member", "join"): {"pattern": TEXT, "epoch": TEXT},
-    ("member", "leave"): {"pattern": TEXT},
+    ("member", "leave"): {"pattern": TEXT, "joined": COUNT},
     ("member", "list"): {},
     ("member", "members"): {"channel": TEXT, "after": TEXT},
     ("channel", "list"): {"after": TEXT},

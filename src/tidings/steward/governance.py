@@ -15,6 +15,7 @@ from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, NameTaken, UsageError
 from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
+from tidings.steward.operations import ADMIN
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, now, open_intervals
 from tidings.wire.names import check_agent_id
@@ -35,7 +36,10 @@ async def grant(steward: Steward, request: Request) -> Answer:
     async with steward.writer.lock:
         access = _access(request)
         before = steward.table.access_at(owner, steward.position)
-        seq = await _rule_access(steward, owner, access)
+        done = steward.writer.operations.outcome(ADMIN, request.op, steward.subjects.access(owner))
+        if done is not None and done.seq != _access_seq(steward, owner):
+            return {"seq": done.seq, "closed": []}  # done, and something newer is in force since
+        seq = done.seq if done else await _rule_access(steward, owner, access)
         if access.succeeds:
             await _inherit(steward, owner, access.succeeds, request.op)
         closed = await close_uncovered(steward, owner)
@@ -52,7 +56,7 @@ async def revoke(steward: Steward, request: Request) -> Answer:
         before = steward.table.access_at(owner, steward.position)
         if before is None:
             return {"seq": 0, "closed": []}
-        seq = steward.writer.last_op[steward.subjects.access(owner)][1]
+        seq = _access_seq(steward, owner)
         if not before.revoked:
             record = msgspec.structs.replace(before, op=request.op, at=now(), revoked=True, jwt=None)
             seq = await steward.writer.write(steward.subjects.access(owner), record)
@@ -71,14 +75,14 @@ def _access(request: Request) -> Access:
 
 
 async def _rule_access(steward: Steward, owner: str, access: Access) -> int:
-    subject = steward.subjects.access(owner)
-    done_op, done_seq = steward.writer.last_op.get(subject, ("", 0))
-    if done_op == access.op:
-        return done_seq
     holder = steward.table.owner_named(access.name)
     if holder not in (None, owner, access.succeeds):
         raise NameTaken(f"the name {access.name} belongs to {holder}; revoke it or choose another name")
-    return await steward.writer.write(subject, access)
+    return await steward.writer.write(steward.subjects.access(owner), access)
+
+
+def _access_seq(steward: Steward, owner: str) -> int:
+    return steward.writer.last_op.get(steward.subjects.access(owner), ("", 0))[1]
 
 
 async def _inherit(steward: Steward, owner: str, predecessor: str, op: str) -> None:
@@ -97,6 +101,7 @@ async def close_uncovered(steward: Steward, owner: str) -> list[str]:
     for interval in steward.table.uncovered(owner):
         subject = steward.subjects.member(owner, steward.tag(interval.pattern))
         record = Member(op=f"narrowed-{steward.position}", at=now(), state="out", pattern=interval.pattern)
+        record = msgspec.structs.replace(record, ends=interval.joined)
         await steward.writer.write(subject, record)
         closed.append(interval.pattern)
     if closed:
@@ -169,9 +174,8 @@ async def space_set(steward: Steward, request: Request) -> Answer:
     """Change settings of the space; what is not named stays."""
     async with steward.writer.lock:
         subject = steward.subjects.space_record
-        done_op, done_seq = steward.writer.last_op.get(subject, ("", 0))
-        if done_op == request.op:
-            return {"seq": done_seq, "space": steward.space_settings()}
+        if (done := steward.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
+            return {"seq": done.seq, "space": steward.space_settings()}
         seq = await steward.writer.write(subject, changed_space(steward.table.space_at(steward.position), request))
     return {"seq": seq, "space": steward.space_settings()}
 

@@ -25,7 +25,7 @@ from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.roster import Agent, Beat, Delta, read_beat, sign_delta
 from tidings.wire.rulings import Access
-from tidings.wire.subjects import AccessSubject
+from tidings.wire.subjects import AccessSubject, MemberSubject
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -69,10 +69,17 @@ class _Presence:
 class RosterTable:
     """Presence of every agent. `heard` times are monotonic, `seen` times are for people."""
 
-    def __init__(self, access: AccessOf, ttl: float, access_seq: SequenceOf = lambda _owner: 0) -> None:
+    def __init__(
+        self,
+        access: AccessOf,
+        ttl: float,
+        access_seq: SequenceOf = lambda _owner: 0,
+        moved: SequenceOf = lambda _owner: 0,
+    ) -> None:
         self.ttl = ttl
         self._access = access
         self._access_seq = access_seq
+        self._moved = moved
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
         self._standing: dict[str, int] = {}
@@ -82,7 +89,7 @@ class RosterTable:
     # --- what happens ---
 
     def admit(self, ids: Iterable[str]) -> None:
-        """These access records are new or changed."""
+        """These agents' access or memberships are new or changed."""
         self._changed.update(ids)
 
     def remember(self, seen: dict[str, float]) -> None:
@@ -153,6 +160,7 @@ class RosterTable:
             last_seen=presence.last_seen,
             session=presence.number,
             access=self._access_seq(owner),
+            moved=self._moved(owner),
             attention_number=self._standing.get(owner),
         )
         if said is None:
@@ -224,7 +232,10 @@ class RosterService:
         self.boot = steward.lease.holder_id
         self.n = 0
         self.table = RosterTable(
-            lambda owner: steward.table.access_at(owner, steward.position), steward.pace.presence, self._access_seq
+            lambda owner: steward.table.access_at(owner, steward.position),
+            steward.pace.presence,
+            self._access_seq,
+            lambda owner: steward.table.moved.get(owner, 0),
         )
         self.attention = StandingAttention(steward)
         self.backstop = BackstopWatch(steward.state)
@@ -251,7 +262,7 @@ class RosterService:
 
     def _ruled(self, subject: str) -> None:
         parsed = self.steward.subjects.parse(subject)
-        if isinstance(parsed, AccessSubject):
+        if isinstance(parsed, AccessSubject | MemberSubject):
             self.table.admit([parsed.owner])
 
     def beat(self, request: Request) -> Answer:

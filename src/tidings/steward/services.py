@@ -17,6 +17,7 @@ import msgspec
 from tidings.broker.config import RESERVE
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, LogFull, UsageError
 from tidings.space.membership import Interval
+from tidings.steward.operations import Outcome
 from tidings.steward.requests import Request
 from tidings.wire.names import check_channel, check_pattern
 from tidings.wire.patterns import covers_any, covers_pattern, is_concrete
@@ -34,6 +35,8 @@ PAGE_BYTES = 256 * 1024
 MEMBERS_PER_PAGE = 2_000
 CHANNELS_PER_PAGE = 50
 OWN = (("class", "cls"), ("replay", "replay"), ("replay_window", "replay_window"))
+#: what a join and a leave can have come to
+JOINED, LEFT = ("opened", "resumed"), ("left", "absent")
 Answer = Mapping[str, Any]
 Handler = Callable[["Steward", Request], Awaitable[Answer]]
 
@@ -64,18 +67,22 @@ async def join(steward: Steward, request: Request) -> Answer:
             )
         subject = steward.subjects.member(request.sender, steward.tag(pattern))
         held = open_interval(steward, request.sender, pattern)
-        if held is None:
+        operations = steward.writer.operations
+        if (done := operations.outcome(request.sender, request.op, subject, *JOINED)) is not None:
+            seq, state = done.seq, done.state  # its answer was lost, or it comes late: it is told once more
+        elif held is None:
             _check_room_to_join(steward, request.sender)
             record = Member(op=request.op, at=now(), state="in", pattern=pattern)
             seq, state = await steward.writer.write(subject, record), "opened"
         else:
-            # The same op again: its answer was lost, so it is told once more that it opened.
-            same = steward.writer.last_op.get(subject) == (request.op, held.joined)
-            seq, state = held.joined, "opened" if same else "resumed"
+            seq, state = held.joined, "resumed"
+            operations.note(request.sender, request.op, Outcome(subject, seq, state))
     facts = await steward.roster.facts()
     return {
         "state": state,
         "seq": seq,
+        # the membership of this operation is over since, and the operation does not open another one
+        "left": _left(steward, request.sender, pattern, seq),
         # whatever is older than this answer was stored at or below it
         "head": facts["head"],
         "backstop": msgspec.to_builtins(facts["backstop"]),
@@ -117,18 +124,35 @@ class JoinPace:
 
 
 async def leave(steward: Steward, request: Request) -> Answer:
-    """Close a membership. Needs no read access: leaving must work after a narrowing."""
-    pattern = check_pattern(request.text("pattern"))
+    """Close the membership that `joined` names, or the open one. Needs no read access: it must work after a narrowing.
+
+    A leave that comes late or twice ends what it named and nothing that was opened since. `open` is the sequence of a
+    membership of the same pattern that stands afterwards.
+    """
+    pattern, named = check_pattern(request.text("pattern")), request.optional("joined", int)
     async with steward.writer.lock:
         subject = steward.subjects.member(request.sender, steward.tag(pattern))
-        if open_interval(steward, request.sender, pattern) is None:
-            op, seq = steward.writer.last_op.get(subject, ("", 0))
-            state = "left" if op == request.op else "absent"
-        else:
-            record = Member(op=request.op, at=now(), state="out", pattern=pattern)
+        held = open_interval(steward, request.sender, pattern)
+        operations = steward.writer.operations
+        if (done := operations.outcome(request.sender, request.op, subject, *LEFT)) is not None:
+            seq, state = done.seq, done.state
+        elif held is not None and named in (None, held.joined):
+            record = Member(op=request.op, at=now(), state="out", pattern=pattern, ends=held.joined)
             seq, state = await steward.writer.write(subject, record), "left"
+        else:
+            ended = _left(steward, request.sender, pattern, named) if named is not None else None
+            seq = ended or steward.writer.last_op.get(subject, ("", 0))[1]
+            state = "left" if ended else "absent"
+            operations.note(request.sender, request.op, Outcome(subject, seq, state))
+    held = open_interval(steward, request.sender, pattern)
     remaining = [i.pattern for i in open_intervals(steward, request.sender) if covers_pattern(i.pattern, pattern)]
-    return {"state": state, "seq": seq, "still_covered_by": remaining}
+    return {"state": state, "seq": seq, "open": held.joined if held else None, "still_covered_by": remaining}
+
+
+def _left(steward: Steward, owner: str, pattern: str, joined: int) -> int | None:
+    """Where the membership that began at `joined` ended."""
+    stays = (i for i in steward.table.intervals(owner) if i.pattern == pattern and i.joined == joined)
+    return next((stay.left for stay in stays), None)
 
 
 async def memberships(steward: Steward, request: Request) -> Answer:
@@ -238,9 +262,8 @@ async def channel_set(steward: Steward, request: Request) -> Answer:
                 f"{access.name} may not change settings of {name}: its access has no such `manage` pattern"
             )
         subject = steward.subjects.channel(steward.tag(name))
-        done_op, done_seq = steward.writer.last_op.get(subject, ("", 0))
-        if done_op == request.op:
-            return {**channel_facts(steward, name), "seq": done_seq}
+        if (done := steward.writer.operations.outcome(request.sender, request.op, subject)) is not None:
+            return {**channel_facts(steward, name), "seq": done.seq}
         before = steward.table.channel_at(name, steward.position)
         record = changed_channel(before, name, request)
         seq = await steward.writer.write(subject, record)

@@ -21,10 +21,12 @@ from tidings.errors import LeaseLost, LogFull, OutcomeUnknown, TidingsError, Unh
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.log import log_record
 from tidings.steward.lease import StewardLease
+from tidings.steward.operations import ADMIN, Operations, Outcome
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import RulingRecord
 from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.subjects import ChannelSubject, MemberSubject
 
 ATTEMPTS = 5
 SETTLE_PAUSE = 0.1
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 class _Op(msgspec.Struct):
     op: str
+    state: str = ""
+    by: str | None = None
 
 
 class RulingWriter:
@@ -46,6 +50,8 @@ class RulingWriter:
         #: hold it from the check to the write: a decision and its record are one step
         self.lock = asyncio.Lock()
         self.last_op: dict[str, tuple[str, int]] = {}
+        #: what every operation came to, whatever was ruled since
+        self.operations = Operations()
         #: hears the subject of every record that changed something
         self.on_effective: Callable[[str], None] = lambda _subject: None
 
@@ -53,9 +59,21 @@ class RulingWriter:
         """Take a record of the log into the table, and remember which operation wrote it."""
         verdict = self.table.apply(record)
         if verdict is Verdict.EFFECTIVE:
-            self.last_op[record.subject] = (msgspec.json.decode(record.payload, type=_Op).op, record.seq)
+            said = msgspec.json.decode(record.payload, type=_Op)
+            self.last_op[record.subject] = (said.op, record.seq)
+            scope, state = self._told_by(record.subject, said)
+            self.operations.note(scope, said.op, Outcome(record.subject, record.seq, state))
             self.on_effective(record.subject)
         return verdict
+
+    def _told_by(self, subject: str, said: _Op) -> tuple[str, str]:
+        """Whose operation wrote a record, and what it is called."""
+        parsed = self.table.subjects.parse(subject)
+        if isinstance(parsed, MemberSubject):
+            return parsed.owner, "opened" if said.state == "in" else "left"
+        if isinstance(parsed, ChannelSubject) and said.by:
+            return said.by, "set"
+        return ADMIN, "set"
 
     async def write(self, subject: str, record: RulingRecord) -> int:
         """Write one ruling; the answer is its sequence. The caller holds `lock`."""

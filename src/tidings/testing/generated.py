@@ -69,8 +69,8 @@ class GeneratedLog:
         signature = rulings.sign_ruling(key or self.steward, self.space_id, self.subjects.tail(subject), payload)
         return self.append(subject, payload, signature)
 
-    def member(self, owner: str, pattern: str, state: str) -> LogRecord:
-        ruling = Member(op=f"op{self.seq}", state="in" if state == "in" else "out", pattern=pattern)
+    def member(self, owner: str, pattern: str, state: str, ends: int | None = None) -> LogRecord:
+        ruling = Member(op=f"op{self.seq}", state="in" if state == "in" else "out", pattern=pattern, ends=ends)
         return self.rule(self.subjects.member(owner, self.tag(pattern)), ruling)
 
     def access(self, owner: str, access: Access) -> LogRecord:
@@ -130,7 +130,7 @@ class _Author:
         self._rng = rng
         self._log = log
         self._retired: list[KeyPair] = [seeded_key(rng)]
-        self._held: list[tuple[str, str]] = []
+        self._held: list[tuple[str, str, int]] = []
 
     def _op(self) -> str:
         return f"op{self._log.seq}"
@@ -151,14 +151,16 @@ class _Author:
 
     def join(self) -> None:
         owner, pattern = self._agent(), self._pattern()
-        self._held.append((owner, pattern))
-        self._log.member(owner, pattern, "in")
+        joined = self._log.member(owner, pattern, "in").seq
+        self._held.append((owner, pattern, joined))
 
     def leave(self) -> None:
         if not self._held or self._rng.random() < 0.1:
             self._log.member(self._agent(), self._pattern(), "out")
         else:
-            self._log.member(*self._rng.choice(self._held), "out")
+            owner, pattern, joined = self._rng.choice(self._held)
+            ends = joined if self._rng.random() < 0.5 else None  # often of a membership that is over, or was never one
+            self._log.member(owner, pattern, "out", ends)
 
     def access(self, owner: str | None = None) -> None:
         owner = owner or self._agent()

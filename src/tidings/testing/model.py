@@ -248,9 +248,10 @@ def _step_member(state: State, seq: int, tail: str, owner: str, ruling: Member) 
         return False
     open_stays = [stay for stay in state.stays if stay.subject == tail and stay.left is None]
     if ruling.state == "out":
-        for stay in open_stays:
+        ending = [stay for stay in open_stays if ruling.ends is None or stay.joined == ruling.ends]
+        for stay in ending:
             stay.left = seq
-        return bool(open_stays)
+        return bool(ending)
     access = state.access.get(owner)
     if access is None or access.revoked or not any(includes(p, ruling.pattern) for p in access.read) or open_stays:
         return False

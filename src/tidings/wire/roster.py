@@ -79,6 +79,8 @@ class Agent:
     session: int | None = None
     #: sequence of its access record: when it changes, the agent fetches its new credential
     access: int = 0
+    #: sequence of the newest change of its memberships: when it changes, its programs ask which they are now
+    moved: int = 0
     #: number of the attention the steward keeps for this agent; a higher one is a later word of it
     attention_number: int | None = None
 

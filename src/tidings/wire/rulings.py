@@ -34,6 +34,8 @@ class Member(_Record, frozen=True, kw_only=True):
 
     state: Literal["in", "out"]
     pattern: str
+    #: of a leave: the sequence of the join it ends, and no other. Records that do not say end whichever is open
+    ends: Count | None = None
 
     def __post_init__(self) -> None:
         names.check_pattern(self.pattern)
