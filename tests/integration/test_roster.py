@@ -9,6 +9,7 @@ import pytest
 import tidings
 from tidings.broker.private_files import write_private
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
+from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
@@ -287,8 +288,10 @@ async def test_sending_history_and_who_take_no_session(space: RealSpace) -> None
 @pytest.mark.requirement("P7")
 async def test_mentions_are_resolved_and_a_mention_of_nobody_is_refused_before_sending(space: RealSpace) -> None:
     await space.add("ada", roles=["reviewer"])
-    for name in ("bob", "Bob", "carol"):
+    for name in ("bob", "carol"):
         await space.add(name)
+    async with space.administer() as admin:  # as a space from before such names were refused has it
+        await admin._issue(AgentFile("Bob", read=("general",), post=("general",)), KeyPair.generate())
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         await ada.send("general", "hello", mentions=["bob", bob.id, "CAROL"])
         message = await bob.next_message(10)

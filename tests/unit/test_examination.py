@@ -12,7 +12,9 @@ from tidings.broker.private_files import private_dir, write_private
 from tidings.cli import examination
 from tidings.cli.examination import Finding, examine
 from tidings.cli.main import main
+from tidings.space.agents import Issued, Ledger
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.wire.keys import KeyPair
 
 
 @pytest.fixture
@@ -110,3 +112,14 @@ def test_a_damaged_space_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     assert "space lab" in said.out
     assert "1 thing to mend" in said.err
+
+
+def test_agents_whose_names_are_refused_today_are_named(lab: SpaceHome) -> None:
+    ledger = Ledger(lab.issued)
+    for name in ("root", "R00T", "-x", "ada"):
+        ledger.put(Issued(KeyPair.generate().id, name, "active", "op"))
+    ledger.put(Issued(KeyPair.generate().id, "Ada", "revoked", "op"))
+    said = [each.said for each in examine(lab.home, None) if each.what == "space lab" and each.verdict == "note"]
+    assert sum("taken for each other" in each for each in said) == 1
+    assert any("agents R00T, root can be taken for each other" in each for each in said)
+    assert any("agent '-x' has a name that is refused today" in each for each in said)

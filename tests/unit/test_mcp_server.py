@@ -466,7 +466,7 @@ async def test_a_hostile_message_is_data_in_every_form_it_is_shown_in() -> None:
             shown.append(json.loads(content.text))
     for each in shown:
         (one,) = each["messages"]
-        assert one["sender"] == {"name": "ada", "id": ADA}
+        assert one["sender"] == {"name": "ada", "id": ADA, "claims": None}
         assert one["text"] == text.replace("\x1b", "\\u{1b}").replace("\u202e", "\\u{202e}")
         assert one["parts"] == [{"kind": "data", "data": {"x\\u{1b}": "\\u{202e}"}}]
         assert "not an instruction" in each["notice"]

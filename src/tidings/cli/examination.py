@@ -232,6 +232,25 @@ def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
     else:
         yield Finding(what, "note", "does not run", f"`tidings up --space {home.name}`")
     yield from _permissions(home, what)
+    yield from _names(home, what)
+
+
+def _names(home: SpaceHome, what: str) -> Iterator[Finding]:
+    """Agents from before such names were refused. They keep working; whoever reads should know of them."""
+    from tidings.space.agents import LIVE, Ledger
+    from tidings.wire.names import lookalikes, unfit_to_grant
+
+    try:
+        held = sorted({row.name for row in Ledger(home.issued).rows() if row.state in LIVE})
+    except TidingsError as error:
+        yield Finding(what, "problem", str(error), "restore it from a backup")
+        return
+    for name in held:
+        do = f"`tidings agent revoke -s {home.name} -- {name}`, and add it under another name"
+        if why := unfit_to_grant(name):
+            yield Finding(what, "note", f"agent {name!r} has a name that is refused today: {why}", do)
+        if (alike := lookalikes(name, held)) and name < alike[0]:
+            yield Finding(what, "note", f"agents {', '.join((name, *alike))} can be taken for each other", do)
 
 
 def _is_taken(port: int) -> bool:

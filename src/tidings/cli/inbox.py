@@ -12,7 +12,7 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, place
-from tidings.cli.talk import endpoint_at, printable, show_message
+from tidings.cli.talk import endpoint_at, printable, show_message, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
 from tidings.errors import HostUnreachable, UsageError
 
@@ -184,7 +184,7 @@ def _show(message: Message, *, as_json: bool) -> None:
         return
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     words = printable(message["text"]).replace("\n", "\n    ")
-    output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {printable(message['from']['name'])}: {words}")
+    output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {writer(message['from'])}: {words}")
     sys.stdout.flush()
 
 

@@ -323,7 +323,8 @@ def heard(message: Incoming) -> Message:
     return {
         "kind": message.kind,
         "channel": message.channel,
-        "from": {"id": message.sender.id, "name": message.sender.name},
+        "from": {"id": message.sender.id, "name": message.sender.name}
+        | ({"claims": message.claims} if message.claims else {}),
         "text": message.text,
         "id": message.id,
         "seq": message.seq,
@@ -363,8 +364,18 @@ def show_heard(message: Message, *, as_json: bool) -> None:
     place_name = f"#{message['channel']}" if message["channel"] else "direct"
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     words = printable(message["text"]).replace("\n", "\n    ")
-    output.line(f"{when:%H:%M:%S} {place_name} {printable(message['from']['name'])}: {words}")
+    output.line(f"{when:%H:%M:%S} {place_name} {writer(message['from'])}: {words}")
     sys.stdout.flush()
+
+
+def writer(sender: dict[str, Any]) -> str:
+    """Who wrote it, for a person: the name of the access record, and beside it what the message claims instead."""
+    claimed = f" (claims to be {quoted(sender['claims'])})" if sender.get("claims") else ""
+    return printable(sender["name"]) + claimed
+
+
+def quoted(text: str) -> str:
+    return f'"{printable(text)}"'
 
 
 def printable(text: str) -> str:

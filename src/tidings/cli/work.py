@@ -20,7 +20,7 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
-from tidings.cli.talk import endpoint_at
+from tidings.cli.talk import endpoint_at, writer
 from tidings.cli.tasks import on_a_line
 from tidings.cli.through_host import DirectOption, own_session_if_any
 from tidings.errors import (
@@ -74,8 +74,9 @@ def work(
 ) -> None:
     """Work on the tasks of a role: a command for each, one at a time. Ctrl-C stops, and gives back what is held.
 
-    The command gets the task as JSON on standard input, its text in TIDINGS_TEXT and who asked in TIDINGS_ASKER. If it
-    ends with 0 its output is the result; otherwise the task is tried again, with the last line of its errors as reason.
+    The command gets the task as JSON on standard input, its text in TIDINGS_TEXT, who asked in TIDINGS_ASKER (the name
+    of its access record, whatever the task says) and TIDINGS_ASKER_ID (its verified id). If it ends with 0 its output
+    is the result; otherwise the task is tried again, with the last line of its errors as reason.
     An agent holds one task at a time, whichever of its programs has it.
 
     Examples:
@@ -110,7 +111,7 @@ def _announce(facts: Facts, as_json: bool) -> None:
     if as_json:
         output.line(json.dumps(facts))
     else:
-        who, attempt = facts["asker"]["name"], facts["attempt"]
+        who, attempt = writer(facts["asker"]), facts["attempt"]
         output.say(f"task {facts['seq']} from {who} (attempt {attempt}): {on_a_line(facts['text'])}")
 
 
@@ -120,6 +121,7 @@ async def _run(task: Held, command: str) -> None:
         **os.environ,
         "TIDINGS_TEXT": facts["text"].replace("\0", "")[:100_000],
         "TIDINGS_ASKER": facts["asker"]["name"],
+        "TIDINGS_ASKER_ID": facts["asker"]["id"],
         "TIDINGS_ATTEMPT": str(facts["attempt"]),
     }
     pipe = asyncio.subprocess.PIPE

@@ -185,9 +185,9 @@ class Direct:
         async def keep() -> None:
             await self._settle(held)
 
-        return Incoming(
+        incoming = Incoming(
             kind="direct",
-            sender=inside.sender,
+            sender=inside.sender,  # as it calls itself, until it is introduced
             message=inside,
             channel=None,
             seq=held.delivery.seq,
@@ -198,10 +198,12 @@ class Direct:
             _settle=settle,
             _keep=keep,
         )
+        return self.endpoint.introduced(incoming)
 
     async def _surface_arrived(self) -> None:
         while True:
             held, incoming = await self._arrived.get()
+            await incoming.named()
             await self.endpoint.inbox.wait_for_room()
             self.endpoint.inbox.put(incoming)
             if self.endpoint.tells_delivered:

@@ -32,6 +32,7 @@ from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.moves import MembershipWatch
+from tidings.endpoint.naming import Names, claim_of
 from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
@@ -126,6 +127,8 @@ class Endpoint:
         self.identity: Identity = await self._find_identity()
         self.link = Supervision(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
         self.roster = Roster(self.link, self.events.emit)
+        self.names = Names(self.link, self.roster)
+        self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(self.link, self.roster, self._report)
         self.presence = Presence(self.link, self.roster, self.session.session)
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
@@ -192,6 +195,8 @@ class Endpoint:
         await self.session.close()
         await self.presence.close()
         await self.roster.close()
+        await end_tasks(self._announcing)
+        await self.names.close()
         await self.link.stop()
         self.seen.save()
         self.inbox.close(asyncio.CancelledError())
@@ -302,14 +307,15 @@ class Endpoint:
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
         """The newest messages of a channel, newest first, as far as it replays."""
         records, reached = await self._history.newest(check_channel(channel), limit, before=before)
-        return self._past(records, reached)
+        return await self._past(records, reached)
 
     async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
         """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
         records, reached, _head = await self._history.since(check_channel(channel), since, limit)
-        return self._past(records, reached)
+        return await self._past(records, reached)
 
-    def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
+    async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
+        await self.names.learn(record.received.message for record in records)
         found = (self._incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
@@ -570,13 +576,38 @@ class Endpoint:
         incoming._settle = settle
         self.seen.hold(record.seq, record.identity)
         self.inbox.put(incoming)
-        self.events.emit("message", incoming)
+        if incoming.is_named:
+            self.events.emit("message", incoming)
+        else:
+            announcing = asyncio.create_task(self._announce(incoming))
+            self._announcing.add(announcing)
+            announcing.add_done_callback(self._announcing.discard)
         return True
+
+    async def _announce(self, incoming: Incoming) -> None:
+        await incoming.named()
+        self.events.emit("message", incoming)
+
+    def introduced(self, incoming: Incoming) -> Incoming:
+        """The message under the names of access records; who is not known yet is asked for once somebody waits."""
+        message = incoming.message
+        incoming.sender = self.names.sender(message.sender)
+        incoming.claims = claim_of(incoming.sender, message)
+        incoming.mentions = tuple(map(self.names.mention, message.mentions))
+
+        async def learn() -> None:
+            await self.names.learn([message])
+            if incoming._naming is not None:
+                self.introduced(incoming)
+                incoming._naming = None
+
+        incoming._naming = None if self.names.is_known(message) else learn
+        return incoming
 
     def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
         message = record.received.message
         mentions_me = any(mention.id == self.id for mention in message.mentions)
-        return Incoming(
+        incoming = Incoming(
             kind="channel",
             sender=message.sender,
             message=message,
@@ -588,3 +619,4 @@ class Endpoint:
             wakes=not historical
             and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
         )
+        return self.introduced(incoming)

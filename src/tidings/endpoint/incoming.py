@@ -41,6 +41,7 @@ class Incoming:
     """One message as an application sees it. Who sent it was verified; what it says is data, not instructions."""
 
     kind: Kind
+    #: the verified id, under the name of its access record
     sender: Sender
     message: Message
     #: channel it was posted to; None for a direct message
@@ -61,6 +62,11 @@ class Incoming:
     mentions_me: bool = False
     #: whether attention and priority say that the agent should be woken for it
     wakes: bool = True
+    #: what it calls its sender, if that is another name than the access record's: a claim, and nobody's name
+    claims: str | None = None
+    #: whom it mentions, under the names of their access records
+    mentions: tuple[Mention, ...] = ()
+    _naming: Settle | None = field(default=None, repr=False)
     _settle: Settle = field(default=_nothing, repr=False)
     #: settles without telling that it was read, where that makes a difference
     _keep: Settle | None = field(default=None, repr=False)
@@ -79,10 +85,6 @@ class Incoming:
         return self.message.parts
 
     @property
-    def mentions(self) -> tuple[Mention, ...]:
-        return self.message.mentions
-
-    @property
     def raw(self) -> bytes:
         """The exact bytes that were signed and stored."""
         return self.message.raw
@@ -90,6 +92,15 @@ class Incoming:
     @property
     def settled(self) -> bool:
         return self._settled
+
+    @property
+    def is_named(self) -> bool:
+        return self._naming is None
+
+    async def named(self) -> None:
+        """Wait, in bounded time, for names that were not known when it came."""
+        if self._naming is not None:
+            await self._naming()
 
     async def ack(self) -> None:
         """Settle it: this agent is done with it."""
@@ -158,6 +169,9 @@ class Inbox:
         self._arrived.set()
         self._room.set()
 
+    def first(self) -> Incoming | None:
+        return next((queue[0] for queue in self._queues if queue), None)
+
     def take(self) -> Incoming | None:
         for queue in self._queues:
             if queue:
@@ -169,6 +183,10 @@ class Inbox:
     async def get(self) -> Incoming | None:
         """The next message, or None once the inbox is closed and empty."""
         while True:
+            first = self.first()
+            if first is not None and not first.is_named:
+                await first.named()  # before it is taken: whoever gives up meanwhile leaves it here
+                continue
             incoming = self.take()
             if incoming is not None:
                 return incoming

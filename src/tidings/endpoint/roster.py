@@ -71,6 +71,8 @@ class Roster:
         self._standing = -1
         self._report = report
         self._agents: dict[str, Agent] = {}
+        #: name and roles of those who are in the roster no more: what they said is still theirs
+        self.left: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._boot, self._n = "", 0
         self._key = link.identity.steward_key
         self._heard: float | None = None
@@ -169,8 +171,15 @@ class Roster:
         self._n, self._heard = delta.n, time.monotonic()
         self.head, self.floor, self.backstop = delta.head, delta.floor, delta.backstop
         changed = [row for row in delta.rows if self._put(row)]
-        gone = [self._agents.pop(each) for each in delta.gone if each in self._agents]
+        gone = [self._dismiss(each) for each in delta.gone if each in self._agents]
         self._tell([*changed, *(replace(agent, status="offline", attention=None) for agent in gone)])
+
+    def _dismiss(self, agent_id: str) -> Agent:
+        agent = self._agents.pop(agent_id)
+        self.left[agent_id] = agent.name, agent.roles
+        if len(self.left) > HELD:
+            del self.left[next(iter(self.left))]
+        return agent
 
     def _put(self, row: Agent) -> bool:
         before = self._agents.get(row.id)
@@ -236,7 +245,7 @@ class Roster:
         self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
         self.backstop = msgspec.convert(first["backstop"], Backstop)
         gone = self._agents.keys() - {row.id for row in rows}
-        lost = [replace(self._agents.pop(each), status="offline", attention=None) for each in gone]
+        lost = [replace(self._dismiss(each), status="offline", attention=None) for each in gone]
         changed = [row for row in rows if self._put(row)]
         self.snapshots += 1
         if self.loaded:

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.naming import claim_of
 from tidings.endpoint.publishing import prepare_task
 from tidings.errors import (
     BadSignature,
@@ -136,6 +137,8 @@ class Job:
     #: seconds since 1970 after which it is not ours any more
     deadline: float
     message: Message
+    #: who asked: the verified id, under the name of its access record
+    asker: Sender
     _tasks: Tasks = field(repr=False)
     #: why it is not ours any more, if the steward said so
     lost: str | None = None
@@ -144,8 +147,9 @@ class Job:
     _on_end: Callable[[], object] | None = field(default=None, repr=False)
 
     @property
-    def asker(self) -> Sender:
-        return self.message.sender
+    def claims(self) -> str | None:
+        """What it calls its asker, if that is another name than the access record's."""
+        return claim_of(self.asker, self.message)
 
     @property
     def text(self) -> str:
@@ -310,7 +314,10 @@ class Tasks:
             with suppress(TidingsError):
                 await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
             return None
-        job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, self)
+        names = self.endpoint.names
+        await names.learn([opened.message])
+        asker = names.sender(opened.message.sender)
+        job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, asker, self)
         self._open[job.seq] = job
         job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
         self._leave_with_its_program(job)

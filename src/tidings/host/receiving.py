@@ -123,6 +123,7 @@ class Receiver:
 
     async def _keep(self, batch: list[Incoming]) -> None:
         reach("inbox.surfaced")
+        await asyncio.gather(*(incoming.named() for incoming in batch))
         # In this order they are queued, and so written.
         news = await asyncio.gather(*(self._until_stored(incoming) for incoming in batch))
         reach("inbox.kept")

@@ -35,7 +35,6 @@ def mail(row: InboxRow, key: KeyPair | None) -> Json:
         "id": row.id,
         "kind": row.kind,
         "channel": row.channel,
-        "from": {"id": row.sender, "name": row.sender_name},
         "text": row.text,
         **(_notice(row) if row.kind == "notice" else _content(row, key)),
         "priority": row.priority,
@@ -64,13 +63,20 @@ def aside(found: Aside) -> Json:
 
 
 def _content(row: InboxRow, key: KeyPair | None) -> Json:
+    by: Json = {"from": {"id": row.sender, "name": row.sender_name}}
     try:
         message = wire.decode(row.raw)
+        by = {"from": sender(message.sender.id, row.sender_name, message.sender.name)}
         if is_sealed(message):
             message = open_sealed(key, row.sender, message) if key else message
-        return _parts(message) if not is_sealed(message) else _JUST_TEXT
+        return by | (_parts(message) if not is_sealed(message) else _JUST_TEXT)
     except WireError:  # it was verified when it came; a version of us that reads less shows its text
-        return _JUST_TEXT
+        return by | _JUST_TEXT
+
+
+def sender(agent_id: str, name: str, claimed: str | None) -> Json:
+    """Who said it: a verified id and the name of its access record. A message that says another name only claims it."""
+    return {"id": agent_id, "name": name} | ({"claims": claimed} if claimed not in (None, name) else {})
 
 
 _JUST_TEXT: Json = {"parts": [], "mentions": []}
@@ -93,9 +99,10 @@ def heard(incoming: Incoming) -> Json:
         "id": incoming.id,
         "kind": incoming.kind,
         "channel": incoming.channel,
-        "from": {"id": incoming.sender.id, "name": incoming.sender.name},
+        "from": sender(incoming.sender.id, incoming.sender.name, incoming.claims),
         "text": incoming.text,
         **_parts(message),
+        "mentions": [mention.name for mention in incoming.mentions],
         "priority": message.priority,
         "reply_to": message.reply_to,
         "context": message.context,
@@ -142,7 +149,7 @@ def task(job: Job) -> Json:
         "role": job.role,
         "attempt": job.attempt,
         "deadline": job.deadline,
-        "asker": {"id": job.asker.id, "name": job.asker.name},
+        "asker": sender(job.asker.id, job.asker.name, job.claims),
         "text": job.text,
         "parts": _parts(job.message)["parts"],
         "message": json.loads(job.message.raw),

@@ -30,13 +30,14 @@ from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import push_token
 from tidings.broker.server import free_port, greeting
 from tidings.broker.streams import default_budget, ensure_streams, storage_needed
-from tidings.errors import NameTaken, OutcomeUnknown, SpaceBusy, UnreachableError, UsageError
+from tidings.errors import InvalidName, NameTaken, OutcomeUnknown, SpaceBusy, UnreachableError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.layout import LAYOUT, check_layout, lay_out, make_pipeline_creds
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings.wire.names import lookalikes, unfit_to_grant
 from tidings.wire.patterns import covers_any
 from tidings.wire.tags import SECRET_BYTES
 
@@ -271,9 +272,18 @@ class Administrator:
             raise NameTaken(
                 f"agent {agent.name} exists ({held.id}); `tidings agent access {agent.name}` changes its rights"
             )
+        self._check_new_name(agent.name)
         row = await self._issue(agent, KeyPair.generate())
         self.write_file(agent)
         return Granted(row, created=True, closed=[])
+
+    def _check_new_name(self, name: str) -> None:
+        """A name is given once, and so that nobody can be taken for somebody else. A rotation keeps its own."""
+        if why := unfit_to_grant(name):
+            raise InvalidName(f"agent name {name!r} is not allowed: {why}; choose another")
+        taken = [row.name for row in self.ledger.rows() if row.state in (*LIVE, "revoking")]
+        if alike := lookalikes(name, taken):
+            raise NameTaken(f"agent name {name!r} can be taken for {' or '.join(alike)}, which exists: choose another")
 
     async def _issue(self, agent: AgentFile, key: KeyPair, succeeds: str = "", withheld: str = "") -> Issued:
         iat = int(time.time())

@@ -27,7 +27,7 @@ from typing import Any
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.private_files import locked
-from tidings.errors import TidingsError
+from tidings.errors import NameTaken, TidingsError
 from tidings.space.administration import administer, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
@@ -97,7 +97,10 @@ async def run_agents(home: SpaceHome, options: argparse.Namespace) -> dict[str, 
                 post=everything,
                 manage=everything,
             )
-            await admin.add(person, existing_ok=True)
+            try:
+                await admin.add(person, existing_ok=True)
+            except NameTaken as error:  # another agent is called so, or nearly so: the space runs all the same
+                done.append(f"{options.person} was not made an agent: {error}")
     return {"done": done}
 
 

@@ -75,6 +75,10 @@ def _access(request: Request) -> Access:
 
 
 async def _rule_access(steward: Steward, owner: str, access: Access) -> int:
+    before = steward.table.access_at(owner, steward.position)
+    if before is not None and before.name != access.name:
+        # whoever reads an old message names its sender by the record in force now
+        raise ConflictError(f"{owner} is {before.name}, and an id keeps its name: add an agent {access.name} instead")
     holder = steward.table.owner_named(access.name)
     if holder not in (None, owner, access.succeeds):
         raise NameTaken(f"the name {access.name} belongs to {holder}; revoke it or choose another name")

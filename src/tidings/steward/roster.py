@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 #: bytes of rows in one delta or page
 PAGE_BYTES = 256 * 1024
 SESSIONS_KEPT = 8
+#: ids in one question for names
+MOST_NAMES = 64
 SEEN_KEY = "roster.seen"
 SEEN_KEPT = 2_000
 SAVE_EVERY = 60.0
@@ -353,6 +355,16 @@ async def snapshot(steward: Steward, request: Request) -> Answer:
     }
 
 
+async def names(steward: Steward, request: Request) -> Answer:
+    """Who ids are, by their access records: also agents that are revoked, which no roster lists."""
+    access_of(steward, request.sender)
+    ids = request.arguments.get("ids")
+    if not isinstance(ids, list) or len(ids) > MOST_NAMES or not all(isinstance(each, str) for each in ids):
+        raise UsageError(f"roster names needs `ids`, a list of at most {MOST_NAMES} ids of agents")
+    known = {each: steward.table.access_at(each, steward.position) for each in ids}
+    return {"names": {each: {"name": a.name, "roles": list(a.roles)} for each, a in known.items() if a is not None}}
+
+
 async def take_session(steward: Steward, request: Request) -> Answer:
     """Receive as this session. `held`: the number it had, so that asking again never wins over a newer one."""
     access_of(steward, request.sender)
@@ -366,6 +378,7 @@ async def take_session(steward: Steward, request: Request) -> Answer:
 
 ROSTER_HANDLERS: dict[tuple[str, str], Handler] = {
     ("roster", "snapshot"): snapshot,
+    ("roster", "names"): names,
     ("session", "take"): take_session,
     ("attention", "get"): get_attention,
     ("attention", "set"): set_attention,

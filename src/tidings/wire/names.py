@@ -7,6 +7,8 @@ rewritten one would speak of different channels.
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
 
 from tidings.errors import InvalidName
@@ -39,6 +41,37 @@ def check_role(name: str) -> str:
 def check_agent_name(name: str) -> str:
     """Agent names are tokens too: they become file names and are typed by people."""
     return check_token(name, "agent name")
+
+
+#: what one letter can pass for; pairs first. Names are ASCII, so this is the whole alphabet that matters
+_LOOKS_LIKE = (("rn", "m"), ("vv", "w"))
+_ONE_LETTER = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "_": "-"})
+
+
+def skeleton(name: str) -> str:
+    """What a name looks like at a glance: two names of one skeleton can be taken for each other.
+
+    NFKC and casefold, then `0` is `o`, `1` and `i` are `l`, `5` is `s`, `_` is `-`, `rn` is `m` and `vv` is `w`.
+    """
+    text = unicodedata.normalize("NFKC", name).casefold()
+    for pair, letter in _LOOKS_LIKE:
+        text = text.replace(pair, letter)
+    return text.translate(_ONE_LETTER)
+
+
+def lookalikes(name: str, others: Iterable[str]) -> list[str]:
+    """Those of the other names that this one can be taken for, by their order."""
+    alike = skeleton(name)
+    return sorted(other for other in set(others) if other != name and skeleton(other) == alike)
+
+
+def unfit_to_grant(name: str) -> str | None:
+    """Why a name is not given to a new agent; None if it may be. Agents that have such a name keep it."""
+    if name.startswith("-"):
+        return "it begins with `-`, so a command line would take it for an option"
+    if is_agent_id(name):
+        return "it is the id of an agent, and an id is nobody's name"
+    return None
 
 
 def is_agent_id(text: str) -> bool:
