@@ -16,7 +16,8 @@ def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
     """Print every setting with its value and where it came from.
 
     Order: flag, then TIDINGS_<NAME> in the environment, then ./tidings.toml, then config.toml in the home, then the
-    default.
+    default. `home` and `nats_server` are not taken from ./tidings.toml, and a file that another user owns or everybody
+    may write is not read; what is ignored so is said here and by every command.
 
     Examples:
 
@@ -24,9 +25,13 @@ def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
 
       tidings config --space lab --json
     """
-    settings = place(space, home).settings.all()
+    found = place(space, home).settings
+    settings = found.all()
     if as_json:
-        output.data({each.name: {"value": each.value, "source": each.source} for each in settings})
+        output.data(
+            {each.name: {"value": each.value, "source": each.source} for each in settings}
+            | ({"ignored": found.notes} if found.notes else {})
+        )
         return
     rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
     output.table(("setting", "value", "source", "meaning"), rows, empty="")

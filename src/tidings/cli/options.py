@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from tidings.cli import completion
+from tidings.cli import completion, output
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
 
@@ -52,6 +53,14 @@ class Place:
         return self.settings["as"]
 
 
+@functools.cache
+def _note(text: str) -> None:
+    """Said once, however often a command asks where it is."""
+    output.say(f"note: {text}")
+
+
 def place(space: str | None = None, home: str | None = None, acting_as: str | None = None, **more: str | None) -> Place:
     settings = Settings({"space": space, "home": home, "as": acting_as, **more})
+    for note in settings.notes:
+        _note(note)
     return Place(settings, SpaceHome(settings.home, settings["space"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity, bundle_identity, local_identity
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 def connect(
@@ -40,6 +43,8 @@ def connect(
             identity = bundle_identity(Path(bundle))
         else:
             settings = Settings({"space": space, "as": name, "home": str(home) if home else None})
+            for note in settings.notes:
+                log.warning(note)
             identity = await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
         return replace(identity, url=url) if url else identity
 

@@ -1,20 +1,23 @@
 """Settings, each with where it came from: flag, environment, ./tidings.toml, the home's config.toml, default.
 
 `tidings config` prints what this module resolved. A file that says something unknown is an error, because a
-misspelt setting that is silently ignored is worse than a refusal.
+misspelt setting that is silently ignored is worse than a refusal. A file of another user says nothing, and
+the folder one happens to stand in does not say which programs run or where secrets lie (`NOT_FROM_FOLDER`): both are
+passed over with a sentence in `notes`.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidings.errors import ConfigError
-from tidings.wire.names import is_token
+from tidings.wire.names import is_token, unfit_to_grant
 
 #: name -> (default, what it means)
 KNOWN: dict[str, tuple[str, str]] = {
@@ -26,6 +29,9 @@ KNOWN: dict[str, tuple[str, str]] = {
     "lease_ttl": ("3", "seconds without a beat after which a steward counts as silent; takeover after twice that"),
     "pipeline": ("on", "on or off: start durable delivery (Spark) with `up`"),
 }
+
+#: what a ./tidings.toml may not decide: whoever prepares a folder would run programs as whoever enters it
+NOT_FROM_FOLDER = ("home", "nats_server")
 
 #: what a switch may say; TOML's own words arrive as Python's
 SWITCH = {"on": True, "off": False, "True": True, "False": False}
@@ -50,7 +56,7 @@ def person(environ: Mapping[str, str]) -> str:
         name = environ.get("USER") or getpass.getuser()
     except (KeyError, OSError):
         name = "me"
-    return name if is_token(name) else "me"
+    return name if is_token(name) and not unfit_to_grant(name) else "me"
 
 
 class Settings:
@@ -63,11 +69,29 @@ class Settings:
         folder: Path | None = None,
     ) -> None:
         self._environ = os.environ if environ is None else environ
-        local = _read(Path.cwd() / "tidings.toml" if folder is None else folder / "tidings.toml")
+        #: what was passed over, in sentences
+        self.notes: list[str] = []
+        local = self._from_folder(Path.cwd() if folder is None else folder)
         layers = [("flag", {k: v for k, v in (flags or {}).items() if v is not None}), self._from_environ(), local]
         home = _first("home", layers) or ("default", str(default_home(self._environ)))
-        layers.append(_read(Path(home[1]).expanduser() / "config.toml"))
+        layers.append(self._read(Path(home[1]).expanduser() / "config.toml"))
         self._found = {name: self._resolve(name, layers) for name in KNOWN}
+
+    def _from_folder(self, folder: Path) -> tuple[str, dict[str, str]]:
+        source, values = self._read(folder / "tidings.toml")
+        for name in NOT_FROM_FOLDER:
+            if values.pop(name, None) is not None:
+                self.notes.append(
+                    f"{name} in {source} is ignored: it is taken only from a flag, TIDINGS_{name.upper()} "
+                    "or config.toml in the home"
+                )
+        return source, values
+
+    def _read(self, path: Path) -> tuple[str, dict[str, str]]:
+        text, why_not = _own_text(path)
+        if why_not:
+            self.notes.append(f"{path} is ignored: {why_not}")
+        return str(path), _parsed(path, text) if text else {}
 
     def _from_environ(self) -> tuple[str, dict[str, str]]:
         named = {name: self._environ.get(f"TIDINGS_{name.upper()}") for name in KNOWN}
@@ -116,14 +140,33 @@ def _first(name: str, layers: list[tuple[str, dict[str, str]]]) -> tuple[str, st
     return next(((source, values[name]) for source, values in layers if name in values), None)
 
 
-def _read(path: Path) -> tuple[str, dict[str, str]]:
+def _own_text(path: Path) -> tuple[str, str]:
+    """The text of a file of this user (or root's), and why it is not read if it is another's."""
     try:
-        found = tomllib.loads(path.read_text())
+        # what somebody put there may be a pipe, and opening one waits
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+            for found in (os.lstat(path), os.fstat(file.fileno())):
+                if found.st_uid not in (os.geteuid(), 0):
+                    return "", "it belongs to another user"
+            if not stat.S_ISREG(found.st_mode):
+                return "", "it is not a plain file"
+            if found.st_mode & stat.S_IWOTH:
+                return "", f"everybody may write it; `chmod o-w {path}`"
+            return file.read(), ""
     except (FileNotFoundError, NotADirectoryError):
-        return str(path), {}
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return "", ""
+    except PermissionError:
+        return "", "this user may not read it"
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def _parsed(path: Path, text: str) -> dict[str, str]:
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
     unknown = sorted(set(found) - set(KNOWN))
     if unknown:
         raise ConfigError(f"{path} has unknown settings: {', '.join(unknown)}; known are {', '.join(KNOWN)}")
-    return str(path), {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in found.items()}
