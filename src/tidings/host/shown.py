@@ -35,6 +35,7 @@ def mail(row: InboxRow, key: KeyPair | None) -> Json:
         "id": row.id,
         "kind": row.kind,
         "channel": row.channel,
+        "from": {"id": row.sender, "name": row.sender_name},
         "text": row.text,
         **(_notice(row) if row.kind == "notice" else _content(row, key)),
         "priority": row.priority,
@@ -63,7 +64,7 @@ def aside(found: Aside) -> Json:
 
 
 def _content(row: InboxRow, key: KeyPair | None) -> Json:
-    by: Json = {"from": {"id": row.sender, "name": row.sender_name}}
+    by: Json = {}
     try:
         message = wire.decode(row.raw)
         by = {"from": sender(message.sender.id, row.sender_name, message.sender.name)}

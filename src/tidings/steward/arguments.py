@@ -65,6 +65,7 @@ ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Kind]] = {
     ("confirm", "record"): {"seq": COUNT, "stream": TEXT},
     ("presence", "beat"): _fields(Beat),
     ("roster", "snapshot"): {"after": TEXT},
+    ("roster", "names"): {"ids": TEXTS},
     ("session", "take"): {"session": TEXT, "held": COUNT},
     ("attention", "get"): {"session": TEXT},
     ("attention", "set"): {"mode": TEXT, "channels": TABLE, "session": TEXT},
