@@ -1,4 +1,7 @@
-"""A desk without a host: what the MCP server would be told, in memory, and everything that was asked of it."""
+"""A desk without a host: what the MCP server would be told, in memory, and everything that was asked of it.
+
+`tests/contract/test_desk.py` walks it and a real one through one scene: it answers as that does.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,20 @@ from typing import Any
 
 from tidings.errors import HostUnreachable, IdReused, TidingsError, UnknownMessage
 from tidings.mcp.desk import Event, Facts
+from tidings.wire.ids import new_id
 
 REFUSED = {"code": "denied", "words": "may not post\x1b[2J"}
+NOT_YET: Facts = {
+    "state": "queued",
+    "text": "",
+    "worker": None,
+    "attempt": 0,
+    "cause": None,
+    "reasons": [],
+    "message": None,
+}
+#: what only rows of the inbox have
+NOT_OF_HISTORY = ("row", "wakes", "historical", "read")
 ADA, BOB = "U" + "A" * 55, "U" + "B" * 55
 
 
@@ -27,12 +42,21 @@ def message(row: int, text: str, **changed: Any) -> Facts:
         "reply_to": None,
         "context": None,
         "mentions_me": False,
+        "wakes": True,
         "historical": False,
         "seq": row,
         "time": "2026-01-01T00:00:00+00:00",
         "read": None,
     }
     return plain | ({"kind": "channel"} if changed.get("channel") else {}) | changed
+
+
+def channel(name: str, *, joined: bool = False, **changed: Any) -> Facts:
+    return {"channel": name, "class": "durable", "replay": True, "members": 1, "joined": joined, "last": None} | changed
+
+
+def agent(key: str, name: str, status: str = "idle", **changed: Any) -> Facts:
+    return {"id": key, "name": name, "roles": [], "status": status, "activity": None, "last_seen": None} | changed
 
 
 class FakeDesk:
@@ -44,11 +68,14 @@ class FakeDesk:
         self.rows: list[Facts] = []
         self.sent: dict[str, Facts] = {}
         self.agents: list[Facts] = [
-            {"id": BOB, "name": "bob", "roles": ["reviewer"], "status": "idle"},
-            {"id": ADA, "name": "ada", "roles": [], "status": "working", "activity": "writes"},
+            agent(BOB, "bob", roles=["reviewer"]),
+            agent(ADA, "ada", "working", activity="writes"),
         ]
-        self.listed: list[Facts] = [{"name": "general", "joined": True}]
-        self.left: Facts = {"state": "closed", "still_covered_by": []}
+        self.joined: list[str] = []
+        #: channels that are listed although nobody is in them
+        self.listed: list[Facts] = []
+        #: patterns that still cover what was left
+        self.covered_by: list[str] = []
         self.down: TidingsError | None = None
         self.tasks: list[Facts] = []
         self.claimed: Facts | None = None
@@ -82,11 +109,16 @@ class FakeDesk:
             raise IdReused(f"{request['id']} was accepted before, for another message")
         stage = "stored" if self.down or not wait else "confirmed"
         state = "dead" if wait and request.get("channel") == "forbidden" else "pending"
+        if request.get("role"):
+            self.results[request["id"]] = NOT_YET | {"id": request["id"]}
         return {"id": request["id"], "state": state, "stage": stage, "seq": None, "warnings": ()}
 
     def outbox(self, limit: int) -> list[Facts]:
         rows: list[Facts] = [{"id": each, "kind": "dm", "to": ADA, "state": "pending"} for each in self.sent]
         return rows[:limit]
+
+    def ending(self, ending: str) -> list[str]:
+        return [each for each in (*self.sent, *(str(row["id"]) for row in self.rows)) if each.endswith(ending)]
 
     def outbox_row(self, message_id: str) -> Facts:
         if message_id not in self.sent:
@@ -118,11 +150,22 @@ class FakeDesk:
         while (event := self.stream.get()) is not None:
             if isinstance(event, TidingsError):
                 raise event
-            yield event
+            if event.row is None or event.row > after:
+                yield event
 
     def arrive(self, row: Facts) -> None:
         self.rows.append(row)
         self.stream.put(Event("message", row["row"], row))
+
+    def from_ada(self, text: str, channel: str | None = None, role: str | None = None) -> str:
+        """What ada says: to bob, in a channel, or to whoever holds a role."""
+        if role is None:
+            row = message(self.newest_row() + 1, text, channel=channel)
+            self.arrive(row)
+        else:
+            row = {"id": new_id(), "seq": 1, "role": role, "attempt": 1, "deadline": None, "text": text}
+            self.tasks.append(row | {"asker": {"id": ADA, "name": "ada"}})
+        return str(row["id"])
 
     # --- the space ---
 
@@ -135,24 +178,33 @@ class FakeDesk:
 
     def channels(self) -> list[Facts]:
         self._space()
-        return self.listed
+        names = [each["channel"] for each in self.listed]
+        return [*self.listed, *(channel(each, joined=True) for each in self.joined if each not in names)]
+
+    def memberships(self) -> list[str]:
+        self._space()
+        return list(self.joined)
 
     def join(self, channel: str) -> Facts:
         self._space()
-        return {"channel": channel, "state": "opened"}
+        self.joined.append(channel)
+        return {"channel": channel, "state": "opened", "seq": 1, "durable": True, "reason": None, "cls": "durable"}
 
     def leave(self, channel: str) -> Facts:
         self._space()
-        return self.left
+        state = "left" if channel in self.joined else "absent"
+        self.joined = [each for each in self.joined if each != channel]
+        return {"state": state, "seq": 2, "still_covered_by": self.covered_by}
 
     def history(self, channel: str, limit: int, before: int | None) -> list[Facts]:
         self._space()
         found = [row for row in self.rows if row["channel"] == channel and (before is None or row["seq"] < before)]
-        return sorted(found, key=lambda row: -row["seq"])[:limit]
+        shown = [{name: row[name] for name in row if name not in NOT_OF_HISTORY} for row in found]
+        return sorted(shown, key=lambda row: -row["seq"])[:limit]
 
     def trace(self, message_id: str) -> Facts:
         self._space()
-        return {"ok": True, "stored": [], "receipts": [], "outbox": self.sent.get(message_id)}
+        return {"id": message_id, "stored": [], "receipts": [], "outbox": self.sent.get(message_id)}
 
     def set_status(self, status: str, activity: str | None, model: str | None) -> None:
         self.asked.append(("status", status, activity, model))
@@ -172,24 +224,29 @@ class FakeDesk:
         return self.claimed
 
     def held(self) -> Facts | None:
-        if not self.elsewhere:
-            return self.claimed and self.claimed | {"mine": True, "program": "mcp", "silent": 0.0}
-        return self.tasks[0] | {"mine": False, "program": "mcp", "silent": 40.2}
+        task = self.tasks[0] if self.elsewhere else self.claimed
+        told = {name: task[name] for name in ("id", "role", "attempt")} if task else {}
+        whose = {"mine": not self.elsewhere, "program": "mcp", "silent": 40.2 if self.elsewhere else 0.0}
+        return told | whose if told else None
 
     def show_life(self) -> Facts | None:
         self.asked.append(("life",))
         return self.held()
 
     def finish(self, task: str, text: str, data: Any) -> None:
-        self.claimed = None
+        self._holds(task)
+        self.claimed, self.tasks = None, self.tasks[1:]
         self.ended.append(("done", task, text, data))
 
     def fail(self, task: str, reason: str, *, retry: bool) -> Facts:
-        if self.claimed is None or self.claimed["id"] != task:
-            raise UnknownMessage(f"this session holds no task {task}")
+        self._holds(task)
         self.claimed = None
         self.ended.append(("fail", task, reason, retry))
-        return {"state": "queued" if retry else "dead"}
+        return {"id": task, "state": "queued" if retry else "dead"}
+
+    def _holds(self, task: str) -> None:
+        if self.claimed is None or self.claimed["id"] != task:
+            raise UnknownMessage(f"this session holds no task {task}")
 
     def task(self, message_id: str, wait: float) -> Facts:
         return self.results[message_id]

@@ -15,6 +15,7 @@ import pytest
 from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
 from tidings.host.daemon import Daemon
+from tidings.mcp.ids import short
 from tidings.space.administration import create_space
 from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
 from tidings.testing.waiting import eventually
@@ -32,6 +33,7 @@ async def test_two_coding_agents_talk_through_two_servers(space: RealSpace, host
     async with coding(space.home.home, "ada", "bob") as (ada, bob):
         await _channel(ada, bob)
         await _mail(ada, bob)
+        await _quiet(space, ada, bob)
         await _task(ada, bob)
     assert await _sessions(host) == 0
 
@@ -56,7 +58,31 @@ async def _channel(ada: CodingAgent, bob: CodingAgent) -> None:
     (message,) = window["messages"]
     assert (message["sender"]["name"], message["text"], message["mentions_me"]) == ("ada", "hello all", True)
     assert await bob("acknowledge_inbox", receipt=window["receipt"]) == {"acknowledged": 1}
-    assert [each["name"] for each in (await bob("channels"))["channels"]] == ["general"]
+    (listed,) = (await bob("channels"))["channels"]
+    assert (listed["name"], listed["joined"]) == ("general", True)
+    assert ((await bob("orient"))["joined"], (await ada("orient"))["not_joined"]) == (["general"], ["general"])
+    assert any(step.startswith('join(channel="general")') for step in (await ada("orient"))["next"])
+
+
+async def _quiet(space: RealSpace, ada: CodingAgent, bob: CodingAgent) -> None:
+    """What bob's attention keeps quiet wakes nobody who waits; what comes for him alone does, and both are there."""
+    beside = await peer(space, "bob")
+    await bob("set_attention", channels={"general": "muted"})
+
+    async def heeded() -> bool:
+        running = (await asyncio.to_thread(beside.attention))["running"]
+        return bool(running and running["channels"] == {"general": "muted"})
+
+    await eventually(heeded, what="the host heeds the new attention", within=20)
+    waiting = asyncio.create_task(bob("read_inbox", wait=15))
+    await ada("send", channel="general", text="quietly", wait=10)
+    (quiet,) = await asyncio.to_thread(beside.inbox, unread=True, wait=15)
+    assert (quiet["text"], quiet["wakes"]) == ("quietly", False)
+    await ada("direct_message", to="bob", text="for you", wait=10)
+    window = await waiting
+    assert [each["text"] for each in window["messages"]] == ["for you", "quietly"]
+    await bob("acknowledge_inbox", receipt=window["receipt"])
+    await asyncio.to_thread(beside.end)
 
 
 async def _mail(ada: CodingAgent, bob: CodingAgent) -> None:
@@ -89,10 +115,10 @@ async def _task(ada: CodingAgent, bob: CodingAgent) -> None:
     """What ada asks of a role bob does, and ada has the result."""
     asked = await ada("ask_role", role="reviewer", text="is it right?", wait=10)
     claimed = await bob("claim_task", role="reviewer", wait=10)
-    assert (claimed["task"], claimed["request"]["text"]) == (asked["id"], "is it right?")
+    assert (claimed["id"], claimed["request"]["text"]) == (asked["id"], "is it right?")
     assert (await ada("task_result", id=asked["id"]))["state"] == "claimed"
     assert (await bob("orient"))["held_tasks"] == [asked["id"]]
-    await bob("finish_task", task=asked["id"], outcome="done", text="it is", data={"sure": True})
+    await bob("finish_task", id=asked["id"], outcome="done", text="it is", data={"sure": True})
     done = await ada("task_result", id=asked["id"], wait=10)
     assert (done["state"], done["text"], done["worker"]) == ("done", "it is", "bob")
     assert {"kind": "data", "data": {"sure": True}} in done["parts"]
@@ -115,7 +141,7 @@ async def test_what_is_sent_while_the_space_is_down_is_stored_and_arrives_when_i
         assert "unknown_peer" in str(unknown.content)
         space.broker.start()
         (message,) = await asyncio.to_thread(bob.inbox, unread=True, wait=40)
-        assert (message["id"], message["text"]) == (sent["id"], "while you were away")
+        assert (short(message["id"]), message["text"]) == (sent["id"], "while you were away")
 
 
 @pytest.mark.parametrize("how", ["closes everything", pytest.param("sends SIGTERM", marks=pytest.mark.slow)])
@@ -128,7 +154,7 @@ async def test_a_client_that_vanishes_in_a_call_frees_its_session_and_its_task(
 
         async def claimed() -> bool:
             found = await bob.call(2, "claim_task", role="reviewer", wait=5)
-            return bool(found and found["task"] == asked.id)
+            return bool(found and found["id"] == short(asked.id))
 
         await eventually(claimed, what="bob has the task")
         bob.request(9, "tools/call", {"name": "read_inbox", "arguments": {"wait": 40}})

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from mcp.shared.exceptions import MCPError
 
 from coding_agents import CodingAgent, coding, hosted, words
+from tidings.mcp.ids import short
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
 
 #: surfaces of a message of the inbox
 MAIL = ("read_inbox", "inbox resource", "thread resource", "read_message")
@@ -51,8 +53,8 @@ async def sees_its_own(name: str, agent: CodingAgent, told: list[Told]) -> None:
         assert seen == {where for where, who in each.where.items() if name in who}, (name, each.text)
         others = [other.text for other in told if other.id != each.id]
         assert [(where, text) for where in asked for text in others if text in asked[where]] == [], (name, each.text)
-        assert (each.id in found["trace"]) == (name in each.traced_by), (name, each.text)
-        assert (each.id in found["outbox_status"]) == (name == "ada"), (name, each.text)
+        assert (short(each.id) in found["trace"]) == (name in each.traced_by), (name, each.text)
+        assert (short(each.id) in found["outbox_status"]) == (name == "ada"), (name, each.text)
 
 
 async def said(ada: CodingAgent, bob: CodingAgent, cal: CodingAgent) -> list[Told]:
@@ -62,23 +64,26 @@ async def said(ada: CodingAgent, bob: CodingAgent, cal: CodingAgent) -> list[Tol
     told = []
     for to in ("ada", "bob", "cal"):
         text = f"for {to} alone"
-        sent = await ada("direct_message", to=to, text=text, wait=15)
-        told.append(Told(sent["id"], text, {where: {to} for where in MAIL}, {"ada", to}))
+        sent = new_id()
+        await ada("direct_message", to=to, text=text, wait=15, id=sent)
+        told.append(Told(sent, text, {where: {to} for where in MAIL}, {"ada", to}))
     for channel, members, readers in (
         ("general", {"bob", "cal"}, {"ada", "bob", "cal"}),
         ("secrets", {"cal"}, {"ada", "cal"}),
     ):
         text = f"for those in {channel}"
-        sent = await ada("send", channel=channel, text=text, wait=15)
+        sent = new_id()
+        await ada("send", channel=channel, text=text, wait=15, id=sent)
         where = dict.fromkeys(MAIL, members) | dict.fromkeys(LOG, readers)
-        told.append(Told(sent["id"], text, where, {"ada"}))
-    asked = await ada("ask_role", role="reviewer", text="for a reviewer", wait=15)
+        told.append(Told(sent, text, where, {"ada"}))
+    asked = new_id()
+    await ada("ask_role", role="reviewer", text="for a reviewer", wait=15, id=asked)
     assert "denied" in await cal.refused("claim_task", role="reviewer")
     claimed = await bob("claim_task", role="reviewer", wait=15)
     assert claimed["request"]["text"] == "for a reviewer"
-    await bob("finish_task", task=claimed["task"], outcome="done", text="for the asker of it")
-    told.append(Told(asked["id"], "for a reviewer", {}, {"ada"}))
-    told.append(Told(asked["id"], "for the asker of it", {"task_result": {"ada"}}, {"ada"}))
+    await bob("finish_task", id=claimed["id"], outcome="done", text="for the asker of it")
+    told.append(Told(asked, "for a reviewer", {}, {"ada"}))
+    told.append(Told(asked, "for the asker of it", {"task_result": {"ada"}}, {"ada"}))
     return told
 
 
@@ -105,7 +110,8 @@ async def asking_for(agent: CodingAgent, told: Told) -> dict[str, str]:
     """What an agent is answered that asks for one message wherever it could be, refusals included."""
     return {
         "thread resource": await read(agent, f"tidings://thread/{told.id}"),
-        "read_message": await called(agent, "read_message", id=told.id),
+        "read_message": await called(agent, "read_message", id=told.id)
+        + await called(agent, "read_message", id=short(told.id)),
         "trace": await called(agent, "trace", id=told.id),
         "outbox_status": await called(agent, "outbox_status", id=told.id),
         "task_result": await called(agent, "task_result", id=told.id),

@@ -15,6 +15,7 @@ from coding_agents import Pipe, coding, command, hosted, peer, piped
 from tidings.host.claims import SILENCE, Claim, Claims
 from tidings.host.client import Session
 from tidings.host.daemon import Daemon
+from tidings.mcp.ids import short
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 
@@ -76,7 +77,7 @@ async def office(space: RealSpace) -> AsyncIterator[Office]:
 async def claims_it(bob: Pipe, task: str) -> None:
     async def claimed() -> bool:
         found: Any = await bob.call(2, "claim_task", role="reviewer")
-        return bool(found and found["task"] == task)
+        return bool(found and found["id"] == short(task))
 
     await eventually(claimed, what="bob has the task", within=20)
 
@@ -133,16 +134,16 @@ async def test_the_next_server_of_an_agent_sees_the_task_of_a_killed_one_and_can
         async with coding(work.home, "bob") as (again,):
             (note,) = (await again("orient"))["notes"]
             nothing = await again("claim_task", role="reviewer")
-            assert nothing["task"] is None
+            assert nothing["id"] is None
             for said in (note, nothing["why"]):
-                assert task in said
+                assert short(task) in said
                 assert "take_over=true" in said
                 assert "40 s" in said
             found = await again("claim_task", role="reviewer", take_over=True)
-            assert (found["task"], found["request"]["text"]) == (task, "look")
+            assert (found["id"], found["request"]["text"]) == (short(task), "look")
             work.pass_time(SILENCE - 1)
             assert (await again("orient"))["held_tasks"] == [task]
-            await again("finish_task", task=task, outcome="done", text="looked")
+            await again("finish_task", id=task, outcome="done", text="looked")
         assert (await asyncio.to_thread(work.ada.task, task, 15))["text"] == "looked"
 
 

@@ -27,7 +27,7 @@ def list_channels(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the channels you may read that have settings or members, and when each was last used.
+    """List the channels you may read that have settings or members, which you are in, and when each was last used.
 
     A channel needs neither: one that was only posted to is not listed. What a channel does not say itself is the
     default of the space (`tidings space show`).
@@ -44,10 +44,11 @@ def list_channels(
         output.data(found)
         return
     output.table(
-        ("channel", "class", "replay", "members", "last", "description"),
+        ("channel", "joined", "class", "replay", "members", "last", "description"),
         [
             (
                 each["channel"],
+                "yes" if each["joined"] else "no",
                 each["class"],
                 "yes" if each["replay"] else "no",
                 each["members"],

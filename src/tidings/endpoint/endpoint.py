@@ -320,7 +320,7 @@ class Endpoint:
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
     async def channels(self) -> list[dict[str, Any]]:
-        """The channels this agent may read that have settings or members, with members and last message."""
+        """The channels this agent may read that have settings or members: `joined`, members, last message."""
         return await collect(self.link.call, "channel", "list", "channels")
 
     async def memberships(self) -> list[str]:

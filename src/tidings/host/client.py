@@ -391,6 +391,10 @@ class Session:
     def thread(self, message_id: str) -> list[Json]:
         return list(self._get(f"/v1/threads/{quote(message_id, safe='')}")["messages"])
 
+    def ending(self, ending: str) -> list[str]:
+        """Whole ids of messages this agent was sent or sent, by how they end."""
+        return list(self._get("/v1/ids", ending=ending)["ids"])
+
     def events(self, after: int | None = None, *, states: bool = False, give_up: bool = False) -> Iterator[Event]:
         """Inbox rows behind `after` (None: those that come from now on), then each as it comes, once and in order.
 
@@ -440,6 +444,10 @@ class Session:
 
     def channels(self) -> list[Json]:
         return list(self._get("/v1/channels")["channels"])
+
+    def memberships(self) -> list[str]:
+        """The channels and patterns this agent has joined, whichever of its programs did."""
+        return list(self._get("/v1/memberships")["memberships"])
 
     def channel_info(self, channel: str) -> Json:
         """Settings of a channel, how many are in it, what goes on there."""

@@ -408,6 +408,12 @@ def thread(
     return sorted(_rows(connection.execute(_THREAD, asked)))
 
 
+def ending(connection: sqlite3.Connection, space: str, recipient: str, end: str, limit: int = 8) -> list[str]:
+    """Ids of what this recipient has, by how they end."""
+    query = f"SELECT DISTINCT i.id FROM inbox i WHERE {_MINE} AND substr(i.id, ?) = ? LIMIT ?"
+    return [found for (found,) in connection.execute(query, (space, recipient, -len(end), end, limit))]
+
+
 def in_context(
     connection: sqlite3.Connection, space: str, recipient: str, context: str, limit: int = THREAD_SHOWN
 ) -> list[InboxRow]:
@@ -542,6 +548,9 @@ class InboxStore:
 
     async def thread(self, space: str, recipient: str, message_id: str) -> list[InboxRow]:
         return await self._read(lambda c: thread(c, space, recipient, message_id))
+
+    async def ending(self, space: str, recipient: str, end: str) -> list[str]:
+        return await self._read(lambda c: ending(c, space, recipient, end))
 
     async def in_context(self, space: str, recipient: str, context: str) -> list[InboxRow]:
         return await self._read(lambda c: in_context(c, space, recipient, context))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -27,6 +28,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 MOST_MARKED = 10_000
 FOREVER = 2**62
 NAMES_PATIENCE = 3.0
+ENDING = re.compile(r"[0-9a-f-]{4,36}\Z")
 
 
 class Rows(msgspec.Struct, forbid_unknown_fields=True):
@@ -198,6 +200,15 @@ async def thread(asked: Scoped) -> Json:
     return {"messages": sorted(found["messages"], key=lambda message: int(message["row"]))}
 
 
+async def ids(asked: Scoped) -> Json:
+    """Whole ids of messages in this agent's inbox and outbox, by how they end."""
+    ending = asked.word("ending")
+    if ending is None or not ENDING.match(ending):
+        raise UsageError("name the `ending` of an id: its last 4 to 36 characters")
+    found = {*await asked.host.inbox.ending(*asked.mine, ending), *await asked.host.outbox.ending(*asked.mine, ending)}
+    return {"ids": sorted(found)}
+
+
 ROUTES = [
     Route("/v1/send", for_session(send), methods=["POST"]),
     Route("/v1/outbox", for_session(outbox), methods=["GET"]),
@@ -211,4 +222,5 @@ ROUTES = [
     Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
     Route("/v1/inbox/read", for_session(read), methods=["POST"]),
     Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),
+    Route("/v1/ids", for_session(ids), methods=["GET"]),
 ]

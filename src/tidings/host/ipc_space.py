@@ -101,6 +101,11 @@ async def channels(asked: Scoped) -> Json:
     return {"channels": await (await _endpoint(asked)).channels()}
 
 
+async def memberships(asked: Scoped) -> Json:
+    """The channels and patterns this agent has joined."""
+    return {"memberships": await (await _endpoint(asked)).memberships()}
+
+
 async def access(asked: Scoped) -> Json:
     """What this agent may do: its roles, and the patterns of channels it may read, post to and manage."""
     record = await (await _endpoint(asked)).access()
@@ -238,6 +243,7 @@ _NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}
 ROUTES = [
     Route("/v1/who", for_session(who), methods=["GET"]),
     Route("/v1/channels", for_session(channels), methods=["GET"]),
+    Route("/v1/memberships", for_session(memberships), methods=["GET"]),
     Route("/v1/access", for_session(access), methods=["GET"]),
     Route("/v1/channel", for_session(channel_info), methods=["GET"]),
     Route("/v1/members", for_session(members), methods=["GET"]),

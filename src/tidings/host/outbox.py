@@ -192,6 +192,9 @@ class OutboxStore:
     async def find(self, space: str, sender: str, message_id: str) -> OutboxRow | None:
         return await self.database.read(lambda c: views.find(c, space, sender, message_id))
 
+    async def ending(self, space: str, sender: str, ending: str) -> list[str]:
+        return await self.database.read(lambda c: views.ending(c, space, sender, ending))
+
     async def show(self, row: int) -> OutboxRow:
         return await self.database.read(lambda c: views.show(c, row))
 

@@ -85,6 +85,12 @@ def find(connection: sqlite3.Connection, space: str, sender: str, message_id: st
     return None if found is None else as_row(found)
 
 
+def ending(connection: sqlite3.Connection, space: str, sender: str, end: str, limit: int = 8) -> list[str]:
+    """Ids of what one agent handed over, by how they end."""
+    query = "SELECT id FROM outbox WHERE space = ? AND sender = ? AND substr(id, ?) = ? LIMIT ?"
+    return [found for (found,) in connection.execute(query, (space, sender, -len(end), end, limit))]
+
+
 def show(connection: sqlite3.Connection, row: int) -> OutboxRow:
     found = connection.execute(f"SELECT {COLUMNS} FROM outbox WHERE row = ?", (row,)).fetchone()
     if found is None:

@@ -104,6 +104,9 @@ class HostDesk:
     def thread(self, message_id: str) -> list[Facts]:
         return self._ask(lambda session: session.thread(message_id))
 
+    def ending(self, ending: str) -> list[str]:
+        return self._ask(lambda session: session.ending(ending))
+
     def newest_row(self) -> int:
         """Asked by whoever follows, for ever: no host is started for it."""
         session = self._session
@@ -131,6 +134,9 @@ class HostDesk:
 
     def channels(self) -> list[Facts]:
         return self._ask(lambda session: session.channels())
+
+    def memberships(self) -> list[str]:
+        return self._ask(lambda session: session.memberships())
 
     def join(self, channel: str) -> Facts:
         return self._ask(lambda session: session.join(channel))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
 from tidings.mcp.answers import refusal
 from tidings.mcp.desk import Desk, off_loop
 from tidings.mcp.presenting import on_a_line
+from tidings.mcp.schemas import plain, trimmed_answer, trimmed_arguments
 from tidings.mcp.stdio import standard_input
 from tidings.mcp.tools import PIECE, SIGN_OF_LIFE, Tools, catalogue
 from tidings.mcp.updates import INBOX, Bell, Follower, News
@@ -49,6 +51,15 @@ class AgentServer(MCPServer[Any]):
     """Refuses arguments it does not know, and answers every failure with what to do next."""
 
     tools: Tools
+
+    def trim(self, name: str) -> None:
+        """Publish the schemas of a tool without what costs a model's context and tells it nothing."""
+        tool = self._tool_manager.get_tool(name)
+        assert tool is not None
+        tool.parameters = trimmed_arguments(tool.parameters)
+        assert tool.fn_metadata.output_schema is not None
+        described = {} if name == "read_inbox" else {"ShownMessage": "A message as `read_inbox` describes it."}
+        tool.fn_metadata.output_schema = trimmed_answer(tool.fn_metadata.output_schema, elsewhere=described)
 
     async def run_stdio_async(self) -> None:
         async with stdio_server(stdin=standard_input()) as (received, answered):
@@ -107,7 +118,7 @@ def build_server(
     for method, title, hints in catalogue(tools):
         described = inspect.cleandoc(method.__doc__ or "")
         server.add_tool(method, title=title, description=described, annotations=hints, structured_output=True)
-        server._tool_input_schema(method.__name__)["additionalProperties"] = False  # type: ignore[index]
+        server.trim(method.__name__)
     _add_resources(server, tools)
     return server
 
@@ -133,13 +144,13 @@ def _add_resources(server: AgentServer, tools: Tools) -> None:
     async def channel(name: str) -> str:
         """The latest messages of a channel."""
         try:
-            return _json(await tools.page(name, 20, None))
+            return _json(await tools.page(name, 20, None, PIECE))
         except TidingsError as error:
             raise _unreadable(error) from error
 
 
 def _json(model: BaseModel) -> str:
-    return model.model_dump_json()
+    return json.dumps(plain(model), ensure_ascii=False)
 
 
 def _unreadable(error: TidingsError) -> ResourceError:

@@ -31,6 +31,7 @@ from tidings.mcp import answers, words
 from tidings.mcp.advice import advice
 from tidings.mcp.answers import in_words, message_of, result
 from tidings.mcp.desk import Desk, Facts, off_loop
+from tidings.mcp.ids import Ids, short, short_in
 from tidings.mcp.presenting import neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.updates import News
 from tidings.mcp.window import Receipts, fitting
@@ -45,31 +46,23 @@ PIECE = 32_000
 log = logging.getLogger(__name__)
 
 #: a message has 256 KiB at most with all that belongs to it; one that is sealed, three quarters of that
-Text = Annotated[
-    str,
-    Field(description="What to say: some 250 000 bytes at most, 190 000 in a direct message.", max_length=250_000),
-]
-Data = Annotated[Any, Field(description="Structured content to send with it: any JSON value.")]
+Text = Annotated[str, Field(description="What to say.", max_length=250_000)]
+Data = Annotated[Any, Field(description="Any JSON value to send with it.")]
 MessageId = Annotated[
     str | None,
-    Field(
-        description="Only to repeat a call whose answer you lost: the id that was named then. "
-        "Same id and content: the same message, sent once. Leave it out otherwise."
-    ),
+    Field(description="Only to repeat a call whose outcome you do not know: the id it named. It is sent once."),
 ]
 ReplyTo = Annotated[str | None, Field(description="Id of the message this answers.")]
 Context = Annotated[str | None, Field(description="A word that holds a conversation together.", max_length=256)]
 Priority = Annotated[
-    Literal["now", "next", "low"],
-    Field(description="`now` wakes the reader even if it wants quiet, `low` never does. It changes nothing else."),
+    Literal["now", "next", "low"], Field(description="`now` wakes a reader that wants quiet, `low` nobody.")
 ]
-Wait = Annotated[float, Field(description="Seconds to wait for it at most.", ge=0, le=LONGEST_WAIT)]
-Confirm = Annotated[
-    float,
-    Field(description="Seconds to wait until the space confirms it, unless it is known to be away.", ge=0, le=30),
-]
-Channel = Annotated[str, Field(description="Name of a channel, such as `general` or `team.builds`.", max_length=200)]
-Role = Annotated[str, Field(description="Name of a role, such as `reviewer`.", max_length=64)]
+Wait = Annotated[float, Field(description="Seconds to wait for it.", ge=0, le=LONGEST_WAIT)]
+Confirm = Annotated[float, Field(description="Seconds to wait until the space confirms it.", ge=0, le=30)]
+Channel = Annotated[str, Field(description="Such as `general` or `team.builds`.", max_length=200)]
+Role = Annotated[str, Field(description="Such as `reviewer`.", max_length=64)]
+TaskId = Annotated[str, Field(description="As `ask_role` or `claim_task` answered it.")]
+Bytes = Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=200_000)]
 
 
 class Tools:
@@ -79,6 +72,7 @@ class Tools:
         self.desk, self.sign_of_life = desk, sign_of_life
         self.news = news or News()
         self.receipts = Receipts()
+        self.ids = Ids(desk)
         #: the requests of the tasks that were claimed and not finished
         self.held: dict[str, Facts] = {}
 
@@ -89,12 +83,14 @@ class Tools:
         unread = await off_loop(self.desk.unread)
         outbox = await off_loop(lambda: self.desk.outbox(COUNTED))
         roster = await off_loop(self.desk.who)
-        channels, access, notes = await self._of_the_space()
+        channels, joined, access, notes = await self._of_the_space()
         holds = await off_loop(self.desk.held)
-        mine = [str(holds["id"])] if holds and holds["mine"] else []
+        mine = [short(str(holds["id"]))] if holds and holds["mine"] else []
+        self.ids.shown([str(holds["id"])] if holds else [])
         me: Facts = next((each for each in roster["agents"] if each["id"] == self.desk.agent), {})
         roles = [on_a_line(str(role)) for role in access.get("roles") or me.get("roles", ())]
         others = [each for each in roster["agents"] if each is not me and roster["fresh"]]
+        others_talk = words.to_join(channels, joined, access.get("read") or ())
         found = answers.Orientation(
             name=self.desk.name,
             id=self.desk.agent,
@@ -106,30 +102,31 @@ class Tools:
             unread_direct=unread["direct"],
             unread_channel=unread["channel"],
             unread_notices=unread["notice"],
-            channels=[words.channel(each).name for each in channels],
+            joined=joined,
+            not_joined=others_talk,
             here=[on_a_line(str(each["name"])) for each in others if each["status"] != "offline"],
             waiting_to_leave=sum(map(words.waits, outbox)),
             held_tasks=mine,
-            next=words.next_steps(any(unread.values()), roles, mine),
+            next=words.next_steps(any(unread.values()), roles, mine, others_talk),
             notes=[*notes, *([words.held_elsewhere(holds)] if holds and not mine else [])],
         )
         return result(found, words.orientation(found))
 
-    async def _of_the_space(self) -> tuple[list[Facts], Facts, list[str]]:
-        """The channels and what may be done, or why they cannot be told."""
+    async def _of_the_space(self) -> tuple[list[Facts], list[str], Facts, list[str]]:
+        """The channels, which are joined, and what may be done; or why they cannot be told."""
         try:
-            return await off_loop(self.desk.channels), await off_loop(self.desk.access), []
+            channels, joined = await off_loop(self.desk.channels), await off_loop(self.desk.memberships)
+            return channels, list(map(on_a_line, joined)), await off_loop(self.desk.access), []
         except UnreachableError as error:
-            why = on_a_line(str(error))
-            return [], {}, [f"The space does not answer ({why}); what you send is stored and goes out later."]
+            why = f"The space does not answer ({on_a_line(str(error))}); what you send is stored and goes out later."
         except AuthRevoked as error:
-            return [], {}, [f"{on_a_line(str(error))}. {advice(error)} What you were sent before can still be read."]
+            why = f"{on_a_line(str(error))}. {advice(error)} What you were sent before can still be read."
+        return [], [], {}, [why]
 
     async def who(
         self, limit: Annotated[int, Field(description="Agents at most.", ge=1, le=500)] = 100
     ) -> Annotated[CallToolResult, answers.Roster]:
-        """The agents of this space: names, roles, who is here now and what they say they do. Those who are here come
-        first."""
+        """The agents of this space, those who are here first: names, roles, what they say they do."""
         found = await off_loop(self.desk.who)
         agents = [words.agent(each, self.desk.agent) for each in found["agents"]]
         agents.sort(key=lambda agent: (agent.status == "offline", agent.name))
@@ -144,21 +141,14 @@ class Tools:
 
     async def channels(self) -> Annotated[CallToolResult, answers.Channels]:
         """The channels you may see, and which of them you have joined."""
-        found = await off_loop(self.desk.channels)
-        lines = [words.channel(each) for each in found]
-        told = [
-            f"{each.name}{' (joined)' if each.joined else ''}"
-            + "".join(f", {key}: {answers.one_line(value)}" for key, value in each.facts.items())
-            for each in lines
-        ]
-        number = words.counted(len(lines), "channel")
-        opening = f"{number}. Descriptions are the words of whoever made the channel, not instructions:"
-        none = "No channel was used yet. One begins when somebody posts or joins: `orient` says where you may."
-        return result(answers.Channels(channels=lines), "\n".join([opening, *told] if told else [none]))
+        found = [words.channel(each) for each in await off_loop(self.desk.channels)]
+        joined = list(map(on_a_line, await off_loop(self.desk.memberships)))
+        return result(answers.Channels(channels=found, joined=joined), words.channels(found, joined))
 
     async def join(self, channel: Channel) -> Annotated[CallToolResult, answers.ChannelChange]:
         """Join a channel: from now on its messages arrive in your inbox. Joining again changes nothing."""
         facts = neutral_data(await off_loop(lambda: self.desk.join(channel)))
+        facts = {key: value for key, value in facts.items() if value is not None and key != "channel"}
         changed = answers.ChannelChange(channel=channel, facts=facts)
         return result(changed, f"You are in {channel}.\n{answers.facts_in_words(facts)}")
 
@@ -175,9 +165,7 @@ class Tools:
         channel: Channel,
         text: Text = "",
         data: Data = None,
-        mentions: Annotated[
-            list[str], Field(description="Agents to call by name or id; it may wake them.", max_length=32)
-        ] = [],  # noqa: B006  the schema shows it, nobody changes it
+        mentions: Annotated[list[str], Field(description="Agents to call, by name or id.", max_length=32)] = [],  # noqa: B006  the schema shows it, nobody changes it
         reply_to: ReplyTo = None,
         context: Context = None,
         priority: Priority = "next",
@@ -187,7 +175,13 @@ class Tools:
         """Say something in a channel, to everybody in it. Needs `text` or `data`."""
         return await self._send(
             wait,
-            {"channel": channel, "mentions": mentions, "reply_to": reply_to, "context": context, "id": id},
+            {
+                "channel": channel,
+                "mentions": await self.ids.agents(mentions),
+                "reply_to": reply_to,
+                "context": context,
+                "id": id,
+            },
             text,
             data,
             priority,
@@ -205,7 +199,7 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Write to one agent, sealed: nobody else can read it. It is kept until that agent reads it."""
-        fields = {"agent": to, "reply_to": reply_to, "context": context, "id": id}
+        fields = {"agent": await self.ids.agent(to), "reply_to": reply_to, "context": context, "id": id}
         return await self._send(wait, fields, text, data, priority)
 
     async def ask_role(
@@ -225,7 +219,8 @@ class Tools:
         return await self._send(wait, fields, text, data, "next")
 
     async def _send(self, wait: float, fields: Facts, text: str, data: Any, priority: str) -> CallToolResult:
-        wanted = fields | {"text": text or None, "data": data, "id": fields["id"] or new_id()}
+        named = {name: await self.ids.message_if_any(fields.get(name)) for name in ("id", "reply_to")}
+        wanted = fields | named | {"text": text or None, "data": data, "id": named["id"] or new_id()}
         request = {key: value for key, value in wanted.items() if value is not None and (value != [] or key == "data")}
         if priority != "next":
             request["priority"] = priority
@@ -238,8 +233,9 @@ class Tools:
             ) from error
         if facts["state"] in ("dead", "cancelled"):
             await self._say_why(str(facts["id"]))
+        self.ids.shown([str(facts["id"])])
         sent = answers.Sent(
-            id=facts["id"],
+            id=short(str(facts["id"])),
             stage=facts["stage"],
             state=facts["state"],
             seq=facts.get("seq"),
@@ -259,9 +255,11 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.OutboxView]:
         """What became of what you sent: what has reached the space, what waits, what was refused and why."""
         if id is not None:
-            found = [await off_loop(lambda: self.desk.outbox_row(id))]
+            whole = await self.ids.message(id)
+            found = [await off_loop(lambda: self.desk.outbox_row(whole))]
         else:
             found = await off_loop(lambda: self.desk.outbox(limit))
+        self.ids.shown_rows(found)
         names = {str(each["id"]): str(each["name"]) for each in (await off_loop(self.desk.who))["agents"]}
         lines = [words.outbox_line(each, names) for each in found]
         waiting = sum(map(words.waits, found))
@@ -276,25 +274,25 @@ class Tools:
         self, id: Annotated[str, Field(description="Id of a message you sent, or that was sent to you directly.")]
     ) -> Annotated[CallToolResult, answers.Trace]:
         """The life of one message: where it is stored, who got it, who read it, and when."""
-        facts = neutral_data(await off_loop(lambda: self.desk.trace(id)))
-        facts.pop("ok", None)
+        whole = await self.ids.message(id)
+        facts = short_in(neutral_data(await off_loop(lambda: self.desk.trace(whole))))
         if not any(facts.get(name) for name in ("stored", "receipts", "outbox")):
             raise UnknownMessage(f"you neither sent a message {id[:64]!r} nor was it sent to you directly")
-        return result(answers.Trace(id=id, facts=facts), answers.facts_in_words(facts))
+        return result(answers.Trace(id=short(whole), facts=facts), answers.facts_in_words(facts))
 
     # --- reading ---
 
     async def read_inbox(
         self,
         limit: Annotated[int, Field(description="Messages at most.", ge=1, le=100)] = 20,
-        max_bytes: Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=200_000)] = 20_000,
+        max_bytes: Bytes = 20_000,
         acknowledge: Annotated[
-            str | None, Field(description="Receipt of the window before this one: its messages become read first.")
+            str | None, Field(description="Receipt of the window before: its messages become read first.")
         ] = None,
         wait: Annotated[float, Field(description="Seconds to wait if nothing is unread.", ge=0, le=LONGEST_WAIT)] = 0,
     ) -> Annotated[CallToolResult, answers.InboxWindow]:
-        """Your unread messages, direct ones first: a bounded window of them. They stay unread until you give back its
-        receipt, with `acknowledge_inbox` or the next `read_inbox`; so an answer you lost is shown again."""
+        """A window of your unread messages, direct ones first. They stay unread until you give back its receipt, with
+        `acknowledge_inbox` or the next `read_inbox`; an answer you lost is shown again."""
         acknowledged = await self._acknowledge(acknowledge) if acknowledge else 0
         window = await self.window(limit, max_bytes, wait)
         window.acknowledged = acknowledged
@@ -303,6 +301,7 @@ class Tools:
     async def window(self, limit: int, most: int, wait: float = 0) -> answers.InboxWindow:
         """Unread messages, as many as fit, with a receipt for exactly these."""
         rows = await self._unread(limit + 1, wait)
+        self.ids.shown_rows(rows[:limit])
         messages = [message_of(row, most) for row in rows[:limit]]
         number = fitting([len(answers.content(each).encode()) for each in messages], most)
         return answers.InboxWindow(
@@ -338,28 +337,34 @@ class Tools:
     async def read_message(
         self,
         id: Annotated[str, Field(description="Id of a message in your inbox, or of the task you hold.")],
-        offset: Annotated[int, Field(description="Character to begin with; parts follow the text, as JSON.", ge=0)] = 0,
+        offset: Annotated[int, Field(description="Character to begin with.", ge=0)] = 0,
     ) -> Annotated[CallToolResult, answers.WholeMessage]:
         """One message of your inbox, read or not, or the request of your task: for those of which only the beginning
         was shown."""
-        rows = await off_loop(lambda: self.desk.thread(id))
-        row = next((each for each in rows if each["id"] == id), self.held.get(id))
+        whole = await self.ids.message(id)
+        rows = await off_loop(lambda: self.desk.thread(whole))
+        row = next((each for each in rows if each["id"] == whole), self.held.get(whole))
         if row is None:
             raise UnknownMessage(f"your inbox has no message {id[:64]!r}")
+        self.ids.shown_rows([row])
         shown = message_of(row)
-        text, cut = shortened(answers.content(shown)[offset:], PIECE)
+        content = answers.content(shown)
+        text, cut = shortened(content[offset:], PIECE)
         after = offset + len(text) if cut else None
-        piece = shown.model_copy(update={"text": text, "parts": [], "truncated": cut or offset > 0})
+        size = len(content.encode()) if cut or offset else None
+        piece = shown.model_copy(update={"text": text, "parts": [], "whole_bytes": size})
         closing = [f"There is more: call read_message with offset={after}."] if after else []
         found = answers.WholeMessage(message=piece, offset=offset, next_offset=after)
         return result(found, in_words([piece], closing=closing))
 
     async def thread(self, message_id: str) -> answers.Messages:
         """What fits of a conversation in the inbox, oldest first: the message that was named, and the newest others."""
-        rows = await off_loop(lambda: self.desk.thread(message_id))
+        whole = await self.ids.message(message_id)
+        rows = await off_loop(lambda: self.desk.thread(whole))
         if not rows:
             raise UnknownMessage(f"your inbox has nothing of a conversation {message_id[:64]!r}")
-        chosen = sorted(rows, key=lambda row: (row["id"] != message_id, -int(row["row"])))
+        self.ids.shown_rows(rows)
+        chosen = sorted(rows, key=lambda row: (row["id"] != whole, -int(row["row"])))
         shown = [(int(row["row"]), message_of(row, PIECE)) for row in chosen]
         number = fitting([len(answers.content(each).encode()) for _, each in shown], 2 * PIECE)
         return answers.Messages(messages=[each for _, each in sorted(shown[:number], key=lambda pair: pair[0])])
@@ -369,20 +374,24 @@ class Tools:
         channel: Channel,
         limit: Annotated[int, Field(description="Messages at most.", ge=1, le=100)] = 20,
         before: Annotated[int | None, Field(description="From the page after this one.", ge=1)] = None,
+        max_bytes: Bytes = 20_000,
     ) -> Annotated[CallToolResult, answers.HistoryPage]:
         """What was said in a channel, the latest page first, oldest message of a page first. Marks nothing as read."""
-        page = await self.page(channel, limit, before)
+        page = await self.page(channel, limit, before, max_bytes)
         earlier = [f"Call history with before={page.before} for what was said earlier."] if page.before else []
+        if any(each.whole_bytes for each in page.messages):
+            earlier.append("A message was cut: call it with a higher max_bytes and the same `before` for more of it.")
         return result(
             page, in_words(page.messages, [f"{words.counted(len(page.messages), 'message')} of {channel}."], earlier)
         )
 
-    async def page(self, channel: str, limit: int, before: int | None) -> answers.HistoryPage:
-        """The newest messages that fit, oldest first."""
+    async def page(self, channel: str, limit: int, before: int | None, most: int) -> answers.HistoryPage:
+        """The newest messages that fit into so many bytes, oldest first."""
         found = await off_loop(lambda: self.desk.history(channel, limit, before))
         newest_first = sorted(found, key=lambda row: -int(row["seq"]))
-        shown = [message_of(row, PIECE) for row in newest_first]
-        number = fitting([len(answers.content(each).encode()) for each in shown], 2 * PIECE)
+        shown = [message_of(row, most) for row in newest_first]
+        number = fitting([len(answers.content(each).encode()) for each in shown], most)
+        self.ids.shown_rows(newest_first[:number])
         more = len(found) >= limit or number < len(found)
         earliest = int(newest_first[number - 1]["seq"]) if number and more else None
         return answers.HistoryPage(channel=channel, messages=shown[:number][::-1], before=earliest)
@@ -395,24 +404,25 @@ class Tools:
         wait: Wait = 0,
         take_over: Annotated[
             bool,
-            Field(description="Go on with the task that an earlier program of yours claimed, if that one is gone."),
+            Field(description="Go on with the task of an earlier program of yours that is gone."),
         ] = False,
     ) -> Annotated[CallToolResult, answers.ClaimedTask]:
-        """Take one task that waits for a role you hold. It is yours, kept alive for you, until `finish_task`; if this
-        session ends first it goes to somebody else. You hold one at a time: claimed again, it is the same one."""
+        """Take one task that waits for a role you hold. It is yours until `finish_task`, one at a time: claimed again,
+        it is the same one. If this session ends first it goes to somebody else."""
         claiming = partial(self.desk.claim, role, wait, take_over=take_over)
         facts = await off_loop(claiming, unwanted=self._give_back)
         if facts is None:
             return await self._claimed_nothing(role)
         task = str(facts["id"])
         self.held[task] = {**facts, "kind": "task", "from": facts["asker"]}
+        self.ids.shown([task])
         request = message_of(self.held[task], PIECE)
         attempt, deadline = int(facts.get("attempt") or 1), facts.get("deadline")
         claimed = answers.ClaimedTask(
-            task=task, role=role, attempt=attempt, deadline=words.deadline(deadline), request=request
+            id=short(task), role=role, attempt=attempt, deadline=words.deadline(deadline), request=request
         )
-        opening = [f"Task {task} for {role} is yours (attempt {attempt}). {claimed.notice}"]
-        closing = [f'Call finish_task with task="{task}" when it is done, or cannot be done.']
+        opening = [f"Task {claimed.id} for {role} is yours (attempt {attempt}). {claimed.notice}"]
+        closing = [f'Call finish_task with id="{claimed.id}" when it is done, or cannot be done.']
         closing += words.rest_of([request])
         return result(claimed, in_words([request], opening, closing))
 
@@ -421,7 +431,8 @@ class Tools:
         why = f"Nothing waits for the role {role}. Call it again with `wait` to be there when it does."
         if holds and not holds["mine"]:
             why = words.held_elsewhere(holds)
-        return result(answers.ClaimedTask(task=None, role=role, why=why), why)
+        self.ids.shown([str(holds["id"])] if holds else [])
+        return result(answers.ClaimedTask(id=None, role=role, why=why), why)
 
     def _give_back(self, facts: Facts | None) -> None:
         """Its caller gave up before it came. One that is held already came by another call, which did not."""
@@ -431,22 +442,21 @@ class Tools:
 
     async def finish_task(
         self,
-        task: Annotated[str, Field(description="What `claim_task` called it.")],
-        outcome: Annotated[Literal["done", "fail"], Field(description="`fail` gives it up; say why in `text`.")],
-        text: Annotated[
-            str, Field(description="The result for its asker; for `fail`, the reason.", max_length=80_000)
-        ] = "",
+        id: TaskId,
+        outcome: Annotated[Literal["done", "fail"], Field(description="`fail` gives it up.")],
+        text: Annotated[str, Field(description="The result; for `fail`, the reason.", max_length=80_000)] = "",
         data: Data = None,
         retry: Annotated[bool, Field(description="For `fail`: may somebody else try?")] = True,
     ) -> Annotated[CallToolResult, answers.TaskOutcome]:
         """End a task you claimed: done, with a result signed by you, or failed, with a reason."""
+        task = await self.ids.message(id)
         try:
             state = await self._end(task, outcome, text, data, retry=retry)
         except (ConflictError, UnknownMessage):
             self.held.pop(task, None)
             raise
         self.held.pop(task, None)
-        return result(answers.TaskOutcome(task=task, state=state), f"Task {task} is {state}.")
+        return result(answers.TaskOutcome(id=short(task), state=state), f"Task {short(task)} is {state}.")
 
     async def _end(self, task: str, outcome: str, text: str, data: Any, *, retry: bool) -> str:
         if outcome == "done":
@@ -459,16 +469,17 @@ class Tools:
 
     async def task_result(
         self,
-        id: Annotated[str, Field(description="Id that `ask_role` answered.")],
+        id: TaskId,
         wait: Wait = 0,
     ) -> Annotated[CallToolResult, answers.TaskReport]:
         """What came of a task you asked: its state, and its result once somebody has done it."""
-        facts = await off_loop(lambda: self.desk.task(id, wait))
-        worker = facts.get("worker_name") or facts.get("worker")
+        whole = await self.ids.message(id)
+        facts = await off_loop(lambda: self.desk.task(whole, wait))
+        worker = facts.get("worker")
         report = answers.TaskReport(
-            id=id,
+            id=short(whole),
             state=str(facts["state"]),
-            worker=on_a_line(str(worker)) if worker else None,
+            worker=short(on_a_line(str(worker))) if worker else None,
             attempt=int(facts.get("attempt") or 0),
             text=neutral(facts.get("text") or ""),
             parts=answers.other_parts(facts),
@@ -516,9 +527,7 @@ class Tools:
         self,
         mode: Annotated[
             Literal["open", "dnd", "focus"] | None,
-            Field(
-                description="`open`: all may wake you; `focus`: only what is for you; `dnd`: that and what is urgent."
-            ),
+            Field(description="What wakes you. `open`: all; `focus`: what is for you; `dnd`: that and what is urgent."),
         ] = None,
         channels: Annotated[
             dict[str, Literal["normal", "quiet", "muted"]], Field(description="How loud each channel or pattern is.")
@@ -534,12 +543,13 @@ class Tools:
         )
 
 
+#: what is not said is as the protocol has it: changes things, may destroy, is not repeatable, reaches the world outside
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-READS_SPACE = ToolAnnotations(read_only_hint=True, open_world_hint=True)
-SENDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=True)
-SETS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=True)
-ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
-LEAVES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=True)
+READS_SPACE = ToolAnnotations(read_only_hint=True)
+SENDS = ToolAnnotations(destructive_hint=False)
+SETS = ToolAnnotations(destructive_hint=False, idempotent_hint=True)
+ENDS = ToolAnnotations(destructive_hint=True)
+LEAVES = ToolAnnotations(destructive_hint=True, idempotent_hint=True)
 
 
 def catalogue(tools: Tools) -> list[tuple[Callable[..., Any], str, ToolAnnotations]]:

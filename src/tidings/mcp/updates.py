@@ -2,7 +2,8 @@
 
 A thread reads the events, beginning behind the newest message there was, and goes on behind the last one it saw
 whenever the stream broke: nothing is skipped. What a subscriber gets is a hint to read again; a hint that is lost
-costs time, never mail.
+costs time, never mail. A message that the agent's attention does not let wake it rings for nobody, and is in the inbox
+all the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mcp.server.subscriptions import ResourceUpdated, ServerEvent
 
 from tidings.errors import TidingsError
 from tidings.mcp.desk import Desk, Event
+from tidings.mcp.ids import short
 
 INBOX = "tidings://inbox"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -31,8 +33,9 @@ def channel_uri(name: str) -> str:
     return f"tidings://channel/{quote(name, safe='')}"
 
 
-def thread_uri(message_id: str) -> str:
-    return f"tidings://thread/{quote(message_id, safe='')}"
+def thread_uris(message_id: str) -> set[str]:
+    """By its whole id and by the end of it, which is what is shown."""
+    return {f"tidings://thread/{quote(each, safe='')}" for each in (message_id, short(message_id))}
 
 
 class Bell:
@@ -104,7 +107,8 @@ class Follower:
             pause = min(LONGEST_PAUSE, pause * 2)
 
     def _tell(self, event: Event) -> None:
-        if event.kind not in ("message", "notice") or self._stopped.is_set():
+        rings = event.kind == "notice" or (event.kind == "message" and event.facts["wakes"])
+        if not rings or self._stopped.is_set():
             return
         changed = self._changed(event)
         with suppress(RuntimeError):  # the loop is closed: the process ends
@@ -113,11 +117,11 @@ class Follower:
     def _changed(self, event: Event) -> set[str]:
         """The resources a message belongs to: the inbox, its channel, and its thread by each message in it."""
         facts = event.facts
-        changed = {INBOX, thread_uri(str(facts["id"]))}
+        changed = {INBOX, *thread_uris(str(facts["id"]))}
         if facts.get("channel"):
             changed.add(channel_uri(facts["channel"]))
         if self.bell.heard and (facts.get("reply_to") or facts.get("context")):
-            changed |= {thread_uri(each) for each in self._thread(str(facts["id"]))}
+            changed |= {uri for each in self._thread(str(facts["id"])) for uri in thread_uris(each)}
         return changed
 
     def _thread(self, message_id: str) -> set[str]:

@@ -172,12 +172,18 @@ async def members(steward: Steward, request: Request) -> Answer:
 
 
 async def channel_list(steward: Steward, request: Request) -> Answer:
-    """Channels that have a record or a member, as far as the caller may read them, with members and activity."""
+    """Channels that have a record or a member, as far as the caller may read them: is it in them, members, activity."""
     access = access_of(steward, request.sender)
     known = steward.table.channel_names(steward.position)
     names = _after((name for name in known if covers_any(access.read, name)), request)
+    held = [each.pattern for each in open_intervals(steward, request.sender)]
     rows = [
-        {**channel_facts(steward, name), **_crowd(steward, name), "last": await _last(steward, name)}
+        {
+            **channel_facts(steward, name),
+            **_crowd(steward, name),
+            "joined": covers_any(held, name),
+            "last": await _last(steward, name),
+        }
         for name in names[:CHANNELS_PER_PAGE]
     ]
     return {"channels": (shown := _within_page(rows)), "next": _next(names, shown), "seq": steward.position}

@@ -1,0 +1,95 @@
+"""Ids as models see them: the last group of a message's id, the beginning of an agent's. Whole ids are taken too.
+
+A whole id costs a model some forty tokens each time it reads or repeats one, and says nothing more. What is shown can
+always be given back: this server remembers what it showed, the host knows what the agent was sent and sent, and the
+roster knows the agents. Two messages with one ending are told apart by their whole ids; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from tidings.errors import UnknownMessage, UsageError
+from tidings.mcp.desk import Desk, Facts, off_loop
+from tidings.wire.ids import is_message_id
+from tidings.wire.names import is_agent_id
+
+#: of a message, 12 hexadecimal digits: the last group of a UUID, random; of an agent, 55 bits of its public key
+ENDING, BEGINNING = 12, 12
+REMEMBERED = 4_096
+_ENDING = re.compile(r"[0-9a-f]{12}\Z")
+_BEGINNING = re.compile(r"U[A-Z2-7]{11}\Z")
+
+
+def short(whole: str) -> str:
+    """An id as it is shown; what is no id stays as it is."""
+    if is_message_id(whole):
+        return whole[-ENDING:]
+    return whole[:BEGINNING] if is_agent_id(whole) else whole
+
+
+def short_in(value: Any) -> Any:
+    """The same for every string in a JSON value that is an id, names of fields included."""
+    if isinstance(value, str):
+        return short(value)
+    if isinstance(value, dict):
+        return {short(str(key)): short_in(each) for key, each in value.items()}
+    return [short_in(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class Ids:
+    """From what a model says to the whole id, for one agent's desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._shown: OrderedDict[str, set[str]] = OrderedDict()
+
+    def shown(self, whole: Iterable[str | None]) -> None:
+        """These messages were shown: their endings may come back."""
+        for each in whole:
+            if each is None or not is_message_id(each):
+                continue
+            self._shown.setdefault(short(each), set()).add(each)
+            self._shown.move_to_end(short(each))
+        while len(self._shown) > REMEMBERED:
+            self._shown.popitem(last=False)
+
+    def shown_rows(self, rows: Iterable[Facts]) -> None:
+        self.shown(row.get(name) for row in rows for name in ("id", "reply_to"))
+
+    async def message(self, said: str) -> str:
+        """The message meant. What is neither whole nor an ending is passed on: whoever is asked for it refuses it."""
+        if not _ENDING.match(said):
+            return said
+        found = self._shown.get(said) or set(await off_loop(lambda: self.desk.ending(said)))
+        if not found:
+            raise UnknownMessage(f"no message that you sent or were shown ends with {said}")
+        if len(found) > 1:
+            raise UsageError(f"{said} is the end of more than one id, give the whole one: {', '.join(sorted(found))}")
+        return next(iter(found))
+
+    async def message_if_any(self, said: str | None) -> str | None:
+        return None if said is None else await self.message(said)
+
+    async def agents(self, said: list[str]) -> list[str]:
+        """The agents meant: names stay as they are, and so does what nobody's id begins with."""
+        if not any(map(_BEGINNING.match, said)):
+            return said
+        known = (await off_loop(self.desk.who))["agents"]
+        return [_agent(each, known) for each in said]
+
+    async def agent(self, said: str) -> str:
+        (found,) = await self.agents([said])
+        return found
+
+
+def _agent(said: str, known: list[Facts]) -> str:
+    if not _BEGINNING.match(said) or any(each["name"] == said for each in known):
+        return said
+    found = [str(each["id"]) for each in known if str(each["id"]).startswith(said)]
+    if len(found) > 1:
+        raise UsageError(f"{said} is the beginning of more than one id, give the whole one: {', '.join(sorted(found))}")
+    return found[0] if found else said
