@@ -142,7 +142,7 @@ async def test_the_next_server_of_an_agent_sees_the_task_of_a_killed_one_and_can
             found = await again("claim_task", role="reviewer", take_over=True)
             assert (found["id"], found["request"]["text"]) == (short(task), "look")
             work.pass_time(SILENCE - 1)
-            assert (await again("orient"))["held_tasks"] == [task]
+            assert (await again("orient"))["held_tasks"] == [short(task)]
             await again("finish_task", id=task, outcome="done", text="looked")
         assert (await asyncio.to_thread(work.ada.task, task, 15))["text"] == "looked"
 
