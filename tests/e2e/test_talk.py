@@ -62,7 +62,7 @@ def test_one_agent_writes_to_another_and_can_tell_what_became_of_it(terminal: Te
     read = lines(terminal.run("inbox", "--as", "bob", "--json").stdout)
     assert [(each["kind"], each["text"]) for each in read] == [("direct", "hello")]
     waited = terminal.run("dm", "bob", "again", "--wait", "read", "--seconds", "0.2")
-    assert (waited.returncode, "not read after 0.2 s" in waited.stderr) == (0, True)
+    assert (waited.returncode, waited.stdout, "not read, after 0.2 s" in waited.stderr) == (1, "", True)
     assert lines(terminal.run("inbox", "--as", "bob", "--json").stdout)
     assert "is empty" in terminal.run("inbox", "--as", "bob", "--wait", "0.5").stderr
     trace = json.loads(terminal.run("trace", sent["id"], "--json").stdout)

@@ -6,6 +6,8 @@ import platform
 from importlib.metadata import version as installed
 from typing import Any
 
+import typer
+
 from tidings import __version__
 from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
@@ -36,6 +38,13 @@ def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
     rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
     output.table(("setting", "value", "source", "meaning"), rows, empty="")
     output.hint("tidings doctor")
+
+
+def print_version(wanted: bool) -> None:
+    """`tidings --version`; `tidings version` tells more."""
+    if wanted:
+        output.line(f"tidings {__version__}")
+        raise typer.Exit
 
 
 def version(as_json: JsonOption = False) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
-from tidings.errors import UsageError
+from tidings.errors import ConflictError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
@@ -321,6 +321,47 @@ def rotate(name: NameArgument, space: SpaceOption = None, home: HomeOption = Non
     output.say(f"agent {name} has a new key; the old one is cut")
     output.line(granted.row.id)
     output.hint(f"tidings agent export {name} --output {name}.tidings.json")
+
+
+@app.command("import")
+def import_agent(
+    file: Annotated[Path, typer.Argument(help="Bundle, written by `tidings agent export`.", metavar="FILE")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take an agent that was exported elsewhere: from then on commands, the host and MCP can be it, under its name.
+
+    The file is copied into the home (0600); remove the original if nobody else needs it. Importing a bundle of the same
+    agent again replaces the copy.
+
+    Examples:
+
+      tidings agent import ada.tidings.json
+
+      tidings who --space main --as ada
+    """
+    from tidings.broker.private_files import private_dir, read_private, write_private
+    from tidings.endpoint.identity import bundle_identity
+
+    found = bundle_identity(file.absolute())
+    where = place(found.subjects.space, home, found.name)
+    if where.home.exists and where.home.read_info().id != found.space_id:
+        raise ConflictError(f"this home has another space {where.home.name}: import {file} into another one (--home)")
+    if where.home.agent_creds(found.name).exists():
+        raise ConflictError(f"agent {found.name} of space {where.home.name} is in this home already")
+    kept = where.home.imported(found.name)
+    if kept.exists() and bundle_identity(kept).space_id != found.space_id:
+        raise ConflictError(f"{kept} is of another space that is called {where.home.name}: remove it first")
+    for folder in (where.home.home, kept.parent.parent, kept.parent):
+        private_dir(folder)
+    write_private(kept, read_private(file.absolute()))
+    facts = {"name": found.name, "id": found.id, "space": where.home.name, "space_id": found.space_id, "url": found.url}
+    if as_json:
+        output.data({**facts, "bundle": str(kept)})
+        return
+    output.say(f"agent {found.name} of space {where.home.name} ({found.url}) can be used here")
+    output.line(found.id)
+    output.hint(f"tidings who --space {where.home.name} --as {found.name}")
 
 
 @app.command("export")

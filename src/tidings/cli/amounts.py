@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 from tidings.errors import UsageError
 
@@ -12,6 +13,18 @@ _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KiB": 2**10, "MiB": 2**20,
 
 def seconds(name: str, text: str) -> int:
     return _amount(name, text, _SECONDS, "a time such as 3600, 90m, 12h or 7d")
+
+
+def moment(name: str, text: str) -> datetime:
+    """A point in time: so long ago, or a date with or without a time, in the zone of this machine unless told."""
+    if re.fullmatch(r"\d+[a-z]*", text):
+        return datetime.now(UTC) - timedelta(seconds=seconds(name, text))
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"{name}={text!r} is neither a time ago such as 90m or 7d nor one such as 2026-11-16T09:00"
+        ) from None
 
 
 def byte_count(name: str, text: str) -> int:

@@ -11,6 +11,7 @@ from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, p
 from tidings.cli.talk import ask_space
 from tidings.cli.through_host import DirectOption
 from tidings.errors import UsageError
+from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -61,7 +62,7 @@ def attention(
         raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
     where = place(space, home, acting_as)
     wanted: dict[str, Any] = {} if mode is None else {"mode": mode}
-    wanted |= {} if channel is None else {"channels": {channel[0]: channel[1]}}
+    wanted |= {} if channel is None else {"channels": {unmarked(channel[0]): channel[1]}}
 
     async def directly(endpoint: Endpoint) -> dict[str, Any]:
         do = "set" if wanted else "get"

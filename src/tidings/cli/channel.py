@@ -9,7 +9,7 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.amounts import seconds
-from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, YesOption, place
 from tidings.cli.talk import ask_space, endpoint_at, printable
 from tidings.cli.through_host import DirectOption
 from tidings.errors import UsageError
@@ -149,6 +149,47 @@ def members(
         return
     output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
     output.hint("tidings who" if found else f"tidings join {channel}")
+
+
+@app.command("remove")
+def remove(
+    channel: ChannelArgument,
+    yes: YesOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget the settings of a channel, and do not list it any more. Needs a `manage` pattern that covers it.
+
+    What was said stays, and so do members: as long as somebody is in it, it is listed. Where only listed channels may
+    be used (`tidings space set channels=listed`) nobody can post to it from then on.
+
+    Example:
+
+      tidings channels remove old-news --yes
+    """
+    where = place(space, home, acting_as)
+    if not yes and not typer.confirm(f"Forget the settings of {channel} in {where.home.name}?", err=True):
+        raise typer.Exit(1)
+    nothing: dict[str, Any] = {
+        "class": None,
+        "replay": None,
+        "replay_window": None,
+        "description": "",
+        "instructions": "",
+    }
+
+    async def act() -> dict[str, Any]:
+        async with endpoint_at(where) as endpoint:
+            return await endpoint.link.call("channel", "set", channel=channel, listed=False, **nothing)
+
+    facts = asyncio.run(act())
+    if as_json:
+        output.data({"channel": channel, "seq": facts["seq"]})
+        return
+    output.say(f"channel {channel} has no settings from sequence {facts['seq']} on")
+    output.hint("tidings channels list")
 
 
 @app.command("set")

@@ -15,6 +15,7 @@ from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, P
 from tidings.cli.talk import endpoint_at, printable, show_message, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
 from tidings.errors import HostUnreachable, UsageError
+from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.host.client import Session
@@ -34,7 +35,8 @@ def inbox(
         str | None, typer.Option("--from", help="Only of this agent.", autocompletion=completion.agents)
     ] = None,
     channel: Annotated[
-        str | None, typer.Option("--channel", help="Only of this channel.", autocompletion=completion.channels)
+        str | None,
+        typer.Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
     ] = None,
     search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,

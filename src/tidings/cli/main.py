@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +41,17 @@ app = typer.Typer(
     help="A durable message mesh for AI agents.",
     epilog="Start with `tidings up`, then `tidings agent add NAME`; `tidings demo` shows it all.",
 )
+
+
+@app.callback()
+def everything(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
+    ] = False,
+) -> None:
+    pass
+
+
 for each in (
     running.up,
     running.down,
@@ -54,8 +65,10 @@ for each in (
     people.who,
     people.dm,
     people.trace,
+    people.set_status,
     attention.attention,
     tasks.ask,
+    tasks.result,
     work.work,
     about.config,
     about.version,

@@ -31,6 +31,10 @@ def mcp(
     ] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="Be the agent of this file, written by `agent export`.", metavar="FILE"),
+    ] = None,
     session_file: Annotated[
         Path | None,
         typer.Option("--session-file", help="Use the session in this file, and leave it open.", metavar="FILE"),
@@ -46,6 +50,8 @@ def mcp(
       tidings mcp --agent ada
 
       tidings mcp --agent ada --space lab
+
+      tidings mcp --bundle ada.tidings.json
     """
     try:
         from tidings.mcp.host_desk import HostDesk
@@ -54,9 +60,14 @@ def mcp(
         raise PrerequisiteMissing(f"{error.name} is not installed: pip install 'tidings[host,mcp]'") from error
     logging.basicConfig(level=logging.WARNING, format="tidings mcp: %(message)s", stream=sys.stderr)
     where = place(space, home, agent)
+    if bundle is not None and (session_file is not None or agent is not None or space is not None):
+        raise UsageError(
+            "--bundle says which agent of which space it is: give it without --agent, --space, --session-file"
+        )
     if session_file is None:
-        asyncio.run(_identity(where))  # an agent that is not there is found before a host is started for it
-        desk = HostDesk(lambda: running_host(where), lambda host: _session(host, where))
+        # an agent that is not there is found before a host is started for it
+        asyncio.run(_identity(where, bundle))
+        desk = HostDesk(lambda: running_host(where), lambda host: _session(host, where, bundle))
     else:
         desk = HostDesk(lambda: running_host(where), lambda _: _borrowed(session_file, where, agent), borrowed=True)
     output.say(f"tidings mcp: {desk.name} in {desk.space}")
@@ -98,14 +109,14 @@ def _start_host(home: Path) -> bool:
     return started.returncode == 0
 
 
-async def _identity(where: Place) -> Identity:
-    from tidings.endpoint.identity import local_identity
+async def _identity(where: Place, bundle: Path | None = None) -> Identity:
+    from tidings.endpoint.identity import bundle_identity, local_identity
 
-    return await local_identity(where.home, where.agent)
+    return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
 
 
-def _session(host: HostClient, where: Place) -> Session:
-    return host.session(asyncio.run(_identity(where)), receive=True, program="mcp")
+def _session(host: HostClient, where: Place, bundle: Path | None = None) -> Session:
+    return host.session(asyncio.run(_identity(where, bundle)), receive=True, program="mcp")
 
 
 def _borrowed(path: Path, where: Place, agent: str | None) -> Session:

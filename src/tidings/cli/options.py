@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidings.cli import completion, output
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
+from tidings.wire.names import unmarked
+
+if TYPE_CHECKING:
+    from tidings.endpoint.identity import Identity
 
 PRIORITIES = ("now", "next", "low")
 
@@ -26,7 +30,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 CountOption = Annotated[int, typer.Option("-n", "--count", help="At most this many.")]
 
-ChannelArgument = Annotated[str, typer.Argument(help="Channel.", metavar="CHANNEL", autocompletion=completion.channels)]
+ChannelArgument = Annotated[
+    str, typer.Argument(help="Channel.", metavar="CHANNEL", autocompletion=completion.channels, callback=unmarked)
+]
 AgentArgument = Annotated[
     str, typer.Argument(help="Agent, by name or id.", metavar="AGENT", autocompletion=completion.agents)
 ]
@@ -51,6 +57,34 @@ class Place:
     @property
     def agent(self) -> str:
         return self.settings["as"]
+
+    def check(self) -> None:
+        """Is there anything to talk to: a space of this home, or an agent of one elsewhere?"""
+        if self._imported() is None:
+            self.home.read_info()
+
+    @property
+    def space_id(self) -> str:
+        imported = self._imported()
+        return imported.space_id if imported else self.home.read_info().id
+
+    @property
+    def agent_id(self) -> str | None:
+        """Whose key is on disk: a name that was added again is another agent."""
+        if (imported := self._imported()) is not None:
+            return imported.id
+        from tidings.broker import jwt
+        from tidings.broker.private_files import read_private
+
+        path = self.home.agent_creds(self.agent)
+        return jwt.split_credentials(read_private(path))[1].id if path.exists() else None
+
+    def _imported(self) -> Identity | None:
+        if not self.home.imported(self.agent).exists():
+            return None
+        from tidings.endpoint.identity import imported_identity
+
+        return imported_identity(self.home, self.agent)
 
 
 @functools.cache

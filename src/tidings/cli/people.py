@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import output
+from tidings.cli.completion import among
 from tidings.cli.options import (
     AgentArgument,
     AsOption,
@@ -20,21 +21,33 @@ from tidings.cli.options import (
     TextArgument,
     place,
 )
-from tidings.cli.talk import ask_space, checked_priority, endpoint_at, printable, show_receipt, spoken
+from tidings.cli.talk import (
+    ReplyOption,
+    ask_space,
+    checked_priority,
+    checked_reply,
+    endpoint_at,
+    printable,
+    show_receipt,
+    spoken,
+)
 from tidings.cli.through_host import (
     DirectOption,
     IdOption,
     chosen_id,
     handed_over,
+    required_session,
     session_if_any,
     show_sent,
     wait_until,
 )
-from tidings.errors import UnreachableError
+from tidings.errors import TidingsError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.host.client import Session
+
+STATUSES = ("idle", "working", "waiting")
 
 
 def who(
@@ -87,10 +100,39 @@ def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
     return agent["name"], agent["status"], agent["attention"], agent["roles"], said, output.age(agent["last_seen"])
 
 
+def set_status(
+    status: Annotated[
+        str, typer.Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
+    ],
+    activity: Annotated[str | None, typer.Argument(help="What you do, in a line.", metavar="TEXT")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what you do, for whoever looks (`tidings who`). Needs the host, which stays connected for you.
+
+    Examples:
+
+      tidings set-status working 'reviewing the parser'
+
+      tidings set-status idle --as bob
+    """
+    if status not in STATUSES:
+        raise UsageError(f"a status is {', '.join(STATUSES)}, not {status!r}")
+    told = required_session(place(space, home, acting_as)).set_status(status, activity)
+    if as_json:
+        output.data(told)
+        return
+    output.say(f"{told['status']}{': ' + printable(told['activity']) if told['activity'] else ''}")
+    output.hint("tidings who")
+
+
 def dm(
     to: AgentArgument,
     text: TextArgument,
     priority: PriorityOption = "next",
+    reply_to: ReplyOption = None,
     wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
     seconds: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
     message_id: IdOption = None,
@@ -110,33 +152,42 @@ def dm(
 
       tidings dm bob 'urgent' --priority now --wait read
     """
-    from tidings.errors import UsageError
-
     if wait not in (None, "delivered", "read"):
         raise UsageError(f"--wait is delivered or read, not {wait!r}")
     where = place(space, home, acting_as)
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
     session = session_if_any(where, direct=direct)
-    sent = handed_over(session, agent=to, text=words, priority=wakes, id=chosen) if session else None
+    answers = checked_reply(reply_to)
+    sent = handed_over(session, agent=to, text=words, priority=wakes, id=chosen, reply_to=answers) if session else None
     if session is not None and sent is not None:
         stage = _stage_within(session, chosen, wait, seconds) if wait else sent.stage
-        show_sent(replace(sent, stage=stage), as_json=as_json)  # type: ignore[arg-type]
-        _note_stage(chosen, stage, wait, seconds)
+        if as_json or is_reached(stage, wait):
+            show_sent(replace(sent, stage=stage), as_json=as_json)  # type: ignore[arg-type]
+        _check_stage(chosen, stage, wait, seconds)
         return
 
     async def act() -> Any:
         async with endpoint_at(where) as endpoint:
-            receipt = await endpoint.dm(to, words, priority=wakes, id=chosen)
+            receipt = await endpoint.dm(to, words, priority=wakes, id=chosen, reply_to=answers)
             return await endpoint.receipt(receipt, wait, timeout=seconds) if wait else receipt
 
     receipt = asyncio.run(act())
-    show_receipt(receipt, as_json=as_json)
-    _note_stage(receipt.id, receipt.stage, wait, seconds)
+    if as_json or is_reached(receipt.stage, wait):
+        show_receipt(receipt, as_json=as_json)
+    _check_stage(receipt.id, receipt.stage, wait, seconds)
 
 
-def _note_stage(message_id: str, stage: str, wait: str | None, seconds: float) -> None:
-    if wait and stage not in (wait, "read"):
-        output.say(f"note: not {wait} after {seconds:g} s; `tidings trace {message_id}` tells what becomes of it")
+def is_reached(stage: str, wait: str | None) -> bool:
+    return wait is None or stage in (wait, "read")
+
+
+def _check_stage(message_id: str, stage: str, wait: str | None, seconds: float) -> None:
+    """Whoever waited in vain is told so by the exit code, too. What was sent stays sent."""
+    if not is_reached(stage, wait):
+        raise TidingsError(
+            f"message {message_id} is {stage}, not {wait}, after {seconds:g} s; it stays sent, and "
+            f"`tidings trace {message_id}` tells what becomes of it"
+        )
     output.hint(f"tidings trace {message_id}")
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from tidings.cli import completion, output
+from tidings.cli.amounts import moment
 from tidings.cli.options import (
     PRIORITIES,
     AsOption,
     ChannelArgument,
-    CountOption,
     HomeOption,
     JsonOption,
     Place,
@@ -28,6 +28,7 @@ from tidings.cli.options import (
 from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, show_sent
 from tidings.errors import DeniedError, HostUnreachable, StewardUnreachable, UsageError
 from tidings.wire.ids import is_message_id
+from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -37,15 +38,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Message = dict[str, Any]
+ReplyOption = Annotated[str | None, typer.Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
 #: messages that the host tells of at a time
 HISTORY_PAGE = 200
+#: messages that `history --since` shows at most, unless told
+SINCE_COUNT = 1_000
 
 
 @asynccontextmanager
 async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
     from tidings.endpoint.connecting import connect
 
-    where.home.read_info()
+    where.check()
     # a command that only sends and looks does not take the receiving session from a program that has it
     wanted = {"receive": False, **options}
     async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
@@ -87,12 +91,18 @@ def checked_priority(text: str) -> Literal["now", "next", "low"]:
     return text  # type: ignore[return-value]
 
 
+def checked_reply(given: str | None) -> str | None:
+    if given is not None and not is_message_id(given):
+        raise UsageError(f"--reply-to is the id of a message, as --json shows it, not {given!r}")
+    return given
+
+
 def send(
     channel: ChannelArgument,
     text: TextArgument,
     mention: Annotated[list[str] | None, typer.Option("--mention", "-m", help="Agent to wake.")] = None,
     priority: PriorityOption = "next",
-    reply_to: Annotated[str | None, typer.Option(help="Id of the message this answers.", metavar="ID")] = None,
+    reply_to: ReplyOption = None,
     context: Annotated[str | None, typer.Option(help="Conversation this belongs to.")] = None,
     message_id: IdOption = None,
     direct: DirectOption = False,
@@ -113,8 +123,7 @@ def send(
     """
     where = place(space, home, acting_as)
     words, wakes = spoken(text), checked_priority(priority)
-    if reply_to is not None and not is_message_id(reply_to):
-        raise UsageError(f"--reply-to is the id of a message, as `tidings history --json` shows it, not {reply_to!r}")
+    checked_reply(reply_to)
     mentions: Any = tuple(mention or ())
     session = session_if_any(where, direct=direct)
     same = {"priority": wakes, "reply_to": reply_to, "context": context, "id": chosen_id(message_id)}
@@ -217,8 +226,14 @@ def leave(
 
 def history(
     channel: ChannelArgument,
-    count: CountOption = 20,
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", help="At most this many (20; 1000 with --since).")
+    ] = None,
     before: Annotated[int | None, typer.Option(help="Only below this sequence.", metavar="SEQ")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN"),
+    ] = None,
     direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -231,9 +246,13 @@ def history(
 
       tidings history general
 
+      tidings history general --since 2h
+
       tidings history general -n 200 --before 1000 --json
     """
     where = place(space, home, acting_as)
+    oldest = moment("--since", since) if since is not None else None
+    count = (20 if oldest is None else SINCE_COUNT) if count is None else count
     if count < 1:
         raise UsageError("--count must be at least 1")
 
@@ -246,8 +265,13 @@ def history(
         return [heard(each) for each in found]
 
     found = ask_space(where, lambda session: _history(session, channel, count, before), directly, direct=direct)
-    for message in reversed(found):
+    recent = [each for each in found if oldest is None or datetime.fromisoformat(each["time"]) >= oldest]
+    for message in reversed(recent):
         show_heard(message, as_json=as_json)
+    if oldest is not None and recent and len(recent) == count:
+        output.say(
+            f"note: these are the newest {count}; there may be more since then: -n, or --before {recent[-1]['seq']}"
+        )
     output.hint(f"tidings tail {channel}")
 
 
@@ -267,7 +291,12 @@ def _history(session: Session, channel: str, count: int, before: int | None) -> 
 def tail(
     channels: Annotated[
         list[str] | None,
-        typer.Argument(help="Channels or patterns.", metavar="CHANNEL...", autocompletion=completion.channels),
+        typer.Argument(
+            help="Channels or patterns.",
+            metavar="CHANNEL...",
+            autocompletion=completion.channels,
+            callback=lambda named: [unmarked(each) for each in named or ()],
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
     count: Annotated[int | None, typer.Option("--count", help="Stop after this many messages.")] = None,

@@ -26,7 +26,8 @@ from tidings.cli.options import (
 )
 from tidings.cli.talk import spoken
 from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, wait_until
-from tidings.errors import TidingsError, UnreachableError
+from tidings.errors import HostUnreachable, TidingsError, UnknownMessage, UnreachableError, UsageError
+from tidings.wire.ids import is_message_id
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tidings.host.client import Sent, Session
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
+WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")]
 SeqArgument = Annotated[int, typer.Argument(help="Number of the task, from `tidings dead list`.", metavar="SEQ")]
 
 
@@ -47,7 +49,7 @@ async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) ->
 def ask(
     role: RoleArgument,
     text: TextArgument,
-    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")] = 0.0,
+    wait: WaitOption = 0.0,
     deadline: Annotated[
         float | None, typer.Option("--deadline", help="Seconds from now after which nobody may finish it.")
     ] = None,
@@ -70,7 +72,7 @@ def ask(
     """
     where = place(space, home, acting_as)
     words, chosen = spoken(text), chosen_id(message_id)
-    where.home.read_info()
+    where.check()
     session = session_if_any(where, direct=direct)
     sent = handed_over(session, role=role, text=words, deadline=deadline, id=chosen) if session else None
     if session is not None and sent is not None:
@@ -99,38 +101,107 @@ def ask(
     _show_asked(facts, _result_facts(result), wait, as_json)
 
 
+def result(
+    task: Annotated[str, typer.Argument(help="Id of a task you asked.", metavar="ID")],
+    wait: WaitOption = 0.0,
+    direct: DirectOption = False,
+    acting_as: AsOption = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the result of a task you asked, by the id that `tidings ask` printed.
+
+    As long as there is none, nothing is printed on standard output and this ends with 1.
+
+    Examples:
+
+      tidings result 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
+
+      tidings result 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f --wait 600
+    """
+    if not is_message_id(task):
+        raise UsageError(f"a task is named by the id that `tidings ask` printed, not {task!r}")
+    where = place(space, home, acting_as)
+    where.check()
+    session = session_if_any(where, direct=direct)
+    with output.working("waiting for the result") if wait else nullcontext():
+        found = _result_there(session, task, wait) if session else None
+        if found is None:
+            found = _result_facts(asyncio.run(_connected(where, lambda endpoint: endpoint.task(task, wait))))
+    if as_json:
+        output.data({"id": task} | found)
+    elif found["state"] == "done":
+        output.line(found["text"])
+    _check_done(task, found, wait)
+
+
+def _result_there(session: Session, task: str, wait: float) -> dict[str, Any] | None:
+    try:
+        return _until_over(session, task, wait)
+    except HostUnreachable as error:
+        output.say(f"note: {error}; going without it")
+        return None
+
+
+def _check_done(task: str, result: dict[str, Any], wait: float) -> None:
+    """Only a task that is done has an answer; whoever waited for one in vain is told so by the exit code, too."""
+    state = result["state"]
+    if state == "done":
+        return
+    if state in ("dead", "dropped"):
+        why = "; ".join(map(on_a_line, result["reasons"])) or "no reason was given"
+        raise TidingsError(f"task {task} was not done ({result['cause'] or state}): {why}")
+    if state in ("gone", "unknown"):
+        raise UnknownMessage(f"nothing is known of task {task}: its result is gone, or nobody of this name asked it")
+    after = f" after {wait:g} s" if wait else ""
+    raise TidingsError(
+        f"task {task} is {state}{after}; it goes on without us, and `tidings result {task}` has its result"
+    )
+
+
 def _show_asked(facts: dict[str, Any], result: dict[str, Any], wait: float, as_json: bool) -> None:
     state, task = result["state"], facts["id"]
     if as_json:
         output.data(facts | result)
-    else:
+    elif state == "done" or not wait:
         output.line(result["text"] if state == "done" else task)
-    if state in ("dead", "dropped"):
-        raise TidingsError(f"task {task} was not done ({result['cause']}): {'; '.join(result['reasons'])}")
-    if wait and state != "done" and not as_json:
-        output.say(f"the task is {state} after {wait:g} s; it goes on without us")
-    output.hint("tidings dead list" if state != "done" else f"tidings ask {facts['role']} '...' --wait 600")
+    if wait or state in ("dead", "dropped"):
+        _check_done(task, result, wait)
+    if state != "done":
+        output.hint(f"tidings result {task} --wait 600")
 
 
 def _result_within(session: Session, sent: Sent, seconds: float) -> dict[str, Any]:
     """What became of a task that was handed to the host; `stored` until the space has it."""
-    found: dict[str, Any] = {"state": "stored", "text": "", "cause": None, "reasons": [], "message": None}
+    if sent.stage == "confirmed" or seconds:
+        return _until_over(session, sent.id, seconds) | {"stage": sent.stage}
+    return NOTHING_YET | {"stage": sent.stage}
+
+
+#: what is known of a task that waits at the host
+NOTHING_YET: dict[str, Any] = {"state": "stored", "text": "", "cause": None, "reasons": [], "message": None}
+
+
+def _until_over(session: Session, task: str, seconds: float) -> dict[str, Any]:
+    found = dict(NOTHING_YET)
 
     def is_over(left: float) -> bool:
         nonlocal found
         try:
-            found = session.task(sent.id, wait=left)
+            found = session.task(task, wait=left)
+        except HostUnreachable:
+            raise
         except UnreachableError as error:
-            output.say(f"note: task {sent.id} is {found['state']}, but nobody tells how it goes: {error}")
+            output.say(f"note: task {task} is {found['state']}, but nobody tells how it goes: {error}")
             return True
         if found["state"] in ("pending", "inflight"):  # it has not left, so there is nobody to ask yet
             found["state"] = "stored"
             time.sleep(min(left, 0.2))
         return found["state"] in ("done", "dead", "dropped", "gone", "unknown")
 
-    if sent.stage == "confirmed" or seconds:
-        wait_until(is_over, seconds)
-    return found | {"stage": sent.stage}
+    wait_until(is_over, seconds)
+    return found
 
 
 def _result_facts(result: TaskResult) -> dict[str, Any]:
@@ -258,7 +329,7 @@ def _report(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
-    where.home.read_info()
+    where.check()
 
     async def act(endpoint: Endpoint) -> dict[str, Any]:
         return await endpoint.link.call("dead", do, **arguments)

@@ -61,7 +61,7 @@ def required_host(home: Path) -> HostClient:
 
 def required_session(where: Place, *, receive: bool = False) -> Session:
     client = required_host(where.home.home)
-    where.home.read_info()
+    where.check()
     return _session(client, where, receive=receive)
 
 
@@ -80,7 +80,7 @@ def _unless_it_goes(where: Place, opened: Callable[[HostClient], Session], *, di
     client = None if direct else _host_if_any(where.home.home)
     if client is None:
         return None
-    where.home.read_info()
+    where.check()
     try:
         session = opened(client)
     except (HostUnreachable, OutcomeUnknown) as error:
@@ -92,16 +92,16 @@ def _unless_it_goes(where: Place, opened: Callable[[HostClient], Session], *, di
 
 def outbox_at(where: Place) -> Session | OutboxFile:
     """Where an outbox can be looked at: the host that runs, or the file it left behind."""
-    home, space = where.home.home, where.home.read_info()
+    home, space_id = where.home.home, where.space_id
     if _lock_holder(home) is not None or not (home / "host.db").exists():
         return required_session(where)
     from tidings.host.outbox_file import OutboxFile
 
-    agent = _agent_id(where)
+    agent = where.agent_id
     if agent is None:
         raise UsageError(f"there is no credential for agent {where.agent} in {where.home.name}: `tidings agent add` it")
     output.say("no host runs: read from its file")
-    return OutboxFile(home, space.id, agent, where.agent)
+    return OutboxFile(home, space_id, agent, where.agent)
 
 
 def _host_if_any(home: Path) -> HostClient | None:
@@ -169,22 +169,13 @@ def _kept(client: HostClient, where: Place, path: Path, *, receive: bool) -> Ses
     except ConfigError as error:
         output.say(f"note: {error}")
         return None
-    if (file.space_id, file.agent) != (where.home.read_info().id, _agent_id(where)) or (receive and not file.receive):
+    if (file.space_id, file.agent) != (where.space_id, where.agent_id) or (receive and not file.receive):
         return None
     try:
         session.me()
     except NoSession:
         return None
     return session
-
-
-def _agent_id(where: Place) -> str | None:
-    """Whose key is on disk: a name that was added again is another agent."""
-    from tidings.broker import jwt
-    from tidings.broker.private_files import read_private
-
-    path = where.home.agent_creds(where.agent)
-    return jwt.split_credentials(read_private(path))[1].id if path.exists() else None
 
 
 def _opened(client: HostClient, where: Place, own: Path, *, receive: bool) -> Session:

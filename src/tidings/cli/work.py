@@ -86,7 +86,7 @@ def work(
       tidings work --role reviewer --exec 'wc -w' --once
     """
     where = place(space, home, acting_as)
-    where.home.read_info()
+    where.check()
 
     async def act(session: Session | None) -> None:
         tasks = cast("AsyncGenerator[Held, None]", _each_task(where, role, session))

@@ -56,7 +56,7 @@ from tidings.errors import (
 from tidings.space.control import collect
 from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender
-from tidings.wire.names import check_channel
+from tidings.wire.names import check_channel, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 
 SAVE_EVERY = 0.5
@@ -291,14 +291,14 @@ class Endpoint:
         """
         await self._start_receiving()
         self.session.check()
-        return await self._with_new_access(lambda: self._channels.join(channel, backfill=backfill))
+        return await self._with_new_access(lambda: self._channels.join(unmarked(channel), backfill=backfill))
 
     async def leave(self, channel: str) -> dict[str, Any]:
-        return await self._channels.leave(channel)
+        return await self._channels.leave(unmarked(channel))
 
     async def watch(self, pattern: str) -> None:
         """See the live copies of a channel or pattern without joining it."""
-        await self._channels.watch(pattern)
+        await self._channels.watch(unmarked(pattern))
 
     @property
     def joined(self) -> list[str]:
@@ -306,12 +306,12 @@ class Endpoint:
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
         """The newest messages of a channel, newest first, as far as it replays."""
-        records, reached = await self._history.newest(check_channel(channel), limit, before=before)
+        records, reached = await self._history.newest(check_channel(unmarked(channel)), limit, before=before)
         return await self._past(records, reached)
 
     async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
         """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
-        records, reached, _head = await self._history.since(check_channel(channel), since, limit)
+        records, reached, _head = await self._history.since(check_channel(unmarked(channel)), since, limit)
         return await self._past(records, reached)
 
     async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
@@ -330,7 +330,7 @@ class Endpoint:
 
     async def members(self, channel: str) -> list[dict[str, Any]]:
         """Who is in a channel: id and name."""
-        return await collect(self.link.call, "member", "members", "members", channel=check_channel(channel))
+        return await collect(self.link.call, "member", "members", "members", channel=check_channel(unmarked(channel)))
 
     # --- who is here ---
 
@@ -349,11 +349,12 @@ class Endpoint:
         self.presence.set_attention(mode)
 
     def set_channel_attention(self, pattern: str, level: Level) -> None:
-        self.presence.set_channel_attention(pattern, level)
+        self.presence.set_channel_attention(unmarked(pattern), level)
 
     async def keep_attention(self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None) -> None:
         """Have the steward keep this for the agent: for every session of it that runs now or starts later."""
-        await self.link.call("attention", "set", mode=mode, channels=dict(channels or {}))
+        levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
+        await self.link.call("attention", "set", mode=mode, channels=levels)
 
     # --- sending ---
 
@@ -372,6 +373,7 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
+        channel = unmarked(channel)
         mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id

@@ -61,12 +61,25 @@ class Identity:
 
 
 async def local_identity(home: SpaceHome, name: str) -> Identity:
-    """An agent of a space in this home; in an open space one that does not exist is provisioned."""
+    """An agent of a space in this home, or one that was imported into it; in an open space one that does not exist is
+    provisioned."""
+    if (imported := imported_identity(home, name)) is not None:
+        return imported
     info = home.read_info()
     await ensure_agent(home, name)
     path = home.agent_creds(name)
     _, key = jwt.split_credentials(read_private(path))
     return Identity(name, key, info.subjects, info.id, info.steward_key, info.url, path, is_bundle=False)
+
+
+def imported_identity(home: SpaceHome, name: str) -> Identity | None:
+    """The agent that `tidings agent import` took, unless this home has one of that name itself."""
+    path = home.imported(name)
+    if not path.exists() or home.agent_creds(name).exists():
+        return None
+    found = bundle_identity(path)
+    # a space of the same name that was made here since is another one
+    return found if not home.exists or home.read_info().id == found.space_id else None
 
 
 def bundle_identity(path: Path) -> Identity:

@@ -35,6 +35,7 @@ from tidings.host.proof import prove
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import connect, peer_uid, socket_path
 from tidings.wire.ids import new_id
+from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.endpoint.identity import Identity
@@ -296,7 +297,7 @@ class Session:
         `wait`: for so many seconds, that the space has it. Asked again under the same id it is the same message."""
         chosen = id or new_id()
         fields: Json = {
-            "channel": channel,
+            "channel": unmarked(channel) if channel is not None else None,
             "agent": agent,
             "role": role,
             "text": text,
@@ -451,20 +452,20 @@ class Session:
 
     def channel_info(self, channel: str) -> Json:
         """Settings of a channel, how many are in it, what goes on there."""
-        return self._get("/v1/channel", channel=channel)
+        return self._get("/v1/channel", channel=unmarked(channel))
 
     def members(self, channel: str) -> list[Json]:
-        return list(self._get("/v1/members", channel=channel)["members"])
+        return list(self._get("/v1/members", channel=unmarked(channel))["members"])
 
     def join(self, channel: str) -> Json:
-        return self._post("/v1/join", {"channel": channel})
+        return self._post("/v1/join", {"channel": unmarked(channel)})
 
     def leave(self, channel: str) -> Json:
-        return self._post("/v1/leave", {"channel": channel})
+        return self._post("/v1/leave", {"channel": unmarked(channel)})
 
     def history(self, channel: str, limit: int = 50, before: int | None = None) -> list[Json]:
         """The newest messages of a channel, newest first; `before`: below that sequence."""
-        return list(self._get("/v1/history", channel=channel, limit=limit, before=before)["messages"])
+        return list(self._get("/v1/history", channel=unmarked(channel), limit=limit, before=before)["messages"])
 
     def trace(self, message_id: str) -> Json:
         return self._get("/v1/trace", id=message_id)
@@ -477,7 +478,8 @@ class Session:
         return self._get("/v1/attention")
 
     def set_attention(self, mode: str | None = None, channels: dict[str, str] | None = None) -> Json:
-        return self._post("/v1/attention", {"mode": mode, "channels": channels or {}})
+        levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
+        return self._post("/v1/attention", {"mode": mode, "channels": levels})
 
     # --- tasks ---
 

@@ -19,7 +19,7 @@ import yaml
 
 from tidings.broker.private_files import read_plain, write_private
 from tidings.errors import ConfigError, UsageError
-from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id
+from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id, unmarked
 
 #: pending: being added. changing: was active, is being given other rights. undone: an add that never was
 State = Literal["pending", "active", "changing", "revoking", "revoked", "undone"]
@@ -170,5 +170,5 @@ class Ledger:
 
 def as_patterns(values: Iterable[str]) -> tuple[str, ...]:
     """Patterns as given on a command line: repeated flags, commas allowed, order kept, no repeats."""
-    flat = [part.strip() for value in values for part in value.split(",") if part.strip()]
+    flat = [unmarked(part.strip()) for value in values for part in value.split(",") if part.strip()]
     return tuple(dict.fromkeys(check_pattern(pattern) for pattern in flat))

@@ -9,6 +9,7 @@
                   checkpoints/    deliver/: how far durable delivery is, and its debts
                   lake/           tables of what was delivered and what was quarantined
                   marks.json      where the log was: outside js/, so that a restored store is noticed
+<home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `tidings agent import` took
 <home>/run/<S>/                   locks, pids, state of what runs
 <home>/logs/<S>/                  broker.log, steward.log, pipeline.log, spark.log, up.log
 """
@@ -105,6 +106,10 @@ class SpaceHome:
     def agent_creds(self, name: str) -> Path:
         """Agents have a folder of their own: whatever one is called, it is not a role's credential."""
         return self.agent_creds_dir / f"{name}.creds"
+
+    def imported(self, name: str) -> Path:
+        """Where the bundle of an agent from elsewhere is kept."""
+        return self.home / "imported" / self.name / f"{name}.json"
 
     def read_info(self) -> SpaceInfo:
         try:

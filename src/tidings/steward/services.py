@@ -174,7 +174,7 @@ async def members(steward: Steward, request: Request) -> Answer:
 async def channel_list(steward: Steward, request: Request) -> Answer:
     """Channels that have a record or a member, as far as the caller may read them: is it in them, members, activity."""
     access = access_of(steward, request.sender)
-    known = steward.table.channel_names(steward.position)
+    known = [name for name in steward.table.channel_names(steward.position) if not _is_removed(steward, name)]
     names = _after((name for name in known if covers_any(access.read, name)), request)
     held = [each.pattern for each in open_intervals(steward, request.sender)]
     rows = [
@@ -187,6 +187,12 @@ async def channel_list(steward: Steward, request: Request) -> Answer:
         for name in names[:CHANNELS_PER_PAGE]
     ]
     return {"channels": (shown := _within_page(rows)), "next": _next(names, shown), "seq": steward.position}
+
+
+def _is_removed(steward: Steward, name: str) -> bool:
+    """A channel whose settings were removed and that nobody is in."""
+    record = steward.table.channel_at(name, steward.position)
+    return record is not None and not record.listed and not _crowd(steward, name)["members"]
 
 
 def _after(keys: Iterable[str], request: Request) -> list[str]:
@@ -279,6 +285,7 @@ async def channel_set(steward: Steward, request: Request) -> Answer:
 def changed_channel(before: Channel | None, name: str, request: Request) -> Channel:
     """The channel's record with what the request names changed, and nothing else."""
     base = msgspec.to_builtins(before) if before else {"name": name}
+    base["listed"] = True  # one that is set after it was removed is there again
     wanted = {key: value for key, value in request.arguments.items() if key != "channel"}
     try:
         return msgspec.convert(base | wanted | {"op": request.op, "at": now(), "by": request.sender}, Channel)

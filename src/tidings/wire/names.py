@@ -99,6 +99,11 @@ def check_channel(name: str) -> str:
     return name
 
 
+def unmarked(channel: str) -> str:
+    """A channel as people write it: `#general` is general. `#` is in no name, so nothing else can be meant."""
+    return channel.removeprefix("#") if isinstance(channel, str) else channel
+
+
 def is_pattern(text: str) -> bool:
     if not 0 < len(text) <= MAX_CHANNEL:
         return False
