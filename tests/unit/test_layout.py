@@ -25,7 +25,7 @@ MAIN = Subjects("main")
 #: layout -> digest of what its accounts and roles may do. Add a line; never change one that was released
 FROZEN = {2: "fed2b3a9145ffa38"}
 #: grants.AGENT_RIGHTS -> the same of an agent's token
-FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2"}
+FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac"}
 
 
 def accounts() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tidings.broker.jwt import Claims, Permissions, UserLimits
 from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, Subjects
 
 #: raised with every change of `agent_permissions` or `agent_limits`: agents with older tokens are given new ones
-AGENT_RIGHTS = 1
+AGENT_RIGHTS = 2
 
 #: payload of a message plus room for headers; LOG, DM and TASK refuse more
 MAX_MESSAGE = 264 * 1024
