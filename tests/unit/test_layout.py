@@ -23,7 +23,7 @@ KEYS = Keyring(seeded_key(RANDOM, OPERATOR), *(seeded_key(RANDOM, ACCOUNT) for _
 USER = seeded_key(RANDOM).id
 MAIN = Subjects("main")
 #: layout -> digest of what its accounts and roles may do. Add a line; never change one that was released
-FROZEN = {2: "fed2b3a9145ffa38"}
+FROZEN = {2: "fed2b3a9145ffa38", 3: "e77c3418f5ed0997"}
 #: grants.AGENT_RIGHTS -> the same of an agent's token
 FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac"}
 
@@ -60,7 +60,8 @@ def test_only_core_has_streams_and_what_is_imported_is_exported() -> None:
 
 def test_whoever_changes_what_an_account_or_a_role_may_do_raises_the_layout() -> None:
     """An older space keeps the tokens it has until the number is another one."""
-    roles = [jwt.decode(token)["nats"] for token in (KEYS.steward_token(MAIN, USER), KEYS.pipeline_token(MAIN, USER))]
+    tokens = KEYS.steward_token(MAIN, USER), KEYS.pipeline_token(MAIN, USER), KEYS.watcher_token(USER)
+    roles = [jwt.decode(token)["nats"] for token in tokens]
     assert {LAYOUT: digest([accounts(), roles])}.items() <= FROZEN.items()
 
 

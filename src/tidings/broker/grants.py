@@ -201,6 +201,15 @@ def pipeline_permissions(s: Subjects, pipeline_id: str) -> Permissions:
     )
 
 
+def watcher_permissions(watcher_id: str, agents_account: str) -> Permissions:
+    """A user of the system account that hears of agents' connections, lists them, and closes one. Nothing else."""
+    words = f"$SYS.ACCOUNT.{agents_account}"
+    return Permissions(
+        publish=[f"$SYS.REQ.ACCOUNT.{agents_account}.CONNZ", "$SYS.REQ.SERVER.*.KICK"],
+        subscribe=[inbox(watcher_id), f"{words}.CONNECT", f"{words}.DISCONNECT"],
+    )
+
+
 def owner_permissions(s: Subjects, user_id: str) -> Permissions:
     """A short-lived admin process that only asks the steward: `agent add`, `revoke`, `space set`."""
     return Permissions(publish=[f"{s.root}.ctl.admin.{user_id}"], subscribe=[inbox(user_id)])

@@ -56,7 +56,7 @@ class Keyring:
     ) -> dict[str, str]:
         """Every account's token by id, derived afresh. `voided`: users of roles, with the second up to which."""
         specs = {
-            self.system.id: jwt.AccountSpec("SYS"),
+            self.system.id: jwt.AccountSpec("SYS", revocations=voided or {}),
             self.core.id: jwt.AccountSpec(
                 f"CORE_{s.space}",
                 jwt.AccountLimits(jetstream=True),
@@ -88,6 +88,10 @@ class Keyring:
 
     def pipeline_token(self, s: Subjects, pipeline_id: str) -> str:
         return jwt.user_jwt(self.pipe, pipeline_id, "pipeline", grants.pipeline_permissions(s, pipeline_id))
+
+    def watcher_token(self, watcher_id: str) -> str:
+        permissions = grants.watcher_permissions(watcher_id, self.agents.id)
+        return jwt.user_jwt(self.system, watcher_id, "watcher", permissions)
 
     def agent_token(
         self,

@@ -237,7 +237,7 @@ class Administrator:
         """New tokens for agents whose own were made with the rights of an older version; nobody is cut for that."""
         done = []
         for row in self.ledger.rows():
-            if row.state == "active" and row.rights < grants.AGENT_RIGHTS:
+            if row.state == "active" and row.rights < grants.AGENT_RIGHTS and not row.barred:
                 changed, _, _ = await self._change(row, self._file_of(row), row.withheld)
                 self.ledger.put(changed, state="active")
                 done.append(f"gave {row.name} a credential with the rights of this version")
@@ -359,6 +359,29 @@ class Administrator:
         changed, closed, narrowed = await self._change(row, replace(self._file_of(row), post=()), why)
         await self._settle_change(narrowed)
         return Granted(self.ledger.put(changed, state="active"), created=False, closed=closed, note="withheld")
+
+    async def bar(self, agent_id: str, why: str) -> Granted:
+        """Void the credential of an agent that took what others need, until its owner gives it another.
+
+        The cut first, the record second, as with a revocation; it keeps its name, its channels and its mail.
+        """
+        row = self.ledger.get(agent_id)
+        if row is None or row.state not in LIVE:
+            raise UsageError(f"there is no active agent {agent_id} to bar")
+        if row.barred:
+            return Granted(row, created=False, closed=[], note="barred before")
+        void_until = max(int(time.time()), row.iat)
+        row = self.ledger.put(
+            row,
+            op=new_id(),
+            post=(),
+            void_until=void_until,
+            withheld=f"{why}; its credential is void",
+            state="changing",
+        )
+        await self.push_revocations()
+        await self.finish()
+        return Granted(self.ledger.get(agent_id) or row, created=False, closed=[], note="barred")
 
     async def _change(self, row: Issued, agent: AgentFile, withheld: str) -> tuple[Issued, list[str], bool]:
         """Ledger, credential and record of other rights. Answers the row, what was closed, and whether it narrowed."""

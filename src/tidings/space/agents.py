@@ -118,6 +118,11 @@ class Issued:
     #: which `grants.AGENT_RIGHTS` its token was made with
     rights: int = 1
 
+    @property
+    def barred(self) -> bool:
+        """Its token is void and nobody gave it another."""
+        return bool(self.withheld) and self.void_until >= self.iat
+
 
 class Ledger:
     """The rows of `agents/issued`."""

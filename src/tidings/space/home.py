@@ -75,6 +75,7 @@ class SpaceHome:
         self.checkpoint = self.checkpoints / "deliver"
         self.lake = self.root / "lake"
         self.pipeline_creds = self.creds / "pipeline.creds"
+        self.watcher_creds = self.creds / "watcher.creds"
         self.marks = self.root / "marks.json"
         self.run = home / "run" / name
         self.logs = home / "logs" / name

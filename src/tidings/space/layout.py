@@ -12,6 +12,7 @@ Whoever changes a grant raises `LAYOUT`; `tests/unit/test_layout.py` notices.
 
     1   CORE and AGENTS; the pipeline's user in CORE
     2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else
+    3   a watcher in SYS that sees and closes connections of agents
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 
-LAYOUT = 2
+LAYOUT = 3
 
 
 def check_layout(info: SpaceInfo) -> None:
@@ -52,6 +53,7 @@ def lay_out(home: SpaceHome, keyring: Keyring) -> None:
     voided = _Voided(home.keys / "voided.json")
     _steward_creds(home, keyring, voided)
     _pipeline_creds(home, keyring, voided)
+    _watcher_creds(home, keyring, voided)
     revoked = Ledger(home.issued).revocations()
     write_tokens(home.resolver, keyring.account_tokens(Subjects(home.name), revoked, voided.read()))
 
@@ -88,6 +90,12 @@ def _pipeline_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
     voided.add(home.pipeline_creds)
     home.pipeline_creds.unlink(missing_ok=True)
     make_pipeline_creds(home, keyring)
+
+
+def _watcher_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
+    voided.add(home.watcher_creds)
+    user = KeyPair.generate()
+    write_private(home.watcher_creds, jwt.credentials(keyring.watcher_token(user.id), user))
 
 
 class _Voided:

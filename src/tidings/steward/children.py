@@ -6,6 +6,7 @@
     python -m tidings.steward.children provision --home H --space S
     python -m tidings.steward.children agents    --home H --space S [--person NAME]
     python -m tidings.steward.children withhold  --home H --space S --agent ID --why REASON
+    python -m tidings.steward.children bar       --home H --space S --agent ID --why REASON
 
 A child says what became of it in one JSON line on standard output: a result, or an error with its code. A steward says
 there too when it is ready and what it asks its supervisor to do. Everything else goes to the log files.
@@ -111,6 +112,13 @@ async def run_withhold(home: SpaceHome, options: argparse.Namespace) -> dict[str
     return {"name": granted.row.name, "note": granted.note}
 
 
+async def run_bar(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+    """An agent takes what others need, and its posting is not all of it."""
+    async with administer(home, "cutting an agent that broke a bound") as admin:
+        granted = await admin.bar(check_agent_id(options.agent or ""), options.why or "for flooding")
+    return {"name": granted.row.name, "note": granted.note}
+
+
 PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]] = {
     "steward": run_steward,
     "create": run_create,
@@ -118,6 +126,7 @@ PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any
     "provision": run_provision,
     "agents": run_agents,
     "withhold": run_withhold,
+    "bar": run_bar,
 }
 
 

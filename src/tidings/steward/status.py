@@ -59,7 +59,13 @@ async def delivery(home: SpaceHome) -> dict[str, Any]:
 def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:
     holder = lock_holder(home.up_lock)
     phase = state.get("phase", "never started") if holder else "not running"
-    return {"running": holder is not None, "pid": lock_pid(home.up_lock), "phase": phase, "at": state.get("at")}
+    return {
+        "running": holder is not None,
+        "pid": lock_pid(home.up_lock),
+        "phase": phase,
+        "at": state.get("at"),
+        "watcher": state.get("watcher") if holder else None,
+    }
 
 
 def _broker(port: int, state: dict[str, Any]) -> dict[str, Any]:
@@ -99,4 +105,9 @@ def _problems_of(facts: dict[str, Any]) -> list[str]:
         found.append(f"the steward does not answer: {facts['steward']['why']}")
     if facts["supervisor"]["running"] and facts["supervisor"]["phase"] != "ready":
         found.append(f"the supervisor is not ready: {facts['supervisor']['phase']}")
+    watcher = facts["supervisor"]["watcher"]
+    if facts["supervisor"]["running"] and facts["broker"]["answers"] and watcher and not watcher["running"]:
+        found.append(
+            f"nobody watches what one agent takes of the broker: {watcher['why']}; `tidings logs up` says more"
+        )
     return found

@@ -41,6 +41,7 @@ from tidings.space.administration import broker_config
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
+from tidings.steward.watcher import Breach, Watcher
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
@@ -73,6 +74,7 @@ class Supervisor:
         self.pipeline = PipelineKeeper(
             home, ["--lease-ttl", str(options.lease_ttl)], note=self._note_pipeline, tell=tell
         )
+        self.watcher = Watcher(home, cut=self._cut, note=self._note_watcher)
         self._lacking = False
         self._state: dict[str, Any] = {"pipeline": {"wanted": options.pipeline, "phase": "off"}}
         self._down: set[str] = set()
@@ -110,6 +112,10 @@ class Supervisor:
             self.home.write_state(self._state)
         except ConfigError as error:
             log.error("cannot write state: %s", error)
+
+    def _note_watcher(self, facts: dict[str, Any]) -> None:
+        self._state["watcher"] = facts
+        self._write_state()
 
     def _note_pipeline(self, facts: dict[str, Any]) -> None:
         self._state["pipeline"] = facts
@@ -289,7 +295,7 @@ class Supervisor:
     # --- watch ---
 
     async def _watch(self) -> None:
-        parts = [self._watch_broker(), self._watch_steward()]
+        parts = [self._watch_broker(), self._watch_steward(), self.watcher.keep()]
         if self.options.pipeline and not self._lacking:
             parts.append(self.pipeline.keep())
         await asyncio.gather(*parts)
@@ -338,18 +344,19 @@ class Supervisor:
                 log.error("the steward does not start: %s", error)
 
     async def _heed(self, steward: asyncio.subprocess.Process) -> None:
-        """Do what a steward asks for on its standard output: the one thing is to withhold a flooder's posting."""
+        """Do what a steward asks for on its standard output: cut a flooder, and tell the watcher the quota."""
         assert steward.stdout is not None
         while line := await steward.stdout.readline():
-            asked = _withholding(line)
-            if asked is None:
-                continue
-            agent, why = asked
-            try:
-                done = await self._child("withhold", "--agent", agent, "--why", why)
-                log.warning("%s may not post %s (%s)", done["name"], why, done["note"])
-            except TidingsError as error:
-                log.error("the posting of %s could not be withheld: %s; the steward asks again", agent, error)
+            said = _said(line)
+            if isinstance(said, Breach):
+                self.watcher.bar(said)
+            elif said is not None:
+                self.watcher.heed(said)
+
+    async def _cut(self, breach: Breach) -> None:
+        """Take from an agent its posting or its credential; the keys for that are opened by a child."""
+        done = await self._child("bar" if breach.void else "withhold", "--agent", breach.agent, "--why", breach.why)
+        log.warning("%s may not post %s (%s)", done["name"], breach.why, done["note"])
 
     def _troubled(self, part: str) -> None:
         self._down.add(part)
@@ -364,6 +371,7 @@ class Supervisor:
 
     async def _bring_down(self) -> None:
         self.phase("stopping")
+        await self.watcher.close()
         await self.pipeline.stop()
         if self.steward is not None:
             await end_child(self.steward, STEWARD_GRACE)
@@ -374,14 +382,18 @@ class Supervisor:
         self.phase("down", broker_pid=None, steward_pid=None)
 
 
-def _withholding(line: bytes) -> tuple[str, str] | None:
-    """(agent id, reason) if a line of the steward asks to withhold posting."""
+def _said(line: bytes) -> Breach | dict[str, Any] | None:
+    """What a line of the steward asks for: a cut, or the quota the watcher is to keep."""
     try:
-        asked = json.loads(line).get("withhold") or {}
-        agent, why = str(asked["id"]), str(asked["why"])[:200]
-    except (ValueError, KeyError, AttributeError, TypeError):
+        said = dict(json.loads(line))
+        if "quota" in said:
+            return dict(said["quota"])
+        void = "bar" in said
+        asked = said["bar" if void else "withhold"]
+        breach = Breach(str(asked["id"]), str(asked["why"])[:150], void)
+    except (ValueError, KeyError, TypeError):
         return None
-    return (agent, why) if is_agent_id(agent) else None
+    return breach if is_agent_id(breach.agent) else None
 
 
 def _error_of(line: dict[str, Any], what: str) -> TidingsError:
