@@ -28,7 +28,7 @@ from tidings.cli import inbox as inbox_cli
 from tidings.cli import outbox as outbox_cli
 from tidings.cli import systemd, through_host
 from tidings.host import ipc_mail
-from tidings.host.client import HostClient
+from tidings.host.client import HostClient, Session
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
 from tidings.testing.frames import stub_pipeline
@@ -161,6 +161,61 @@ async def test_mail_is_read_marked_followed_and_searched(terminal: Terminal, spa
         assert streamed == ["a red apple", "a green pear", "tell me"]
         following.send_signal(signal.SIGINT)
         assert "stopped" in (await ask(following.communicate, timeout=20))[1]
+
+
+async def test_there_is_one_inbox_with_the_host_and_without(terminal: Terminal, space: RealSpace) -> None:
+    for name in ("bob", "me"):
+        await space.add(name)
+    await run(terminal, "join", "general", "--as", "bob")
+    await run(terminal, "dm", "bob", "to you")
+    await run(terminal, "send", "general", "to all")
+    direct = await mail(terminal, "--as", "bob", "--wait", "10", "-n", "2")
+    assert sorted(each["text"] for each in direct) == ["to all", "to you"]
+    assert await mail(terminal, "--as", "bob", "--wait", "0") == [], "what was shown is read"
+    async with daemon_in(terminal.home.home):
+        assert await mail(terminal, "--as", "bob", "--unread", "--wait", "1") == []
+        kept = await mail(terminal, "--as", "bob")
+        assert [(each["row"], each["id"]) for each in kept] == [(each["row"], each["id"]) for each in direct]
+        assert all(each["read"] for each in kept)
+        bobs = await session_of(space, "bob", receive=True)
+        await run(terminal, "dm", "bob", "while it runs")
+        (waiting,) = await ask(bobs.inbox, unread=True, wait=10)
+        refused = await run(terminal, "inbox", "--direct", "--as", "bob", "--wait", "0")
+        assert "nothing is received or marked as read here" in refused.stderr
+        assert "while it runs" in refused.stdout
+        assert len(await ask(bobs.inbox, unread=True)) == 1
+    shown = await run(terminal, "inbox", "read", str(waiting["row"]), "--as", "bob", "--json")
+    assert json.loads(shown.stdout) == {"read": 1}
+    assert "is empty" in (await run(terminal, "inbox", "--as", "bob", "--wait", "0")).stderr
+    async with daemon_in(terminal.home.home):
+        assert await mail(terminal, "--as", "bob", "--unread", "--wait", "0") == []
+
+
+async def test_what_a_killed_host_kept_is_shown_without_it_also_while_the_space_is_away(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    for name in ("bob", "me"):
+        await space.add(name)
+    pid = await started(terminal)
+    bobs = await session_of(space, "bob", receive=True)
+    for text in ("one", "two", "three", "four"):
+        await run(terminal, "dm", "bob", text)
+    await eventually(lambda: _unread(bobs, 4))
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: HostClient.find(terminal.home.home) is None)
+    assert [each["text"] for each in await mail(terminal, "--as", "bob", "-n", "2")] == ["one", "two"]
+    space.broker.stop()
+    away = await run(terminal, "inbox", "--as", "bob", "--json")
+    assert [json.loads(line)["text"] for line in away.stdout.splitlines()] == ["three", "four"], away
+    assert (await run(terminal, "inbox", "--as", "bob")).returncode == 5, "nothing is left, and nobody can be asked"
+    space.broker.start()
+    await started(terminal)
+    assert await mail(terminal, "--as", "bob", "--unread", "--wait", "0") == []
+    assert len(await mail(terminal, "--as", "bob")) == 4
+
+
+async def _unread(session: Session, count: int) -> bool:
+    return len(await ask(session.inbox, unread=True)) == count
 
 
 async def test_what_will_not_come_is_told_in_the_inbox_its_stream_status_and_tail(

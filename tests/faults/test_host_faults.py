@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -13,6 +15,7 @@ import pytest
 
 import tidings.host
 from hosting import host_in, inbox_of
+from terminal import Terminal
 from tidings.steward import governance
 from tidings.testing.history import History, HistoryError
 from tidings.testing.processes import Child, child
@@ -44,6 +47,8 @@ POINTS = [
     "store.after_commit:kill:12",
     "store.after_commit:kill:30",
 ]
+#: those of an inbox that is read without a host
+MAILBOX_POINTS = ["inbox.surfaced", "inbox.kept", "inbox.acked", "mailbox.shown", "mailbox.marked"]
 QUICK = ("host.accepted:kill:4", "drain.published:kill:5", "inbox.kept:kill")
 
 
@@ -132,10 +137,43 @@ async def test_a_host_killed_again_and_again_while_the_broker_restarts(runs: Run
     await runs.check()
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("points", [MAILBOX_POINTS[1::2], pytest.param(MAILBOX_POINTS[::2], marks=pytest.mark.slow)])
+async def test_an_inbox_that_is_killed_while_it_is_read_without_a_host_shows_everything_and_settles_it_once(
+    space: RealSpace, points: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(governance, "ACK_WAIT_NS", 2_000_000_000)
+    for name in ("bob", "me"):
+        await space.add(name)
+    terminal = Terminal(space.home.home.parent)
+    try:
+        assert (await asyncio.to_thread(terminal.run, "join", "general", "--as", "bob")).returncode == 0
+        for point in points:
+            for words in (("dm", "bob", f"to you at {point}"), ("send", "general", f"to all at {point}")):
+                assert (await asyncio.to_thread(terminal.run, *words)).returncode == 0
+            read = ("inbox", "--as", "bob", "--json", "--wait", "10", "-n", "2")
+            reading = terminal.start(*read, TIDINGS_FAILPOINT=f"{point}:kill")
+            shown, _ = await asyncio.to_thread(reading.communicate, timeout=60)
+            assert reading.returncode == -signal.SIGKILL, f"{point} was not reached"
+            marked = 1 if point == "mailbox.marked" else 0
+            # one at a time: what the killed one had in hand comes when the broker's patience is over
+            again = [(await asyncio.to_thread(terminal.run, *read[:-1], "1")).stdout for _ in range(2 - marked)]
+            texts = [json.loads(line)["text"] for line in "".join([shown if marked else "", *again]).splitlines()]
+            assert sorted(texts) == [f"to all at {point}", f"to you at {point}"], "each, and no other again"
+        assert "is empty" in (await asyncio.to_thread(terminal.run, "inbox", "--as", "bob", "--wait", "3")).stderr
+    finally:
+        terminal.close()
+    async with host_in(space.home.home) as host:
+        bob = await host.adopt(("home", str(space.home.home), "main", "bob"), receive=True)
+        rows = await inbox_of(host, bob)
+        assert len(rows) == len({row.id for row in rows}) == 2 * len(points)
+        assert all(row.read_at for row in rows)
+
+
 def test_every_failpoint_of_the_host_is_struck_here() -> None:
     source = Path(tidings.host.__file__).parent
     named = {name for path in source.glob("*.py") for name in re.findall(r'reach\("([^"]+)"\)', path.read_text())}
-    struck = {point.split(":")[0] for point in POINTS} | {"drain.verified"}
+    struck = {point.split(":")[0] for point in POINTS} | {"drain.verified", *MAILBOX_POINTS}
     assert named <= struck
 
 

@@ -1,10 +1,14 @@
-"""`tidings inbox`: what you were sent. With the host it is kept here for ever; without, it is read from the mailbox."""
+"""`tidings inbox`: what you were sent, kept on this machine for ever. There is one inbox, with the host and without.
+
+While no host runs this command opens the host's file in its place, receives into it, and marks what it shows as read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +16,24 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, place
-from tidings.cli.talk import endpoint_at, printable, show_message, writer
+from tidings.cli.talk import printable, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
-from tidings.errors import HostUnreachable, UsageError
+from tidings.errors import HostRuns, HostUnreachable, UnreachableError, UsageError
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.host.client import Session
+    from tidings.host.mailbox import Mailbox
+    from tidings.wire.keys import KeyPair
 
 app = typer.Typer()
 Message = dict[str, Any]
 #: messages that the host tells of at a time
 PAGE = 500
-WITH_HOST = ("from", "channel", "search", "follow", "unread")
+WITH_HOST = ("from", "search", "follow")
+#: without a host: what came is shown until nothing more comes for so long
+QUIET = 0.5
+LOOK_EVERY = 0.2
 
 
 @app.callback(invoke_without_command=True)
@@ -50,8 +59,8 @@ def inbox(
 ) -> None:
     """Show your direct messages, and durable copies of your channels.
 
-    With the host: the newest, with their row; they stay, and `tidings inbox read ROW` marks what you have read (`*` is
-    new). Without it they are read from the mailbox: what is shown is settled, the rest stays. Either way this receives
+    With the host: the newest, with their row, and `tidings inbox read ROW` marks what you have read (`*` is new).
+    Without it: what is unread, which counts as read once it was shown; the inbox is the same. Either way this receives
     as you: a program of the same agent that is receiving is superseded, and told so.
 
     Examples:
@@ -71,9 +80,8 @@ def inbox(
         raise UsageError("--count must be at least 1")
     session = session_if_any(where, direct=direct, receive=True)
     if session is None:
-        given = {"from": sender, "channel": channel, "search": search, "follow": follow, "unread": unread}
-        _check_without_host(where, given, direct=direct)
-        _from_mailbox(where, wait, count, as_json=as_json)
+        _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
+        _without_host(where, channel, wait, count, as_json=as_json)
         return
     _take_back(session, where)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
@@ -107,34 +115,87 @@ def _list(session: Session, wanted: dict[str, Any], count: int, wait: float, *, 
 
 
 def _check_without_host(where: Place, given: dict[str, Any], *, direct: bool) -> None:
-    """Reading from the mailbox settles what it passes, so nothing can be left out there."""
     named = [name for name in WITH_HOST if given[name]]
     if named:
         why = "goes without it (--direct)" if direct else f"no host runs in {where.home.home}: `tidings host up`"
         raise HostUnreachable(f"--{named[0]} needs the host, which keeps mail, and this {why}")
 
 
-def _from_mailbox(where: Place, wait: float, count: int, *, as_json: bool) -> None:
-    async def act() -> tuple[int, str]:
-        shown = 0
-        async with endpoint_at(where, receive=True) as endpoint:
-            patience = wait
-            while shown < count:
-                try:
-                    message = await endpoint.next_message(patience)
-                except TimeoutError:
-                    break
-                show_message(message, as_json=as_json)
-                await message.ack()
-                shown, patience = shown + 1, 0.5
-            return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
+def _without_host(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> None:
+    from tidings.host.mailbox import OTHERS_PATIENCE, held_mail, is_wanted
 
-    shown, delay = asyncio.run(act())
+    home = where.home.home
+    try:
+        with held_mail(home, 0.0 if is_wanted(home) else OTHERS_PATIENCE):
+            shown, delay = asyncio.run(_show_unread(where, channel, wait, count, as_json=as_json))
+    except HostRuns as error:
+        output.say(f"note: {error}; nothing is received or marked as read here")
+        shown, delay = _from_file(where, channel, count, as_json=as_json), ""
     if not shown:
         output.say(f"the mailbox of {where.agent} is empty")
     if shown < count and delay:
         output.say(f"note: {delay}")
     output.hint("tidings who")
+
+
+async def _show_unread(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> tuple[int, str]:
+    """Show what is unread, and what comes meanwhile; it is read once it was shown. How many, and what is late."""
+    from tidings.host.mailbox import open_mailbox
+
+    async with open_mailbox(where.home.home, _source(where)) as mailbox:
+        shown = 0
+        try:
+            async with mailbox.receive() as endpoint:
+                shown = await _as_it_comes(mailbox, channel, wait, count, as_json=as_json)
+                return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
+        except UnreachableError as error:  # what was kept before needs no space
+            shown += await _as_it_comes(mailbox, channel, None, count - shown, as_json=as_json)
+            if not shown:
+                raise
+            return shown, str(error)
+
+
+async def _as_it_comes(mailbox: Mailbox, channel: str | None, wait: float | None, count: int, *, as_json: bool) -> int:
+    """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
+    from tidings.host import shown as showing
+    from tidings.host.inbox import Wanted
+    from tidings.host.mailbox import is_wanted
+
+    clock = asyncio.get_running_loop().time
+    over, quiet, shown, after = clock() + (wait or 0.0), 0.0, 0, 0
+    while shown < count:
+        wanted = Wanted(unread=True, channel=channel, after=after, limit=min(PAGE, count - shown))
+        for row in await mailbox.listed(wanted):
+            _show(showing.mail(row, mailbox.identity.key), as_json=as_json)
+            await mailbox.mark_read([row.row])
+            shown, after, quiet = shown + 1, row.row, clock() + QUIET
+        # something was shown: the rest is soon here, once every channel was asked
+        until = quiet if shown and mailbox.is_complete else max(over, quiet)
+        if wait is None or clock() >= until or is_wanted(mailbox.home):
+            break
+        await mailbox.news(min(LOOK_EVERY, until - clock()))
+    return shown
+
+
+def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) -> int:
+    """What is unread in a file that somebody else has open, as it is."""
+    from tidings.host import inbox as store
+    from tidings.host import shown
+    from tidings.host.schema import MIGRATIONS
+    from tidings.store.looking import look
+
+    key = _key(where)
+    wanted = store.Wanted(unread=True, channel=channel, limit=count)
+    mine = (where.home.read_info().id, key.id)
+    rows = look(where.home.home / "host.db", MIGRATIONS, lambda c: store.listed(c, *mine, wanted))
+    for row in rows:
+        _show(shown.mail(row, key), as_json=as_json)
+    return len(rows)
+
+
+def _source(where: Place) -> tuple[str, ...]:
+    where.home.read_info()
+    return ("home", str(where.home.home), where.home.name, where.agent)
 
 
 def _take_back(session: Session, where: Place) -> None:
@@ -201,7 +262,7 @@ def read(
     acting_as: AsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Mark messages as read; senders of direct messages are told. Needs the host, which keeps them.
+    """Mark messages as read; senders of direct messages are told, without a host when one of you next receives.
 
     Examples:
 
@@ -211,8 +272,12 @@ def read(
     """
     if bool(rows) == everything:
         raise UsageError("name the rows that were read, or --all; one of the two")
-    session = required_session(place(space, home, acting_as), receive=True)
-    marked = session.mark_read(rows) if rows else _mark_all(session)
+    where = place(space, home, acting_as)
+    if _no_host_but_its_file(where):
+        marked = _mark_in_file(where, rows)
+    else:
+        session = required_session(where, receive=True)
+        marked = session.mark_read(rows) if rows else _mark_all(session)
     if as_json:
         output.data({"read": marked})
         return
@@ -230,15 +295,61 @@ def quarantine(
 
       tidings inbox quarantine --as bob
     """
-    session = required_session(place(space, home, acting_as), receive=False)
+    where = place(space, home, acting_as)
     found: list[Message] = []
-    while page := session.quarantine(found[-1]["row"] if found else 0):
+    page_after = _aside_in_file(where) if _no_host_but_its_file(where) else required_session(where).quarantine
+    while page := page_after(found[-1]["row"] if found else 0):
         found += page
     if as_json:
         output.data(found)
         return
     rows = [(each["row"], each["received"], each["bytes"], printable(each["reason"])) for each in found]
     output.table(("row", "received", "bytes", "reason"), rows, empty="nothing was put aside")
+
+
+def _no_host_but_its_file(where: Place) -> bool:
+    from tidings.host.mailbox import is_wanted
+
+    return not is_wanted(where.home.home) and (where.home.home / "host.db").exists()
+
+
+def _aside_in_file(where: Place) -> Callable[[int], list[Message]]:
+    from tidings.host import inbox as store
+    from tidings.host import shown
+    from tidings.host.schema import MIGRATIONS
+    from tidings.store.looking import look
+
+    mine = (where.home.read_info().id, _key(where).id)
+
+    def page_after(row: int) -> list[Message]:
+        found = look(where.home.home / "host.db", MIGRATIONS, lambda c: store.aside(c, *mine, row))
+        return [shown.aside(each) for each in found]
+
+    return page_after
+
+
+def _key(where: Place) -> KeyPair:
+    from tidings.broker import jwt
+    from tidings.broker.private_files import read_private
+
+    return jwt.split_credentials(read_private(where.home.agent_creds(where.agent)))[1]
+
+
+def _mark_in_file(where: Place, rows: list[int] | None) -> int:
+    from tidings.host.inbox import Wanted
+    from tidings.host.mailbox import held_mail, open_mailbox
+
+    async def act() -> int:
+        async with open_mailbox(where.home.home, _source(where)) as mailbox:
+            if rows:
+                return await mailbox.mark_read(rows)
+            marked = 0
+            while found := await mailbox.listed(Wanted(unread=True, limit=PAGE)):
+                marked += await mailbox.mark_read([row.row for row in found])
+            return marked
+
+    with held_mail(where.home.home):
+        return asyncio.run(act())
 
 
 def _mark_all(session: Session) -> int:

@@ -1,6 +1,6 @@
 """The host as a process: one per home, from before the network until it is told to stop.
 
-Start: lock, database and agents (nobody waits for a broker), sessions, socket, requests. Stop, in bounded time:
+Start: locks, database and agents (nobody waits for a broker), sessions, socket, requests. Stop, in bounded time:
 
     1. the socket is gone and nothing new is taken      3. tasks that programs hold are given back
     2. streams end, requests get three seconds          4. agents disconnect, the database closes, the lock ends
@@ -29,11 +29,14 @@ from tidings.errors import HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims
 from tidings.host.host import Host
 from tidings.host.ipc import Desk, application
+from tidings.host.mailbox import HOST_PATIENCE, held_mail
 from tidings.host.serving import HostServer, PeerChecked
 from tidings.host.sessions import Sessions
 from tidings.host.sockets import bind, socket_path
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: whoever looks whether a host runs holds its lock for a moment
+LOCK_PATIENCE = 0.2
 #: seconds for agents to disconnect and the database to close
 CLOSE_WITHIN = 20.0
 log = logging.getLogger(__name__)
@@ -71,7 +74,7 @@ class Daemon:
             private_dir(folder)
         lock = lock_path(self.home)
         try:
-            with locked(lock, f"run the host of {self.home}"):
+            with locked(lock, f"run the host of {self.home}", wait=LOCK_PATIENCE), held_mail(self.home, HOST_PATIENCE):
                 await self._run_locked()
         except SpaceBusy as error:
             holder = lock_holder(lock) or "another process"

@@ -24,7 +24,6 @@ from pathlib import Path
 
 from tidings.broker.config import SYNC_SECONDS
 from tidings.broker.ending import end_tasks
-from tidings.broker.private_files import private_dir
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.roster import Roster
@@ -44,6 +43,7 @@ from tidings.host.directory import Directories
 from tidings.host.drain import Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import InboxStore
+from tidings.host.mailbox import state_file
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
 from tidings.host.outbox_moves import reused
 from tidings.host.outlets import SessionOutlet, SessionOutlets
@@ -404,10 +404,7 @@ class Host:
         return changed
 
     def state_file(self, scope: Scope) -> Path:
-        """Where the endpoint of an agent keeps how far it read; what it holds is never ahead of the inbox."""
-        folder = self.home / "run" / "host"
-        private_dir(folder)
-        return folder / f"{scope.space_id}.{scope.agent}.json"
+        return state_file(self.home, scope)
 
     # --- sending ---
 

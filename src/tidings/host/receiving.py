@@ -75,6 +75,10 @@ class Receiver:
         self.scope, self.inbox = scope, inbox
         #: receives now; a newer session elsewhere ends that
         self.receiving = False
+        #: every channel was asked for what was missed, with the endpoint there is now
+        self.followed = asyncio.Event()
+        #: a newer session elsewhere receives
+        self.error: Superseded | None = None
         self._on_kept, self._on_failed = on_kept, on_failed
         self._pause = RETRY_PAUSE
         self._untold = asyncio.Event()
@@ -84,6 +88,7 @@ class Receiver:
     async def begin(self, endpoint: Endpoint) -> None:
         """Receive from this endpoint, in the place of the one before."""
         await self.end()
+        self.error = None
         endpoint.keep_aside, endpoint.tells_delivered = self._keep_aside, False
         self._untold.set()
         self._overflowed.set()  # what the run before did not tell
@@ -93,6 +98,7 @@ class Receiver:
     async def end(self) -> None:
         await end_tasks(self._tasks)
         self._tasks, self.receiving = [], False
+        self.followed.clear()
 
     def tell(self) -> None:
         """Something was read: its sender may know."""
@@ -102,7 +108,7 @@ class Receiver:
         try:
             await work(endpoint)
         except Superseded as error:
-            self.receiving = False
+            self.receiving, self.error = False, error
             log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
         except Exception:  # boundary: else it would be said to receive, and nobody would
             self.receiving = False
@@ -224,3 +230,4 @@ class Receiver:
                 await endpoint.join(pattern, backfill=0)
             except (DeniedError, UnreachableError, OutcomeUnknown) as error:
                 log.warning("%s cannot follow %s in %s: %s", self.scope.name, pattern, self.scope.space, error)
+        self.followed.set()

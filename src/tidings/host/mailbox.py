@@ -1,0 +1,135 @@
+"""One agent's inbox while no host runs: the file of the host, opened in its place and received into.
+
+    with held_mail(home):                          nobody else has host.db open, and no host starts meanwhile
+        async with open_mailbox(home, source) as mailbox: ...
+
+There is one inbox, whoever fills it: what is shown and marked here is read through a host later, what a host that was
+killed had kept is unread here, and the order of effects is the same (`receiving`): committed, then acknowledged. A host
+that starts is not kept waiting: `is_wanted` says so, and the one who reads gives way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from tidings.broker.private_files import lock_holder, locked, private_dir
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.identity import Identity
+from tidings.errors import HostRuns, SpaceBusy
+from tidings.failpoints import reach
+from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
+from tidings.host.receiving import Receiver
+from tidings.host.registry import Scope, Source, identity_of
+from tidings.host.schema import MIGRATIONS
+from tidings.store.database import Database
+
+#: another reader is soon done
+OTHERS_PATIENCE = 5.0
+#: a host that starts waits so long for whoever reads without it
+HOST_PATIENCE = 20.0
+TELL_PATIENCE = 2.0
+
+
+def mail_lock(home: Path) -> Path:
+    """Held by whoever has `host.db` open: the host, or a program that reads an inbox without one."""
+    return home / "run" / "mail.lock"
+
+
+def state_file(home: Path, scope: Scope) -> Path:
+    """Where the endpoint of an agent keeps how far it read; what it holds is never ahead of the inbox."""
+    folder = home / "run" / "host"
+    private_dir(folder)
+    return folder / f"{scope.space_id}.{scope.agent}.json"
+
+
+@contextmanager
+def held_mail(home: Path, wait: float = OTHERS_PATIENCE) -> Iterator[None]:
+    """HostRuns if somebody else has it."""
+    private_dir(home)
+    private_dir(home / "run")
+    lock = locked(mail_lock(home), "has the inbox open", wait=wait)
+    try:
+        lock.__enter__()
+    except SpaceBusy as error:
+        holder = (lock_holder(mail_lock(home)) or "another process").split(" (")[0]
+        raise HostRuns(f"the inbox of {home} is open in {holder}: go through the host, or ask again soon") from error
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def is_wanted(home: Path) -> bool:
+    """Does a host run, or wait to begin?"""
+    return lock_holder(home / "run" / "host.lock") is not None
+
+
+@asynccontextmanager
+async def open_mailbox(home: Path, source: Source, bound: Bound | None = None) -> AsyncIterator[Mailbox]:
+    """The inbox of an agent. Needs no space: see `Mailbox.receive`."""
+    identity = await identity_of(source)
+    database = await asyncio.to_thread(Database, home / "host.db", MIGRATIONS)
+    try:
+        yield Mailbox(home, source, identity, await InboxStore.open(database, bound))
+    finally:
+        await asyncio.to_thread(database.close)
+
+
+class Mailbox:
+    """See above. Made by `open_mailbox`."""
+
+    def __init__(self, home: Path, source: Source, identity: Identity, inbox: InboxStore) -> None:
+        self.home, self.identity, self.inbox = home, identity, inbox
+        self.scope = Scope(identity.subjects.space, identity.space_id, identity.id, identity.name)
+        self._mine = (self.scope.space_id, self.scope.agent)
+        self._source = source
+        self._changed = asyncio.Event()
+        self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set)
+
+    @asynccontextmanager
+    async def receive(self) -> AsyncIterator[Endpoint]:
+        """Take what was sent, as long as the block lasts; UnreachableError if the space cannot be reached.
+
+        At the end senders are told what was read. Whom that does not reach is told by whoever receives next.
+        """
+        endpoint = Endpoint(lambda: identity_of(self._source), state=state_file(self.home, self.scope))
+        endpoint.on("notice", self._receiver.keep_notice)
+        async with endpoint:
+            await self._receiver.begin(endpoint)
+            try:
+                yield endpoint
+                await self._until_told()
+            finally:
+                await self._receiver.end()
+
+    async def _until_told(self) -> None:
+        self._receiver.tell()
+        deadline = asyncio.get_running_loop().time() + TELL_PATIENCE
+        while await self.inbox.receipts_to_tell(*self._mine) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+
+    @property
+    def is_complete(self) -> bool:
+        """Was every channel asked for what was missed? Else something may come any moment."""
+        return self._receiver.followed.is_set()
+
+    async def listed(self, wanted: Wanted) -> list[InboxRow]:
+        return await self.inbox.listed(*self._mine, wanted)
+
+    async def mark_read(self, rows: Sequence[int]) -> int:
+        reach("mailbox.shown")
+        count = await self.inbox.mark_read(*self._mine, rows)
+        reach("mailbox.marked")
+        return count
+
+    async def news(self, seconds: float) -> None:
+        """Until there may be more, or so long; raises what ended the receiving."""
+        if self._receiver.error is not None:
+            raise self._receiver.error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
