@@ -62,6 +62,8 @@ class Channels:
         self._stopped = False
         #: pattern -> where this program left it
         self._left: dict[str, int] = {}
+        #: patterns that something else ended, until somebody looked whether access was the cause
+        self.ended: set[str] = set()
         link.on_session(self._on_session)
 
     # --- join ---
@@ -282,6 +284,7 @@ class Channels:
     async def _end(self, membership: Membership, seq: int) -> None:
         """It was closed, and not by this program."""
         await self._drop(membership)
+        self.ended.add(membership.pattern)
         self._report("membership", MembershipChange(membership.pattern, "left", seq))
 
     # --- what other programs of this agent change ---
