@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socketserver
 import stat
@@ -27,10 +28,13 @@ from tidings.broker.private_files import private_dir
 from tidings.cli import inbox as inbox_cli
 from tidings.cli import outbox as outbox_cli
 from tidings.cli import systemd, through_host
+from tidings.host import inbox as inbox_store
 from tidings.host import ipc_mail
 from tidings.host.client import HostClient, Session
+from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
+from tidings.store.looking import look
 from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -192,7 +196,7 @@ async def test_there_is_one_inbox_with_the_host_and_without(terminal: Terminal, 
 
 
 async def test_what_a_killed_host_kept_is_shown_without_it_also_while_the_space_is_away(
-    terminal: Terminal, space: RealSpace
+    terminal: Terminal, space: RealSpace, tmp_path: Path
 ) -> None:
     for name in ("bob", "me"):
         await space.add(name)
@@ -212,6 +216,15 @@ async def test_what_a_killed_host_kept_is_shown_without_it_also_while_the_space_
     await started(terminal)
     assert await mail(terminal, "--as", "bob", "--unread", "--wait", "0") == []
     assert len(await mail(terminal, "--as", "bob")) == 4
+    assert (await run(terminal, "host", "down")).returncode == 0
+    copy = tmp_path / "elsewhere" / "host.db"
+    private_dir(copy.parent)
+    shutil.copy(terminal.home.home / "host.db", copy)
+    mine = (space.info.id, bobs.agent)
+    kept = await ask(look, copy, MIGRATIONS, lambda c: inbox_store.listed(c, *mine))
+    assert [row.text for row in kept] == ["one", "two", "three", "four"], (
+        "after `host down` the file alone is all of it"
+    )
 
 
 async def _unread(session: Session, count: int) -> bool:

@@ -32,10 +32,10 @@ from tidings.errors import (
     UsageError,
     WrongState,
 )
-from tidings.host import composing
+from tidings.host import composing, receiving
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
-from tidings.host.inbox import Arrival
+from tidings.host.inbox import Arrival, Bound
 from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
@@ -681,6 +681,49 @@ async def test_mail_that_was_read_long_ago_forgets_its_content_and_unread_mail_d
 
 async def _only(host: hosts.Host, scope: hosts.Scope, texts: list[str]) -> bool:
     return await texts_of(host, scope) == texts
+
+
+async def test_a_flood_fills_nobodys_inbox_and_what_was_not_kept_is_told_with_range_and_count(
+    space: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "OVERFLOW_TOLD", 0.05)
+    monkeypatch.setattr(receiving, "OVERFLOW_TOLD_AT_MOST", 0.1)
+    for name in ("ada", "bob", "eve"):
+        await space.add(name)
+    bound = Bound(rows=40, bytes=1_000_000)
+    async with host_in(tmp_path / "host", bound=bound) as host:
+        bob = await adopt(host, space, "bob", receive=True)
+        await eventually(lambda: host.health()[0].receiving)
+        await host.endpoint(bob).join("general")
+
+        async def told() -> list[dict[str, Any]]:
+            return [json.loads(row.raw) for row in await inbox_of(host, bob) if row.kind == "notice"]
+
+        senders = [tidings.connect("main", name=name, home=space.home.home, receive=False) for name in ("ada", "eve")]
+        async with senders[0] as ada, senders[1] as eve:
+            flood = [(await ada.send("general", f"flood {number}")).seq for number in range(200)]
+            await eve.send("general", "a word of mine")
+
+            async def heard() -> bool:
+                texts = await texts_of(host, bob)
+                return "a word of mine" in texts and sum(each["count"] for each in await told()) == 160
+
+            await eventually(heard, within=30, what="the flood is told, and others are heard")
+            rows = [row for row in await inbox_of(host, bob) if row.kind == "channel"]
+            assert [row.text for row in rows] == [*(f"flood {number}" for number in range(40)), "a word of mine"]
+            notices = await told()
+            assert {(each["kind"], each["channel"]) for each in notices} == {("flood", "general")}
+            assert (notices[0]["first"], notices[-1]["last"]) == (flood[40], flood[-1])
+            await host.mark_read(bob, [row.row for row in rows])
+            await ada.send("general", "after it was read")
+            await eventually(lambda: _last_text(host, bob, "after it was read"), what="there is room again")
+    async with host_in(tmp_path / "host", bound=bound) as host:
+        await eventually(lambda: host.health()[0].receiving)
+        assert sum(each["count"] for each in await told()) == 160, "told once, restarts included"
+
+
+async def _last_text(host: hosts.Host, scope: hosts.Scope, text: str) -> bool:
+    return (await texts_of(host, scope))[-1] == text
 
 
 async def test_an_agent_that_only_sent_begins_to_receive_when_asked(pair: RealSpace, tmp_path: Path) -> None:

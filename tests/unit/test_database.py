@@ -462,3 +462,15 @@ def test_a_file_that_was_made_and_never_filled_is_taken_as_new(path: Path) -> No
     notes = Database(path, NOTES)
     assert notes.write_blocking(write("one")) == 1
     notes.close()
+
+
+def test_a_database_that_was_closed_is_one_file_that_can_be_copied(path: Path, tmp_path: Path) -> None:
+    database = Database(path, NOTES)
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as onlooker:  # of another process, say
+        database.write_blocking(write("one"))
+        assert database.read_blocking(texts) == texts(onlooker) == ["one"]
+        database.write_blocking(write("two"))
+        database.close()
+        copy = tmp_path / "copy.db"
+        copy.write_bytes(path.read_bytes())
+        assert on_disk(copy) == ["one", "two"]

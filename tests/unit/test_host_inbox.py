@@ -372,3 +372,13 @@ async def test_how_much_is_held_of_a_sender_is_what_is_there_whatever_happened(i
 
     counted, there = await inbox.database.read(held)
     assert counted == there
+
+
+async def test_of_what_cannot_be_opened_the_newest_is_kept(inbox: InboxStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUARANTINE_ROWS", 3)
+    monkeypatch.setattr(module, "QUARANTINE_BYTES", 1_000)
+    for number in range(5):
+        await inbox.quarantine("main", "bob", f"garbage {number}".encode(), "does not open")
+    assert [each.raw for each in await inbox.aside("main", "bob")] == [b"garbage 2", b"garbage 3", b"garbage 4"]
+    await inbox.quarantine("main", "bob", b"x" * 2_000, "does not open")
+    assert [len(each.raw) for each in await inbox.aside("main", "bob")] == [2_000], "the newest in any case"

@@ -42,8 +42,8 @@ from tidings.host.composing import Composed, SendRequest, compose_again, compose
 from tidings.host.directory import Directories
 from tidings.host.drain import Drain
 from tidings.host.fingerprint import fingerprint_of
-from tidings.host.inbox import InboxStore
-from tidings.host.mailbox import state_file
+from tidings.host.inbox import Bound, InboxStore
+from tidings.host.mailbox import bound_of, state_file
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
 from tidings.host.outbox_moves import reused
 from tidings.host.outlets import SessionOutlet, SessionOutlets
@@ -246,8 +246,11 @@ class Host:
         *,
         clock: Callable[[], float] = time.time,
         tick: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        bound: Bound | None = None,
     ) -> None:
         self.home = home
+        #: how much of one sender each inbox keeps; unless said, as the settings of this home have it
+        self._bound = bound
         self._clock, self._tick = clock, tick
         self._agents: dict[tuple[str, str], _Agent] = {}
         #: the first steward of each space
@@ -265,7 +268,7 @@ class Host:
         try:
             self.outbox = OutboxStore(self.database, Terms(f"run {new_id()}"), self._tick)
             await self.outbox.recover()
-            self.inbox = await InboxStore.open(self.database)
+            self.inbox = await InboxStore.open(self.database, self._bound or bound_of(self.home))
             self.registry = Registry(self.database)
             self.directories = await Directories.open(self.database)
             outlets = SessionOutlets(self._outlet, self._outlets_of)

@@ -28,6 +28,8 @@ THREAD_SHOWN = 200
 #: messages of a conversation that are walked through, whoever made it how wide
 THREAD_WALKED = 2_000
 QUARANTINE_REASON = 1_000
+#: of what could not be opened, the newest are kept for each recipient: nobody can say whose it is
+QUARANTINE_ROWS, QUARANTINE_BYTES = 1_000, 16 * 1024 * 1024
 #: who notices are from; an agent's id is a key, so this is nobody's
 TIDINGS = "tidings"
 #: in `inbox_held`: all of a sender, whatever the channel
@@ -302,6 +304,13 @@ def overflow_notice(sender: str, channel: str, name: str, first: int, last: int,
     return Notice("flood", f"{what} to you were not kept; {why}", None, first, last, count, cause)
 
 
+_DROP_OLD_ASIDE = """
+DELETE FROM quarantine WHERE row IN (SELECT row FROM (
+  SELECT row, sum(length(raw)) OVER newest AS held, row_number() OVER newest AS place FROM quarantine
+  WHERE space = ? AND recipient = ? WINDOW newest AS (ORDER BY row DESC))
+WHERE place > 1 AND (held > ? OR place > ?))"""
+
+
 def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: bytes, reason: str, now: int) -> Kept:
     """Keep aside what cannot be opened; the same bytes once."""
     key = (space, recipient, hashlib.sha256(raw).digest())
@@ -311,6 +320,7 @@ def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: 
         (*key, raw, reason[:QUARANTINE_REASON], now),
     ).fetchone()
     if made is not None:
+        connection.execute(_DROP_OLD_ASIDE, (space, recipient, QUARANTINE_BYTES, QUARANTINE_ROWS))
         return Kept(made[0], new=True)
     query = "SELECT row FROM quarantine WHERE space = ? AND recipient = ? AND digest = ?"
     return Kept(connection.execute(query, key).fetchone()[0], new=False)

@@ -24,6 +24,7 @@ from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
 from tidings.host.receiving import Receiver
 from tidings.host.registry import Scope, Source, identity_of
 from tidings.host.schema import MIGRATIONS
+from tidings.space.settings import Settings
 from tidings.store.database import Database
 
 #: another reader is soon done
@@ -43,6 +44,13 @@ def state_file(home: Path, scope: Scope) -> Path:
     folder = home / "run" / "host"
     private_dir(folder)
     return folder / f"{scope.space_id}.{scope.agent}.json"
+
+
+def bound_of(home: Path) -> Bound:
+    """How much of one sender is kept, as the settings of this home say."""
+    settings = Settings({"home": str(home)})
+    rows, size = settings.number("inbox_rows"), settings.number("inbox_bytes")
+    return Bound(rows=max(1, int(rows or 1)), bytes=int(size or 1))
 
 
 @contextmanager
@@ -68,12 +76,12 @@ def is_wanted(home: Path) -> bool:
 
 
 @asynccontextmanager
-async def open_mailbox(home: Path, source: Source, bound: Bound | None = None) -> AsyncIterator[Mailbox]:
+async def open_mailbox(home: Path, source: Source) -> AsyncIterator[Mailbox]:
     """The inbox of an agent. Needs no space: see `Mailbox.receive`."""
     identity = await identity_of(source)
     database = await asyncio.to_thread(Database, home / "host.db", MIGRATIONS)
     try:
-        yield Mailbox(home, source, identity, await InboxStore.open(database, bound))
+        yield Mailbox(home, source, identity, await InboxStore.open(database, bound_of(home)))
     finally:
         await asyncio.to_thread(database.close)
 

@@ -172,8 +172,8 @@ class Database:
             for jobs in self._gathered.values():
                 self._queue.put(jobs)
             self._gathered.clear()
-            self._queue.put(None)
-        self._own_readers.close()
+        self._own_readers.close()  # first: the writer, closed last, leaves one file that can be copied
+        self._queue.put(None)
         self._writer.join(patience)
         if self._writer.is_alive():
             self._abandon()
@@ -233,6 +233,9 @@ class Database:
             for start in range(0, len(self._running), GROUP):
                 self._do(self._running[start : start + GROUP])
         if self._connection is not None:
+            # Boundary: what is not in the file itself is in its log, and found there.
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
             self._connection.close()
 
     def _queued(self, jobs: list[_Job[Any]]) -> list[_Job[Any]]:
