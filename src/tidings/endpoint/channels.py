@@ -4,7 +4,8 @@ Joining subscribes first, then asks the steward; copies that arrive before its a
 they came after the join. Leaving asks first and unsubscribes afterwards: an unconfirmed leave changes nothing. After a
 lost connection what was missed is read from history before anything newer counts as contiguous.
 If the steward is away the live subscription stands, the join says so, and it is completed in the background.
-A log that went backwards (another `epoch`) has what is known by sequence forgotten, joins again, and is read again.
+A log that went backwards (another `epoch`, or other records than those remembered) has what is known by sequence
+forgotten above where both agree, joins again, and is read again.
 How copies are received and held is in `live.py`, how the log is read in `missed.py`, what a membership is in
 `membership.py`.
 """
@@ -15,6 +16,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+import msgspec
 
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
@@ -29,6 +32,7 @@ from tidings.endpoint.supervision import Supervision
 from tidings.endpoint.surfacing import Surfacing
 from tidings.errors import ConflictError, DeniedError, LogRegressed, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.wire.ids import new_id
+from tidings.wire.marks import Stamp
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers_pattern, is_concrete
 
@@ -62,8 +66,9 @@ class Channels:
         self._stopped = False
         #: pattern -> where this program left it
         self._left: dict[str, int] = {}
-        #: patterns that something else ended, until somebody looked whether access was the cause
-        self.ended: set[str] = set()
+        #: how often the log was found to have gone backwards
+        self._rewinds = 0
+        history.on_stamp = self._hear_stamp
         link.on_session(self._on_session)
 
     # --- join ---
@@ -130,9 +135,19 @@ class Channels:
 
     async def _ask_join(self, membership: Membership) -> dict[str, Any]:
         arguments: dict[str, Any] = {"epoch": self.seen.epoch} if self.seen.epoch else {}
+        marks, rewinds, session = self.seen.marks, self._rewinds, self.seen.marks.session
+        if not marks.is_checked:
+            arguments["marks"] = msgspec.to_builtins(marks.claims())
         answer = await self.link.call("member", "join", op=membership.op, pattern=membership.pattern, **arguments)
-        self._follow_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
+        if rewinds == self._rewinds:  # else another answer said the same before
+            self._follow_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
+            marks.checked(session)
+        self._hear_stamp(answer.get("stamp"))
         return answer
+
+    def _hear_stamp(self, stamp: Any) -> None:
+        if stamp:
+            self.seen.marks.note(msgspec.convert(stamp, Stamp))
 
     async def _settle_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
         """Take the steward's answer: backfill below it, then what was held, then everything live.
@@ -284,7 +299,6 @@ class Channels:
     async def _end(self, membership: Membership, seq: int) -> None:
         """It was closed, and not by this program."""
         await self._drop(membership)
-        self.ended.add(membership.pattern)
         self._report("membership", MembershipChange(membership.pattern, "left", seq))
 
     # --- what other programs of this agent change ---
@@ -299,6 +313,10 @@ class Channels:
             if not membership.confirmed or membership.leaving or membership.record in (stood, 0):
                 continue
             if membership.record > at or membership.rewound:
+                continue
+            if (
+                not self.seen.marks.is_checked
+            ):  # a log that went backwards lacks it too: the next join tells
                 continue
             await self._end(membership, at)
         for pattern, joined in stands.items():
@@ -324,6 +342,7 @@ class Channels:
     # --- after a lost connection, or a lost copy ---
 
     async def _on_session(self, connection: Connection) -> None:
+        self.seen.marks.doubt()
         if self._stopped:
             return
         for membership in list(self.memberships.values()):
@@ -404,6 +423,7 @@ class Channels:
         """The steward speaks of a log of this epoch. If it is another than ours, every membership is asked for again;
         the answers say up to where the two agree."""
         if epoch and self.seen.epoch and epoch != self.seen.epoch and not self._stopped:
+            self.seen.marks.doubt()
             for membership in self.memberships.values():
                 self._doubt(membership)
 
@@ -414,10 +434,11 @@ class Channels:
             self._catch_up_later(membership)
 
     def _follow_epoch(self, epoch: str, agreed: int | None) -> None:
-        if agreed is None or epoch == self.seen.epoch:
+        if agreed is None:
             if epoch and not self.seen.epoch:
                 self.seen.adopt(epoch)
             return
+        self._rewinds += 1
         self.seen.rewind(epoch, agreed)
         self.live.arrivals.rewind(agreed)
         for membership in self.memberships.values():
@@ -430,7 +451,8 @@ class Channels:
             "error",
             LogRegressed(
                 f"the log of this space went backwards and agrees with what was seen only up to {agreed}: memberships "
-                "are checked and newer messages read again; what was lost with it only its senders have"
+                "are checked and newer messages read again; what was lost with it only its senders have (epoch "
+                f"{epoch[:8]})"
             ),
         )
 

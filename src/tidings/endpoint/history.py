@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class History:
         self.link = link
         self.opener = opener
         self._turns = asyncio.Semaphore(AT_ONCE)
+        #: hears what the log was at its head when a page was read
+        self.on_stamp: Callable[[Any], None] = lambda _stamp: None
 
     async def records(
         self, channel: str, limit: int, *, before: int | None = None, window: int | None = None
@@ -111,9 +113,11 @@ class History:
         while True:
             try:
                 connection = await self.link.ready(max(0.1, deadline - time.monotonic()))
-                return await self.link.call(
+                answer = await self.link.call(
                     "history", "page", channel=channel, timeout=PATIENCE, connection=connection, **arguments
                 )
+                self.on_stamp(answer.get("stamp"))
+                return answer
             except (ConnectionLost, ConflictError):  # the latter: another program of this agent reads too
                 if time.monotonic() > deadline:
                     raise

@@ -17,6 +17,7 @@ from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import Kept
 from tidings.wire.headers import REPUBLISH_HEADERS, Fields, Headers, read_plain_copy, split_block
+from tidings.wire.marks import record_mark
 from tidings.wire.subjects import Subjects
 
 
@@ -27,6 +28,8 @@ class LiveRecord:
     seq: int
     time_ns: int
     received: Received
+    #: tells it from another record at the same sequence of a log that was set back
+    mark: str = ""
 
     @property
     def channel(self) -> str:
@@ -90,7 +93,7 @@ class RecordOpener:
         if not isinstance(opened, Received) or opened.kind != "chat":
             self.refused["wrong_kind" if isinstance(opened, Received) else opened.reason] += 1
             return None
-        return LiveRecord(seq, time_ns, opened)
+        return LiveRecord(seq, time_ns, opened, record_mark(time_ns, subject, payload))
 
 
 def _read_copy(block: bytes) -> tuple[Fields | None, str, str, str, str]:

@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import msgspec
+
 from tidings.broker.private_files import write_private
+from tidings.endpoint.log_marks import LogMarks
 from tidings.endpoint.sequences import Sequences
 from tidings.errors import ConfigError
 from tidings.wire.patterns import covers, is_concrete
@@ -139,6 +142,8 @@ class Seen:
         self.path = path
         #: which log the sequences are of; empty until somebody says
         self.epoch = ""
+        #: which records were there, so that a log that was set back is noticed
+        self.marks = LogMarks()
         self.channels: OrderedDict[str, ChannelSeen] = OrderedDict()
         #: channels that are joined by name: never forgotten, and read from their join on whatever was forgotten
         self.pinned: set[str] = set()
@@ -170,7 +175,8 @@ class Seen:
             self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
             self.known = Sequences(found.get("sequences", []))
             self.numbers = {str(series): int(number) for series, number in found.get("frames", {}).items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.marks = LogMarks(found.get("marks", []))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
 
     def channel(self, name: str) -> ChannelSeen:
@@ -208,6 +214,8 @@ class Seen:
         self.adopt(epoch)
         self.forgotten = min(self.forgotten, agreed)
         self.known.cut(agreed)
+        self.marks.rewind(agreed)
+        self._dirty = True
         self.numbers.clear()
         for seen in self.channels.values():
             seen.rewind(agreed)
@@ -267,6 +275,7 @@ class Seen:
             "identities": identities[-1_024:],
             "sequences": self.known.without(self._unsettled.values()),
             "frames": self.numbers,
+            "marks": msgspec.to_builtins([*self.marks.own, *self.marks.stamps]),
         }
         write_private(self.path, json.dumps(kept))
         self._dirty = False

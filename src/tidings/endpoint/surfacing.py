@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tidings.endpoint.records import LiveRecord
 from tidings.endpoint.seen import Seen
+from tidings.wire.marks import Stamp
 
 
 class Surface(Protocol):
@@ -26,7 +27,6 @@ class Surface(Protocol):
         late: bool = False,
         ahead: bool = False,
         redelivered: bool = False,
-        durable: bool = False,
     ) -> bool: ...
 
 
@@ -50,6 +50,7 @@ class Surfacing:
         if not own and not repeated and not self._hand_over(record, **marks):
             return False
         seen.surface(record.seq, contiguous=contiguous)
+        self._note(record)
         if repeated:
             self._refused["repeated"] += 1
         if own or repeated:
@@ -64,6 +65,7 @@ class Surfacing:
         if not self._hand_over(record, historical=historical, late=record.seq < seen.newest):
             return False
         seen.surface_missed(record.seq)
+        self._note(record)
         return True
 
     def offer_durable(self, record: LiveRecord, *, redelivered: bool) -> bool:
@@ -75,10 +77,15 @@ class Surfacing:
             self._refused["repeated"] += 1
             return True
         seen = self.seen.channel(record.channel)
-        if not self._hand_over(record, late=record.seq < seen.newest, redelivered=redelivered, durable=True):
+        if not self._hand_over(record, late=record.seq < seen.newest, redelivered=redelivered):
             return False
         seen.surface_durable(record.seq)
+        self._note(record)
         return True
+
+    def _note(self, record: LiveRecord) -> None:
+        if record.mark:
+            self.seen.marks.note(Stamp(record.seq, record.mark))
 
     def _hand_over(self, record: LiveRecord, **marks: bool) -> bool:
         if self._surface(record, **marks):

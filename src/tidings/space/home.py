@@ -8,8 +8,8 @@
                   js/             the broker's store
                   checkpoints/    deliver/: how far durable delivery is, and its debts
                   lake/           tables of what was delivered and what was quarantined
-                  marks.json      where the log was: outside js/, so that a restored store is noticed
 <home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `tidings agent import` took
+<home>/marks/<S>.json             where the log was: outside of what is copied and put back, so that this is noticed
 <home>/run/<S>/                   locks, pids, state of what runs
 <home>/logs/<S>/                  broker.log, steward.log, pipeline.log, spark.log, up.log
 """
@@ -76,7 +76,9 @@ class SpaceHome:
         self.lake = self.root / "lake"
         self.pipeline_creds = self.creds / "pipeline.creds"
         self.watcher_creds = self.creds / "watcher.creds"
-        self.marks = self.root / "marks.json"
+        self.marks = home / "marks" / f"{name}.json"
+        #: where they lay once, inside of what a backup copies
+        self.marks_before = self.root / "marks.json"
         self.run = home / "run" / name
         self.logs = home / "logs" / name
         self.up_lock = self.run / "up.lock"
@@ -99,6 +101,7 @@ class SpaceHome:
             self.checkpoints,
             self.checkpoint,
             self.lake,
+            self.marks.parent,
             self.run,
             self.logs,
         ):
@@ -153,6 +156,7 @@ class SpaceHome:
                     held.enter_context(locked(lock, f"removing space {self.name}", wait=0.5))
                 except SpaceBusy as error:
                     raise SpaceBusy(f"space {self.name} is in use: {error}; `tidings down` first") from error
+            self.marks.unlink(missing_ok=True)
             for path in (self.root, self.logs, self.run):
                 if path.exists():
                     shutil.rmtree(path)

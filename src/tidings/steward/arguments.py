@@ -44,7 +44,7 @@ def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
 _TASK: Mapping[str, Kind] = {"seq": COUNT, "session": TEXT}
 _SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": COUNT, "after": COUNT}
 ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Kind]] = {
-    ("member", "join"): {"pattern": TEXT, "epoch": TEXT},
+    ("member", "join"): {"pattern": TEXT, "epoch": TEXT, "marks": FIELD},
     ("member", "leave"): {"pattern": TEXT, "joined": COUNT},
     ("member", "list"): {},
     ("member", "members"): {"channel": TEXT, "after": TEXT},
@@ -90,12 +90,10 @@ ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Kind]] = {
     ("task", "check"): {"role": TEXT},
     ("task", "room"): {"role": TEXT},
     ("task", "result"): {"id": TEXT, "seq": COUNT, "wait": NUMBER},
-    ("dead", "put"): {"kind": TEXT, "seq": COUNT, "error": TEXT, "attempts": COUNT},
-    ("dead", "wanted"): {},
     ("dead", "list"): {},
-    ("dead", "show"): {"seq": COUNT, "letter": TEXT},
-    ("dead", "retry"): {"seq": COUNT, "letter": TEXT},
-    ("dead", "drop"): {"seq": COUNT, "letter": TEXT},
+    ("dead", "show"): {"seq": COUNT},
+    ("dead", "retry"): {"seq": COUNT},
+    ("dead", "drop"): {"seq": COUNT},
     ("health", "ping"): {},
     ("admin", "grant"): {"id": TEXT, **_fields(Access, "op", "v", "at", "revoked")},
     ("admin", "revoke"): {"id": TEXT},

@@ -247,6 +247,7 @@ async def issued(steward: Steward, request: Request) -> Answer:
 async def acknowledge(steward: Steward, request: Request) -> Answer:
     """The owner has seen that the log went backwards; health stops saying so."""
     del request
+    steward.doubts.clear()
     return {"acknowledged": steward.marks.acknowledge()}
 
 

@@ -17,7 +17,7 @@ import msgspec
 from tidings.broker.streams import GateState, gate_of
 from tidings.steward import gate
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler
+from tidings.steward.services import Answer, Handler, name_of
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -51,11 +51,11 @@ async def health_of(steward: Steward) -> dict[str, Any]:
             "removed": steward.mail.removed,
             "invented": steward.mail.invented,
             "receipts_unrecorded": steward.receipts.unrecorded,
-            "dead": steward.dead_mail.count,
         },
         "tasks": {**await steward.desk.lookup.figures(), "invented": steward.floods.invented_tasks},
         "removed": {"log": steward.removed, **steward.sides.removed},
         "withheld": steward.floods.withheld(),
+        "doubts": [{"agent": name_of(steward, owner), "seq": seq} for owner, seq in steward.doubts.items()],
         "regressions": [msgspec.to_builtins(each) for each in steward.marks.file.regressions],
         "at": time.time(),
     }

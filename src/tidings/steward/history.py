@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, DeniedError, UsageError
 from tidings.steward.replay import Replay, replay_of
@@ -80,11 +82,13 @@ async def _read_page(
     showable = [record for record in recent if shown.shows(record)]
     kept, all_fit = _within_bytes(showable)
     last = (found if all_fit else kept)[-1:]
+    stamp = await steward.marks.stamp(head)
     return {
         "records": [encoded(record) for record in kept],
         "more": not all_fit or not complete,
         "next": last[0].seq if last else passed,
         "head": head,
+        "stamp": msgspec.to_builtins(stamp) if stamp else None,
         "floor": steward.table.floor,
         # something of what was asked for may be there and is not shown
         "hidden": len(showable) < len(recent) or max(first, (after or 0) + 1) < lowest,

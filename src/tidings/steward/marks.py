@@ -1,24 +1,29 @@
-"""Where the log was, remembered outside the broker's store.
+"""Where the log was, remembered outside of everything that a backup copies and puts back.
 
-A power cut or a restored copy makes the broker reuse sequences, and nothing inside the store can tell. A mark is
+A power cut or a restored copy makes the broker reuse sequences, and nothing inside the space can tell. A mark is
 the sequence, time and subject of a record that was the head once; the newest mark that the log no longer confirms
 shows how far it went back. A log that did gets a new epoch, and the steward says so until its owner has seen it.
+Readers remember marks of their own (`agreement.py`): if these marks are lost or were put back too, a reader's stamp,
+which only a steward of this space can have made, convinces us.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 import uuid
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from tidings.broker.answers import EPOCH_KEY
-from tidings.broker.jetstream import JetStream
-from tidings.broker.private_files import write_private
+from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
-from tidings.errors import ConfigError
+from tidings.space.home import SpaceHome
 from tidings.steward.services import now
+from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.subjects import Subjects
 
 KEPT = 1_000
@@ -43,9 +48,15 @@ class Regression(msgspec.Struct, frozen=True):
 
 
 class MarkFile(msgspec.Struct):
+    #: id of the space whose log this is; another one of the same name has a log of its own
+    space: str = ""
     epoch: str = ""
     marks: list[Mark] = []
     regressions: list[Regression] = []
+    #: epochs of this space that only readers remember: marks and log were put back together
+    ended: list[str] = []
+    #: where a memory that could not be read was put, until its owner has seen that
+    damaged: str | None = None
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
@@ -56,19 +67,37 @@ def thinned(marks: list[Mark]) -> list[Mark]:
 class Marks:
     """The marks of one space's log."""
 
-    def __init__(self, path: Path, js: JetStream, subjects: Subjects) -> None:
-        self.path = path
+    def __init__(
+        self, home: SpaceHome, space_id: str, js: JetStream, subjects: Subjects, prove: Callable[[str], str]
+    ) -> None:
+        """`prove`: what only a steward of this space can make of a text."""
+        self.path = home.marks
         self.js = js
         self.subjects = subjects
-        self.file = self._load()
+        self._prove = prove
+        self._stamp: Stamp | None = None
+        self._lock = asyncio.Lock()
+        _move_out(home)
+        self.file = self._load(space_id)
 
-    def _load(self) -> MarkFile:
+    def _load(self, space_id: str) -> MarkFile:
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=MarkFile)
+            found = msgspec.json.decode(self.path.read_bytes(), type=MarkFile)
         except FileNotFoundError:
-            return MarkFile()
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{self.path} is damaged ({error}): move it away to start with a new memory") from error
+            found = MarkFile()
+        except msgspec.MsgspecError as error:
+            found = MarkFile(damaged=self._put_aside(error))
+        if found.space not in ("", space_id):
+            found = MarkFile()
+        found.space = space_id
+        return found
+
+    def _put_aside(self, error: Exception) -> str:
+        """Whether the log went backwards is not known then; but whoever reads it compares for itself."""
+        aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+        self.path.rename(aside)
+        log.error("%s is damaged (%s) and was put aside as %s", self.path, error, aside)
+        return str(aside)
 
     def save(self) -> None:
         write_private(self.path, msgspec.json.encode(self.file).decode())
@@ -113,28 +142,72 @@ class Marks:
     async def settle_epoch(self, regression: tuple[int, int] | None) -> None:
         """Adopt the epoch of the log. If it went backwards, (was, agreed), give it a new one and remember that."""
         config = (await self.js.info(self.subjects.log_stream))["config"]
-        epoch = config["metadata"][EPOCH_KEY]
-        if regression is None:
-            self.file.epoch = epoch
-            return
-        was, agreed = regression
-        fresh = str(uuid.uuid4())
+        self.file.epoch = config["metadata"][EPOCH_KEY]
+        if regression is not None:
+            was, agreed = regression
+            self.file.marks = [mark for mark in self.file.marks if mark.seq <= agreed]
+            await self._begin_epoch(was, agreed)
+
+    async def _begin_epoch(self, was: int, agreed: int) -> None:
+        before, fresh = self.file.epoch, str(uuid.uuid4())
         await set_epoch(self.js, self.subjects, fresh)
-        self.file.marks = [mark for mark in self.file.marks if mark.seq <= agreed]
         self.file.epoch = fresh
-        self.file.regressions = [*self.file.regressions, Regression(was, agreed, epoch, fresh, noticed=now())]
+        self.file.regressions = [*self.file.regressions, Regression(was, agreed, before, fresh, noticed=now())]
         self.save()
         log.error("the log went backwards: it was at %d and agrees with the past only up to %d", was, agreed)
+
+    async def believe(self, stamps: Iterable[Stamp], head: int, floor: int) -> None:
+        """Give the log a new epoch if one of these stamps is ours and the log, by its epoch, should still have it."""
+        async with self._lock:
+            proven = [each for each in stamps if each.proof and self._prove(each.proved_text) == each.proof]
+            over = {*self.file.ended, *(each.epoch_before for each in self.file.regressions)}
+            was, agreed = await self.compare(proven, head, floor)
+            by = next((each.epoch for each in proven if each.seq == was), None)
+            if by is None or by in over:
+                return
+            if by != self.file.epoch:
+                self.file.ended = [*self.file.ended, by]
+            await self._begin_epoch(was, agreed)
+
+    async def compare(self, claims: Iterable[Stamp], head: int, floor: int) -> tuple[int, int]:
+        """(newest claim the log contradicts, newest one it confirms), 0 if there is none; claims come newest first.
+
+        A record that is gone proves nothing: retention may have taken it, or it is damage and no other log.
+        """
+        contradicted = 0
+        for claim in claims:
+            stored = await self.js.at(self.subjects.log_stream, claim.seq) if floor <= claim.seq <= head else None
+            if stored is not None and _mark_of(stored) == claim.mark:
+                return contradicted, claim.seq
+            if stored is not None or claim.seq > head:
+                contradicted = contradicted or claim.seq
+        return contradicted, 0
+
+    async def stamp(self, head: int) -> Stamp | None:
+        """What the log is at `head`, for readers to remember; None if that record is gone."""
+        known = self._stamp
+        if known is None or (known.seq, known.epoch) != (head, self.file.epoch):
+            stored = await self.js.at(self.subjects.log_stream, head)
+            if stored is None:
+                return None
+            known = Stamp(head, _mark_of(stored), self.file.epoch)
+            self._stamp = known = msgspec.structs.replace(known, proof=self._prove(known.proved_text))
+        return known
 
     def acknowledge(self) -> int:
         """The owner has seen every regression; answers how many were new to it."""
         pending = self._unacknowledged()
         self.file.regressions = [msgspec.structs.replace(each, acknowledged=True) for each in self.file.regressions]
+        damaged, self.file.damaged = self.file.damaged, None
         self.save()
-        return len(pending)
+        return len(pending) + (damaged is not None)
 
     def problems(self) -> list[str]:
-        return [
+        damaged = [
+            f"the memory of where the log was could not be read and lies in {self.file.damaged}: whether the log went "
+            "backwards before that is seen by its readers only; `tidings space acknowledge` once you have seen to it"
+        ]
+        return (damaged if self.file.damaged else []) + [
             f"the log went backwards: it was at {each.was} and agrees with the past only up to {each.agreed} "
             f"(noticed {each.noticed}); `tidings space acknowledge` once you have seen to it"
             for each in self._unacknowledged()
@@ -142,3 +215,17 @@ class Marks:
 
     def _unacknowledged(self) -> list[Regression]:
         return [each for each in self.file.regressions if not each.acknowledged]
+
+
+def _mark_of(stored: StoredRecord) -> str:
+    return record_mark(stored.time_ns, stored.subject, stored.payload)
+
+
+def _move_out(home: SpaceHome) -> None:
+    """Marks once lay inside the space. Those of a copy that was put back are older than what we remember."""
+    if not home.marks_before.exists():
+        return
+    private_dir(home.marks.parent)
+    if not home.marks.exists():
+        write_private(home.marks, read_plain(home.marks_before))
+    home.marks_before.unlink()

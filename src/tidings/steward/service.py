@@ -29,7 +29,6 @@ from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.answering import Answering
-from tidings.steward.dead_mail import DeadMail
 from tidings.steward.gate import close_if_full, tend_gate
 from tidings.steward.governance import close_uncovered
 from tidings.steward.history import PageTurns
@@ -80,6 +79,8 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         #: records that retention took out of the log
         self.removed = 0
+        #: agent -> a sequence at which it remembers another record than the log has
+        self.doubts: dict[str, int] = {}
         self.signing_key = SigningKey(self)
         self.answering = Answering(self)
         self.receipts = Receipts(self)
@@ -168,7 +169,7 @@ class Steward:
     async def _take_over(self, connection: Connection, after: str | None) -> None:
         self.js = JetStream(connection)
         self.state = StateBucket(self.js, self.subjects)
-        self.marks = Marks(self.home.marks, self.js, self.subjects)
+        self.marks = Marks(self.home, self.info.id, self.js, self.subjects, self.tag)
         key = await self.signing_key.that_rules()
         self.lease = StewardLease(self.js, self.subjects, self.info.id, key, ttl=self.pace.lease_ttl)
         self.gate = await close_if_full(self.js, self.subjects)
@@ -200,8 +201,6 @@ class Steward:
             self.writer.learn(record)
         self.retention = Retention(self.js, self.table, self.state)
         self.roster = RosterService(self)
-        self.dead_mail = DeadMail(self)
-        await self.dead_mail.load()
         await self.roster.load()
         self.desk = TaskDesk(self)
         await self.desk.load()

@@ -19,6 +19,7 @@ from tidings.errors import AuthRevoked, ConflictError, DeniedError, LogFull, Usa
 from tidings.space.membership import Interval
 from tidings.steward.operations import Outcome
 from tidings.steward.requests import Request
+from tidings.wire.marks import Stamp
 from tidings.wire.names import check_channel, check_pattern
 from tidings.wire.patterns import covers_any, covers_pattern, is_concrete
 from tidings.wire.rulings import Access, Channel, Member
@@ -34,6 +35,8 @@ JOINS_PER_SECOND = 5.0
 PAGE_BYTES = 256 * 1024
 MEMBERS_PER_PAGE = 2_000
 CHANNELS_PER_PAGE = 50
+#: of what one reader remembers of the log
+MOST_CLAIMS = 64
 OWN = (("class", "cls"), ("replay", "replay"), ("replay_window", "replay_window"))
 #: what a join and a leave can have come to
 JOINED, LEFT = ("opened", "resumed"), ("left", "absent")
@@ -87,14 +90,42 @@ async def join(steward: Steward, request: Request) -> Answer:
         "head": facts["head"],
         "backstop": msgspec.to_builtins(facts["backstop"]),
         **channel_facts(steward, pattern),
-        **_epoch(steward, request),
+        **await agreement(steward, request, int(facts["head"])),
     }
 
 
-def _epoch(steward: Steward, request: Request) -> dict[str, Any]:
-    """Which log this is and, if the caller knew another one, up to where both are the same."""
-    known = request.optional("epoch", str)
-    return {"epoch": steward.marks.file.epoch, "agreed": steward.marks.agreed_since(known) if known else None}
+async def agreement(steward: Steward, request: Request, head: int) -> dict[str, Any]:
+    """Which log this is and, if the caller knew another one, up to where both are the same.
+
+    What it remembers decides for itself alone; for everybody a new epoch begins only if a steward vouched for it.
+    """
+    marks, floor, known = steward.marks, steward.table.floor, request.optional("epoch", str)
+    claims = read_claims(request)
+    head = await steward.log_head() if claims else head
+    contradicted, confirmed = await marks.compare(claims, head, floor)
+    if contradicted:
+        await steward.lease.prove()
+        await marks.believe(claims, head, floor)
+        if known == marks.file.epoch:
+            steward.doubts[request.sender] = contradicted
+    by_epoch = marks.agreed_since(known) if known else None
+    differs = contradicted or by_epoch is not None
+    stamp = await marks.stamp(head)
+    return {
+        "epoch": marks.file.epoch,
+        "agreed": max(confirmed, by_epoch or 0) if differs else None,
+        "stamp": msgspec.to_builtins(stamp) if stamp else None,
+    }
+
+
+def read_claims(request: Request) -> list[Stamp]:
+    """What a reader remembers of the log, newest first."""
+    given = request.optional("marks", list) or []
+    try:
+        claims = msgspec.convert(given[:MOST_CLAIMS], list[Stamp])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"`marks` are lists of sequence, mark, epoch and proof, not this: {error}") from error
+    return sorted((each for each in claims if each.seq > 0), key=lambda each: -each.seq)
 
 
 def _check_room_to_join(steward: Steward, owner: str) -> None:

@@ -1,0 +1,106 @@
+"""The documented backup, put back as docs/operations.md says: nobody misses what is new, and everybody is told."""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tidings
+from terminal import Terminal
+from tidings.host.client import HostClient
+from tidings.host.session_file import SessionFile, own_file
+
+
+def until(condition: Callable[[], bool], within: float = 60.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.2)
+
+
+def done(terminal: Terminal, *words: str) -> str:
+    found = terminal.run(*words)
+    assert found.returncode == 0, (words, found.stderr)
+    return found.stdout
+
+
+async def post(terminal: Terminal, count: int, text: str) -> list[str]:
+    texts = [f"{text} {number}" for number in range(count)]
+    async with tidings.connect("main", name="me", home=terminal.home.home, receive=False) as me:
+        for each in texts:
+            await me.send("general", each, timeout=30)
+    return texts
+
+
+async def read(terminal: Terminal, name: str, count: int, state: Path | None = None) -> list[str]:
+    """What a program of the library gets, with its state file."""
+    async with tidings.connect("main", name=name, channels=["general"], home=terminal.home.home, state=state) as agent:
+        found = []
+        for _ in range(count):
+            message = await agent.next_message(30)
+            await message.ack()
+            found.append(message.text)
+        assert len(agent.inbox) == 0
+        return found
+
+
+def kept(terminal: Terminal) -> list[str]:
+    """What the host keeps for carol."""
+    home = terminal.home.home
+    return [
+        str(row["text"]) for row in HostClient(home).resume(SessionFile.read(own_file(home, "main", "carol"))).inbox()
+    ]
+
+
+def level(terminal: Terminal) -> bool:
+    facts = json.loads(terminal.run("pipeline", "status", "--json").stdout)
+    return bool(facts["running"] and facts["behind"] == 0)
+
+
+@pytest.mark.timeout(600)  # three starts and two stops, each of three processes
+@pytest.mark.parametrize("pipeline", ["off", pytest.param("on", marks=[pytest.mark.spark, pytest.mark.slow])])
+def test_a_space_put_back_as_documented_hides_nothing_new_from_state_file_host_or_mailbox(
+    terminal: Terminal, tmp_path: Path, pipeline: str
+) -> None:
+    terminal.env["TIDINGS_PIPELINE"] = pipeline
+    folder, copy, state = terminal.home.root, tmp_path / "copy", tmp_path / "bob.state"
+    done(terminal, "up", "--detach")
+    for name in ("bob", "carol", *(["dan"] if pipeline == "on" else [])):
+        done(terminal, "agent", "add", name, "--read", "general")
+    assert terminal.run("host", "up").returncode == 0
+    done(terminal, "join", "general", "--as", "carol")
+    asyncio.run(read(terminal, "bob", 0, state))
+    if pipeline == "on":
+        asyncio.run(read(terminal, "dan", 0))
+
+    done(terminal, "down")
+    shutil.copytree(folder, copy)
+    done(terminal, "up", "--detach")
+    lost = asyncio.run(post(terminal, 8, "lost"))
+    assert asyncio.run(read(terminal, "bob", 8, state)) == lost
+    until(lambda: set(lost) <= set(kept(terminal)))
+    if pipeline == "on":
+        until(lambda: level(terminal), 180)
+        assert asyncio.run(read(terminal, "dan", 8, tmp_path / "dan.state")) == lost
+    done(terminal, "down")
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    done(terminal, "up", "--detach")
+
+    new = asyncio.run(post(terminal, 5, "new"))
+    assert asyncio.run(read(terminal, "bob", 5, state)) == new
+    until(lambda: set(new) <= set(kept(terminal)))
+    assert sorted(kept(terminal)) == sorted([*lost, *new]), "each once"
+    if pipeline == "on":
+        until(lambda: level(terminal), 180)
+        assert asyncio.run(read(terminal, "dan", 5, tmp_path / "dan.state")) == new
+    status = terminal.run("status", "--json")
+    (problem,) = json.loads(status.stdout)["problems"]
+    assert (status.returncode, "the log went backwards: it was at" in problem) == (3, True)
+    done(terminal, "space", "acknowledge")
+    assert terminal.run("status").returncode == 0
+    assert terminal.run("host", "down").returncode == 0
