@@ -27,6 +27,7 @@ from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 
 CHILD = Path(__file__).parent / "small_disk_child.py"
+SPACE_CHILD = Path(__file__).parent / "full_disk_child.py"
 NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 FULL = r"no room to write .*host\.db: make room on that disk and ask again"
 READ_ONLY = r"cannot be written: make it and its disk writable and ask again"
@@ -42,11 +43,12 @@ def may_mount(directory: Path) -> None:
         pytest.skip(f"needs the right to mount a tmpfs in a mount namespace (root, or user namespaces): {error}")
 
 
-def met_by_child(what: str, directory: Path) -> dict[str, Any]:
+def met_by_child(directory: Path, *what: str, child: Path = CHILD, within: float = 50) -> dict[str, Any]:
     may_mount(directory)
     sources = os.pathsep.join((str(Path(tidings.__file__).parents[1]), str(Path(__file__).parents[1])))
-    program = [*NAMESPACE, sys.executable, str(CHILD), what, str(directory)]
-    done = subprocess.run(program, env=os.environ | {"PYTHONPATH": sources}, capture_output=True, text=True, timeout=50)
+    program = [*NAMESPACE, sys.executable, str(child), *what, str(directory)]
+    env = os.environ | {"PYTHONPATH": sources}
+    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=within)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -58,7 +60,7 @@ def refused(met: list[str], name: str, words: str) -> None:
 
 
 def test_a_disk_that_fills_up_is_said_reads_go_on_and_room_is_enough_to_go_on(tmp_path: Path) -> None:
-    met = met_by_child("full", tmp_path)
+    met = met_by_child(tmp_path, "full")
     for refusal in (met["first"], *met["again"], met["opened while full"], met["made while full"]):
         refused(refusal, "StoreFull", FULL)
     assert met["answered"] > 10
@@ -66,10 +68,31 @@ def test_a_disk_that_fills_up_is_said_reads_go_on_and_room_is_enough_to_go_on(tm
 
 
 def test_a_disk_that_is_read_only_is_said_at_the_start_and_what_was_answered_is_kept(tmp_path: Path) -> None:
-    met = met_by_child("read-only", tmp_path)
+    met = met_by_child(tmp_path, "read-only")
     for refusal in (met["opened"], met["made"]):
         refused(refusal, "StoreReadOnly", READ_ONLY)
     assert [met[name] for name in ("kept", "sound")] == [True] * 2
+
+
+@pytest.mark.timeout(300)
+def test_on_a_full_disk_agents_leave_are_narrowed_and_the_steward_is_replaced_and_room_is_enough_to_go_on(
+    tmp_path: Path,
+) -> None:
+    met = met_by_child(tmp_path, child=SPACE_CHILD, within=280)
+    assert met["before"] == [0, []]
+    assert met["broker started again"], "it may keep a write error"
+    noticed, (code, problems) = met["full"]
+    assert (noticed, code) == (True, 3)
+    assert re.search(r"^the disk of .*/js is full: [\d.]+ MB are free, its reserve was given up", problems[0]), problems
+    code, words = met["sent while full"]
+    assert (code, "the disk of this space is full" in words) == (3, True), words
+    assert (met["left"], met["narrowed"][0], met["taken over"]) == (0, 0, True)
+    assert met["still full"][0] == 3
+    assert met["healthy again"] == [True, [0, []]]
+    assert (met["sent again"], met["reserve again"], met["history"]) == (0, True, ["before", "after"])
+    refused, started, healthy, joined = met["unseen"]
+    assert (refused, started, healthy, joined) == (True, True, True, 0), "a broker that keeps its write error"
+    assert (met["down"], met["reserve after down"]) == (0, False)
 
 
 @contextmanager

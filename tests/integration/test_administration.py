@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tidings.errors import AuthRevoked, LogFull
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
 from tidings.steward.marks import KEPT, Mark, thinned
-from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
 
 
 async def test_an_agent_may_be_called_steward_and_the_steward_stays_who_it_is(space: RealSpace) -> None:
@@ -150,3 +151,19 @@ async def test_a_successor_keeps_its_channels_when_the_log_went_back_to_before_t
         assert steward.table.members_at("general", steward.table.head + 1) == {rotated.row.id}
         assert row is not None
         assert (row.state, row.succeeds) == ("active", rotated.row.succeeds)
+
+
+async def test_how_a_space_is_is_told_by_a_write_that_is_read_back(space: RealSpace) -> None:
+    """A log that grows stores; one that does not is written to when somebody asks, now and then."""
+    await space.add("ada")
+    await space.stop_steward()
+    steward = await space.start_steward(replace(TEST_PACE, log_write=0.0))
+    async with space.agent("ada") as ada, space.core() as js:
+        first = await ada.control.call("health", "ping")
+        again = await ada.control.call("health", "ping")
+        assert (first["healthy"], again["healthy"], again["log_head"]) == (True, True, first["log_head"] + 1)
+        stored = await js.last("KV_td_state_main", "$KV.td_state_main.probe")
+        assert stored is not None
+        lease = await js.last("LOG_main", space.subjects.steward_lease)
+        assert lease is not None
+        assert lease.seq == steward.lease.seq

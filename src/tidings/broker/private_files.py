@@ -124,11 +124,16 @@ def locked(path: Path, purpose: str, *, wait: float = 0.0) -> Iterator[IO[str]]:
                 if time.monotonic() >= deadline:
                     raise SpaceBusy(f"{purpose}: held by {lock_holder(path) or 'another process'}") from None
                 time.sleep(0.02)
-        file.truncate(0)
-        file.write(f"pid {os.getpid()} ({purpose})\n")
-        file.flush()
+        _say_holder(file, f"pid {os.getpid()} ({purpose})\n")
         yield file
-        file.truncate(0)
+        _say_holder(file, "")
+
+
+def _say_holder(file: IO[str], words: str) -> None:
+    """Who holds it is for people; a full disk must not keep anybody from locking."""
+    with suppress(OSError):
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), words.encode())
 
 
 def lock_holder(path: Path) -> str | None:

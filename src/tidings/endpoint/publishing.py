@@ -297,8 +297,10 @@ class Publisher:
             health = await self.link.call("health", "ping")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
-        if not (health.get("gate") or {}).get("open", True):
-            return LogFull("the log of this space is full: nothing new is taken until room is made")
+        gate = health.get("gate") or {}
+        if not gate.get("open", True):
+            full = "the disk of this space" if gate.get("closed_by") == "disk" else "the log of this space"
+            return LogFull(f"{full} is full: nothing new is taken until room is made")
         return None
 
 

@@ -1,4 +1,4 @@
-"""The gate of the log: closed before its budget is used up, opened when there is room again.
+"""The gate of the log: closed before its budget or its disk is used up, opened when there is room again.
 
 A closed gate refuses new messages; rulings still fit into the reserve, so that agents can be narrowed and leave. Two
 thresholds keep it from flapping. Closing needs no lease: a log that is full must not depend on one that could not be
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from tidings.broker.disk import Room
 from tidings.broker.jetstream import JetStream
 from tidings.broker.streams import GateState, gate_state, set_gate
 from tidings.wire.subjects import Subjects
@@ -20,25 +21,31 @@ WARN_AT = 0.70
 log = logging.getLogger(__name__)
 
 
-async def close_if_full(js: JetStream, subjects: Subjects) -> GateState:
+async def close_if_full(js: JetStream, subjects: Subjects, room: Room) -> GateState:
     state = await gate_state(js, subjects)
-    if state.open and state.share >= CLOSE_AT:
+    if state.open and (state.share >= CLOSE_AT or room.is_short):
         state = await set_gate(js, subjects, gate_open=False)
-        log.error("the log is at %.0f %% of its budget: the gate is closed", state.share * 100)
+        why = str(room) if room.is_short else f"the log is at {state.share:.0%} of its budget"
+        log.error("%s: the gate is closed", why)
     return state
 
 
-async def tend_gate(js: JetStream, subjects: Subjects) -> GateState:
-    """Close it if the log is full, open it if there is room again."""
-    state = await close_if_full(js, subjects)
-    if not state.open and state.share < OPEN_BELOW:
+async def tend_gate(js: JetStream, subjects: Subjects, room: Room) -> GateState:
+    """Close it if the log or the disk is full, open it if there is room again."""
+    state = await close_if_full(js, subjects, room)
+    if not state.open and state.share < OPEN_BELOW and room.is_ample:
         state = await set_gate(js, subjects, gate_open=True)
         log.warning("the log is at %.0f %% of its budget: the gate is open again", state.share * 100)
     return state
 
 
-def problem_of(gate: GateState, held_by: str | None) -> str | None:
+def problem_of(gate: GateState, held_by: str | None, room: Room) -> str | None:
     """What an operator is told of it. `held_by`: the part that keeps retention from making room."""
+    if room.is_short or (not gate.open and gate.share < OPEN_BELOW):
+        return (
+            f"{room}; new messages are refused, leaving, narrowing and takeover go on. Make room there: everything "
+            "goes on by itself then"
+        )
     if not gate.open:
         return "the log is full: the gate is closed and new messages are refused until room is made"
     if gate.share >= WARN_AT:

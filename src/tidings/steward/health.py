@@ -1,11 +1,13 @@
 """The health of a space, as its steward sees it: facts, and the problems an operator must see to.
 
-Answered by a real round trip: the lease is read back from the leader of the log. Each fact is as fresh as the answer
-unless it says its age. Nothing is mended here. Every agent may ask.
+Answered by real round trips: the lease is read back from the leader of the log, and something is written and read back.
+Each fact is as fresh as the answer unless it says its age. Nothing is mended here. Every agent may ask.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import time
@@ -14,13 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidings.broker.streams import GateState, gate_of
+from tidings.broker.streams import gate_of
+from tidings.errors import LeaseLost, TidingsError
 from tidings.steward import gate
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, name_of
+from tidings.wire.ids import new_id
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
+
+WRITE_EVERY, WRITE_PATIENCE = 1.0, 1.5
+log = logging.getLogger(__name__)
 
 
 async def health_of(steward: Steward) -> dict[str, Any]:
@@ -29,7 +36,8 @@ async def health_of(steward: Steward) -> dict[str, Any]:
     rtt = time.monotonic() - started
     streams = await _streams(steward)
     log_head = streams[steward.subjects.log_stream]["last_seq"]
-    problems = problems_of(steward)
+    written = await _write(steward) or await steward.log_write.look(log_head)
+    problems = [*([written] if written else []), *problems_of(steward)]
     await steward.roster.backstop.look()
     return {
         "healthy": not problems,
@@ -41,7 +49,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
         "backstop": steward.roster.backstop.health(log_head),
         "floor_held_by": _held_by(steward),
         "epoch": steward.marks.file.epoch,
-        "gate": _gate_facts(steward.gate),
+        "gate": _gate_facts(steward),
         "streams": streams,
         "free_disk": shutil.disk_usage(steward.home.root).free,
         "agents": sum(1 for owner in steward.table.owners() if steward.active_access(owner) is not None),
@@ -59,6 +67,66 @@ async def health_of(steward: Steward) -> dict[str, Any]:
         "regressions": [msgspec.to_builtins(each) for each in steward.marks.file.regressions],
         "at": time.time(),
     }
+
+
+async def _write(steward: Steward) -> str | None:
+    """Write something and read it back; what is wrong if that does not work. Looked at once a second at most."""
+    known = steward.last_written
+    if known is not None and time.monotonic() - known[0] < WRITE_EVERY:
+        return known[1]
+    subject, said = f"$KV.{steward.subjects.state_bucket}.probe", new_id().encode()
+    problem = None
+    try:
+        await steward.js.publish(subject, said, timeout=WRITE_PATIENCE)
+        stored = await steward.js.last(f"KV_{steward.subjects.state_bucket}", subject)
+        if stored is None or stored.payload != said:
+            problem = "the broker acknowledged a write and does not have it: `tidings logs broker`"
+    except TidingsError as error:
+        problem = f"the broker answers and stores nothing ({error}): {likely_cause(steward)}"
+    steward.last_written = time.monotonic(), problem
+    return problem
+
+
+class LogWrite:
+    """Does the log store? One that grows does; into one that does not grow the lease is written again."""
+
+    def __init__(self, steward: Steward) -> None:
+        self._steward = steward
+        self._head = 0
+        self._grew = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    async def look(self, head: int) -> str | None:
+        if head > self._head:
+            self._head, self._grew = head, time.monotonic()
+        if self._task is None and time.monotonic() - self._grew < self._steward.pace.log_write:
+            return None
+        self._task = self._task or self._steward.spawn(self._renew())
+        # never cancelled: a lease of unknown outcome would be a lost one
+        done, _ = await asyncio.wait({self._task}, timeout=WRITE_PATIENCE)
+        if not done:
+            await self._steward.unwritten("the lease could not be written again")
+            return f"the broker answers and the log stores nothing: {likely_cause(self._steward)}"
+        self._task, self._grew = None, time.monotonic()
+        return None
+
+    async def _renew(self) -> None:
+        try:
+            async with self._steward.writer.lock:
+                await self._steward.lease.renew()
+        except LeaseLost as error:
+            self._steward.fail(error)
+        except TidingsError as error:
+            log.warning("the lease could not be written again: %s", error)
+
+
+def likely_cause(steward: Steward) -> str:
+    room = steward.disk.look()
+    if room.is_short:
+        return str(room)
+    return (
+        "it met a full disk and is started again by `tidings up`, or its store cannot be written: `tidings logs broker`"
+    )
 
 
 async def _streams(steward: Steward) -> dict[str, dict[str, int]]:
@@ -83,8 +151,12 @@ def _fill(info: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _gate_facts(state: GateState | None) -> dict[str, Any] | None:
-    return {"open": state.open, "used": state.used, "budget": state.budget} if state else None
+def _gate_facts(steward: Steward) -> dict[str, Any] | None:
+    state, room = steward.gate, steward.disk.look()
+    if state is None:
+        return None
+    closed_by = None if state.open else "disk" if not room.is_ample else "budget"
+    return {"open": state.open, "used": state.used, "budget": state.budget, "closed_by": closed_by}
 
 
 def _held_by(steward: Steward) -> str | None:
@@ -93,7 +165,7 @@ def _held_by(steward: Steward) -> str | None:
 
 
 def problems_of(steward: Steward) -> list[str]:
-    full = gate.problem_of(steward.gate, _held_by(steward)) if steward.gate is not None else None
+    full = gate.problem_of(steward.gate, _held_by(steward), steward.disk.look()) if steward.gate is not None else None
     return [
         *([full] if full else []),
         *steward.sides.problems(),

@@ -15,6 +15,8 @@ class Pace:
 
     lease_ttl: float = 3.0
     gate: float = 1.0
+    #: a log that nobody wrote to for so long is written to when somebody asks how the space is
+    log_write: float = 60.0
     retention: float = 10.0
     marks: float = 2.0
     #: how often it looks for senders that flood

@@ -20,10 +20,11 @@ import msgspec
 
 from tidings.broker.answers import NO_STREAM, ApiError
 from tidings.broker.client import Connection, close_quietly, connect
+from tidings.broker.disk import DiskReserve
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import read_private
 from tidings.broker.streams import GateState
-from tidings.errors import LeaseLost, TidingsError, UnreachableError
+from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import read_rulings
@@ -31,6 +32,7 @@ from tidings.space.state import StateBucket
 from tidings.steward.answering import Answering
 from tidings.steward.gate import close_if_full, tend_gate
 from tidings.steward.governance import close_uncovered
+from tidings.steward.health import LogWrite
 from tidings.steward.history import PageTurns
 from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
@@ -51,6 +53,8 @@ from tidings.wire.rulings import Access, Parts, Space
 from tidings.wire.subjects import Subjects
 from tidings.wire.tags import tag
 
+#: seconds between two requests to start a broker again that stores nothing
+RESTART_EVERY = 20.0
 log = logging.getLogger(__name__)
 
 
@@ -70,6 +74,10 @@ class Steward:
         self.tell_supervisor = tell_supervisor
         self.started = time.time()
         self.gate: GateState | None = None
+        self.disk = DiskReserve(home.store)
+        self._asked_for_restart = float("-inf")
+        #: when something was written and read back for the last time, and what was wrong with it
+        self.last_written: tuple[float, str | None] | None = None
         self.ready = asyncio.Event()
         self._secret = bytes.fromhex(read_private(home.creds / "space.secret").strip())
         self._stop = asyncio.Event()
@@ -88,6 +96,7 @@ class Steward:
         self.mail = Mail(self)
         self.floods = FloodWatch(self)
         self.sides = SideStreams(self)
+        self.log_write = LogWrite(self)
 
     # --- life ---
 
@@ -172,7 +181,7 @@ class Steward:
         self.marks = Marks(self.home, self.info.id, self.js, self.subjects, self.tag)
         key = await self.signing_key.that_rules()
         self.lease = StewardLease(self.js, self.subjects, self.info.id, key, ttl=self.pace.lease_ttl)
-        self.gate = await close_if_full(self.js, self.subjects)
+        self.gate = await close_if_full(self.js, self.subjects, self.disk.look())
         regression = await self._regression()
         await self.lease.take(after=after)
         await self.marks.settle_epoch(regression)
@@ -197,6 +206,7 @@ class Steward:
         floor = await claim_floor(self.state, self.lease.seq)
         self.table = Table(self.subjects, self.info.id, self.info.steward_key, floor=floor)
         self.writer = RulingWriter(self.js, self.lease, self.table, key)
+        self.writer.on_unwritten = self.unwritten
         for record in await read_rulings(self.js, self.subjects, head):
             self.writer.learn(record)
         self.retention = Retention(self.js, self.table, self.state)
@@ -214,7 +224,7 @@ class Steward:
     async def _serve(self) -> None:
         beats = self.pace.lease_ttl / 3
         loops = [
-            asyncio.create_task(self._every(beats, self.lease.beat)),
+            asyncio.create_task(self._every(beats, self._beat)),
             asyncio.create_task(self._every(self.pace.gate, self._tend_gate)),
             asyncio.create_task(self._every(self.pace.retention, self._retain)),
             asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
@@ -250,7 +260,23 @@ class Steward:
                     await self._stop.wait()
 
     async def _tend_gate(self) -> None:
-        self.gate = await tend_gate(self.js, self.subjects)
+        self.gate = await tend_gate(self.js, self.subjects, self.disk.look())
+
+    async def _beat(self) -> None:
+        try:
+            await self.lease.beat()
+        except OutcomeUnknown as error:
+            await self.unwritten(str(error))
+            raise
+
+    async def unwritten(self, why: str) -> None:
+        """A write was not answered. If reads are, a stream keeps a write error, and the broker must start again."""
+        with suppress(TidingsError):
+            await self.lease.current()
+            if self.tell_supervisor is not None and time.monotonic() - self._asked_for_restart > RESTART_EVERY:
+                self._asked_for_restart = time.monotonic()
+                log.error("the broker answers reads and stores nothing (%s): asking for its restart", why)
+                self.tell_supervisor({"restart_broker": why})
 
     async def _retain(self) -> None:
         if self.gate is not None:
@@ -260,11 +286,12 @@ class Steward:
         await self.lease.prove()  # a stale holder would write its old memory over the new one's
         await self.marks.note(await self.log_head())
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> asyncio.Task[None]:
         """Work beside everything else; stopping waits for it a while, then ends it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
         try:

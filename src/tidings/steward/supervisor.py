@@ -22,6 +22,7 @@ from typing import Any
 
 from tidings import failpoints
 from tidings.broker.client import connect
+from tidings.broker.disk import DiskReserve
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
@@ -48,6 +49,10 @@ from tidings.wire.names import is_agent_id
 START_TIMEOUT = 120.0
 CHILD_TIMEOUT = 120.0
 STEWARD_GRACE = 10.0
+BROKER_GRACE = 15.0
+#: a look at the disk costs microseconds; what passes between two looks is found by writes that are not answered
+LOOK_AT_DISK = 0.25
+RESTART_EVERY = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +81,8 @@ class Supervisor:
         )
         self.watcher = Watcher(home, cut=self._cut, note=self._note_watcher)
         self._lacking = False
+        self.disk = DiskReserve(home.store)
+        self._broker_restarted = float("-inf")
         self._state: dict[str, Any] = {"pipeline": {"wanted": options.pipeline, "phase": "off"}}
         self._down: set[str] = set()
 
@@ -139,6 +146,7 @@ class Supervisor:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")
         self.phase("broker", url=info.url, nats_server=version)
         self.tell(f"starting the broker (nats-server {version}) on port {info.port}")
+        self._tend_reserve()
         self.broker = Broker(broker_config(self.home, info), self.home.run / "nats.conf", binary)
         await self._start_broker()
         self.phase("streams", broker_pid=self.broker.pid)
@@ -295,7 +303,7 @@ class Supervisor:
     # --- watch ---
 
     async def _watch(self) -> None:
-        parts = [self._watch_broker(), self._watch_steward(), self.watcher.keep()]
+        parts = [self._watch_broker(), self._watch_steward(), self._watch_disk(), self.watcher.keep()]
         if self.options.pipeline and not self._lacking:
             parts.append(self.pipeline.keep())
         await asyncio.gather(*parts)
@@ -319,6 +327,36 @@ class Supervisor:
                 self._recovered("broker", broker_pid=self.broker.pid)
             except TidingsError as error:
                 log.error("the broker does not start: %s", error)
+
+    async def _watch_disk(self) -> None:
+        """Give the reserve up before the disk is empty. A broker that may have met an empty one starts again."""
+        hurt = False
+        while True:
+            hurt = self._tend_reserve() or hurt
+            if hurt and self.disk.look().can_start:
+                await self._restart_broker("the disk was full, and a stream that met that stores nothing any more")
+                hurt = False
+            await asyncio.sleep(LOOK_AT_DISK)
+
+    def _tend_reserve(self) -> bool:
+        """Whether the disk was found empty."""
+        room = self.disk.look()
+        if room.is_low and room.reserved:
+            self.disk.give_up()
+            log.error("%s: the reserve of %d bytes is given up", room, room.size)
+        try:
+            self.disk.make()
+        except ConfigError as error:
+            log.warning("%s", error)
+        return room.is_empty
+
+    async def _restart_broker(self, why: str) -> None:
+        """Stop it; whoever watches it starts it again."""
+        if self.broker is None or not self.broker.alive or time.monotonic() - self._broker_restarted < RESTART_EVERY:
+            return
+        self._broker_restarted = time.monotonic()
+        log.error("the broker is started again: %s", why)
+        await asyncio.to_thread(self.broker.stop, BROKER_GRACE)
 
     async def _watch_steward(self) -> None:
         backoff = Backoff()
@@ -344,9 +382,11 @@ class Supervisor:
                 log.error("the steward does not start: %s", error)
 
     async def _heed(self, steward: asyncio.subprocess.Process) -> None:
-        """Do what a steward asks for on its standard output: cut a flooder, and tell the watcher the quota."""
+        """Do what a steward asks for on its standard output: cut a flooder, tell the watcher, start the broker again."""
         assert steward.stdout is not None
         while line := await steward.stdout.readline():
+            if stuck := _stuck(line):
+                await self._restart_broker(stuck)
             said = _said(line)
             if isinstance(said, Breach):
                 self.watcher.bar(said)
@@ -379,7 +419,17 @@ class Supervisor:
             consumers = len(list(self.home.issued.glob("*.json"))) * 2
             grace = 15 + consumers / 100  # a clean stop writes every consumer's state
             await asyncio.to_thread(self.broker.stop, grace)
+        self.disk.give_up()  # nobody needs it now, and a backup is not to hold it
         self.phase("down", broker_pid=None, steward_pid=None)
+
+
+def _stuck(line: bytes) -> str | None:
+    """Why the broker is to be started again, if a line of the steward asks for that."""
+    try:
+        why = json.loads(line).get("restart_broker")
+    except (ValueError, AttributeError):
+        return None
+    return str(why)[:300] if why else None
 
 
 def _said(line: bytes) -> Breach | dict[str, Any] | None:

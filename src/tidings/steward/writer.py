@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -39,6 +39,10 @@ class _Op(msgspec.Struct):
     by: str | None = None
 
 
+async def _nobody(_why: str) -> None:
+    return None
+
+
 class RulingWriter:
     """Writes ruling records and keeps the table and the last operation of each subject beside them."""
 
@@ -54,6 +58,8 @@ class RulingWriter:
         self.operations = Operations()
         #: hears the subject of every record that changed something
         self.on_effective: Callable[[str], None] = lambda _subject: None
+        #: hears that a write was not answered
+        self.on_unwritten: Callable[[str], Awaitable[None]] = _nobody
 
     def learn(self, record: LogRecord) -> Verdict:
         """Take a record of the log into the table, and remember which operation wrote it."""
@@ -96,6 +102,7 @@ class RulingWriter:
                 seq = await self.js.publish(subject, payload, headers)
             except OutcomeUnknown as error:
                 log.warning("%s; renewing the lease to find out", error)
+                await self.on_unwritten(str(error))
                 found = await self._settle(subject, op)
                 if found:
                     return found
@@ -131,6 +138,7 @@ class RulingWriter:
                 raise
             except TidingsError as error:
                 log.warning("%s; asking again", error)
+                await self.on_unwritten(str(error))
                 await asyncio.sleep(SETTLE_PAUSE)
 
     async def _find(self, subject: str, op: str) -> int | None:
