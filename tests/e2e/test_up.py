@@ -97,7 +97,9 @@ def test_ctrl_c_at_every_stage_leaves_no_process_and_no_lock(terminal: Terminal,
 def test_a_supervisor_killed_with_9_takes_its_children_along_and_the_next_one_recovers(terminal: Terminal) -> None:
     assert terminal.run("up", "--detach").returncode == 0
     assert terminal.run("agent", "add", "ada").returncode == 0
-    os.kill(terminal.home.read_state()["pid"], signal.SIGKILL)
+    state = terminal.home.read_state()
+    os.kill(state["pid"], signal.SIGKILL)
+    until(lambda: state["steward_pid"] not in terminal.processes(), 5)  # it does not wait for a broker that is gone
     until(lambda: terminal.processes() == [])
     assert terminal.run("up", "--detach").returncode == 0
     assert terminal.run("agent", "show", "ada").returncode == 0

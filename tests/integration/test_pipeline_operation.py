@@ -109,7 +109,7 @@ async def test_pipeline_status_says_what_is_behind_and_answers_with_its_exit_cod
     monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
     pair.home.write_state({"pipeline": {"wanted": True, "phase": "unavailable", "why": "there is no Java."}})
     code, out, err = await operator.run("pipeline", "status")
-    assert (code, "there is no Java." in err) == (3, True)
+    assert (code, "there is no Java; durable delivery adds" in err) == (3, True)
     assert f"0 of {look(pair.home).head}" in out
     told = await operator.json("pipeline", "status")
     assert (told["running"], told["supervised"]["phase"]) == (False, "unavailable")

@@ -9,7 +9,7 @@ import pytest
 from tidings.cli import examination
 from tidings.errors import PrerequisiteMissing
 from tidings.pipeline import session
-from tidings.pipeline.watching import LAGS_BADLY, SLOW_START, problems_of
+from tidings.pipeline.watching import LAGS_BADLY, SLOW_START, mode_of, problems_of
 
 
 def java(folder: Path, version: str) -> Path:
@@ -103,7 +103,7 @@ NOW = 10_000.0
         ({"wanted": True, "phase": "starting", "since": NOW - 1}, DOWN, None),
         ({"wanted": True, "phase": "starting", "since": NOW - SLOW_START - 1}, DOWN, "is starting"),
         ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, DOWN, "restarting (exit code -9)"),
-        ({"wanted": True, "phase": "unavailable", "why": "no Java."}, DOWN, "7 records wait): no Java."),
+        ({"wanted": True, "phase": "unavailable", "why": "no Java."}, DOWN, None),
         ({"wanted": True, "phase": "restarting"}, None, None),
         ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, {**DOWN, "deliver": "off"}, None),
         ({"wanted": True, "phase": "running"}, {**RUNS, "behind": 9, "behind_s": 1e4, "deliver": "off"}, None),
@@ -115,3 +115,22 @@ def test_delivery_is_a_problem_when_it_should_run_and_does_not_or_is_a_minute_be
 ) -> None:
     found = problems_of(told, facts, NOW)
     assert (len(found), says is None or says in found[0]) == (0 if says is None else 1, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "facts", "says"),
+    [
+        ({"wanted": True, "phase": "unavailable", "why": "no Java"}, DOWN, "no Java; durable delivery adds"),
+        ({"wanted": False, "phase": "off"}, DOWN, "kept. durable delivery adds"),
+        ({"wanted": True, "phase": "running"}, {**RUNS, "deliver": "off"}, "members catch up from the log"),
+        ({"wanted": True, "phase": "running"}, RUNS, None),
+        ({"wanted": True, "phase": "restarting", "why": "exit code -9"}, DOWN, None),
+        ({"wanted": False, "phase": "off"}, RUNS, None),  # somebody runs it elsewhere
+        ({"wanted": False, "phase": "off"}, None, None),
+    ],
+)
+def test_a_space_without_durable_delivery_is_in_a_mode_of_its_own_which_is_named(
+    told: dict[str, Any], facts: dict[str, Any] | None, says: str | None
+) -> None:
+    found = mode_of(told, facts)
+    assert (found is None) if says is None else (found is not None and says in found)

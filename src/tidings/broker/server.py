@@ -76,8 +76,17 @@ def binary_version(binary: Path) -> tuple[int, ...]:
 
 def die_with_parent() -> None:
     """Runs in the child between fork and exec: a supervisor that is killed takes its children along."""
+    _die_by(signal.SIGTERM)
+
+
+def die_at_once_with_parent() -> None:
+    """The same for a child that loses nothing by it, and would wait for a broker that is dying too."""
+    _die_by(signal.SIGKILL)
+
+
+def _die_by(number: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 class Broker:

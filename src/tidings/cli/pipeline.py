@@ -138,7 +138,7 @@ def status(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
     if not facts["answers"]:
         output.say(f"problem: {facts['why']}")
         raise typer.Exit(5)
-    if facts["problems"]:
+    if facts["problems"] or facts["supervised"]["phase"] == "unavailable":
         raise typer.Exit(UNHEALTHY)
     output.hint("tidings pipeline debts")
 
@@ -163,6 +163,8 @@ def _show(facts: dict[str, Any]) -> None:
     output.table(("what", "value"), rows, empty="")
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
+    if facts["mode"]:
+        output.say(f"note: {facts['mode']}")
 
 
 @contextmanager

@@ -274,6 +274,10 @@ def _show_status(facts: dict[str, Any]) -> None:
         output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward), empty="")
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
+    if facts["pipeline"].get("mode"):
+        output.say(f"note: {facts['pipeline']['mode']}")
+    for each in steward.get("doubts", []):
+        output.say(f"note: {each['agent']} remembers another record at {each['seq']} than the log has")
     if steward["answers"] and steward["tasks"]["dead"]:
         output.say(f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list`")
 

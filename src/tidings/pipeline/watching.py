@@ -121,6 +121,21 @@ def _kept(connection: PlainConnection, subjects: Subjects, key: str) -> Stored |
     return next(page.records())
 
 
+def mode_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str | None:
+    """How members get what they missed where nobody delivers, on purpose or for lack of Spark; None where one does."""
+    switched_off = facts is not None and facts.get("deliver") == "off"
+    if facts is None or (facts["running"] and not switched_off):
+        return None
+    unavailable = told.get("phase") == "unavailable"
+    if told.get("wanted") and not unavailable and not switched_off:
+        return None
+    why = f"{str(told['why']).rstrip('.')}; " if unavailable and told.get("why") else ""
+    return (
+        "without durable delivery: members catch up from the log, as far back as it is kept. "
+        f"{why}durable delivery adds a mailbox for each member: copies are made while it is away, and a loss is told"
+    )
+
+
 def problems_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float) -> list[str]:
     """What is wrong with durable delivery. `told`: the supervisor's word on it; `facts`: the broker's, if it answered.
 
@@ -138,9 +153,7 @@ def problems_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: f
     if not told.get("wanted"):
         return []
     if phase == "unavailable":
-        return [
-            f"durable copies do not arrive ({facts['behind']} records wait): {told.get('why')} Or set pipeline=off."
-        ]
+        return []  # a mode of its own, which `mode_of` names
     if phase == "starting" and now - float(told.get("since", now)) < SLOW_START:
         return []
     why = f" ({told['why']})" if told.get("why") else ""

@@ -14,7 +14,7 @@ from typing import Any
 from tidings.broker.private_files import lock_holder, lock_pid
 from tidings.broker.server import greeting
 from tidings.errors import TidingsError
-from tidings.pipeline.watching import look, problems_of
+from tidings.pipeline.watching import look, mode_of, problems_of
 from tidings.space.home import SpaceHome
 from tidings.space.session import open_session
 
@@ -53,7 +53,8 @@ async def delivery(home: SpaceHome) -> dict[str, Any]:
         facts["why"] = str(error)
     now = time.time()
     problems = problems_of(told, facts if facts["answers"] else None, now)
-    return {"running": False, "at": now, **facts, "supervised": told, "problems": problems}
+    mode = mode_of(told, facts if facts["answers"] else None)
+    return {"running": False, "at": now, **facts, "supervised": told, "mode": mode, "problems": problems}
 
 
 def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tidings.broker.disk import DiskReserve
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
-from tidings.broker.server import Broker, binary_version, die_with_parent, find_binary
+from tidings.broker.server import Broker, binary_version, die_at_once_with_parent, find_binary
 from tidings.errors import (
     ERRORS_BY_CODE,
     AuthRevoked,
@@ -255,7 +255,7 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE if program != "steward" else self._error_file(),
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=die_at_once_with_parent,
         )
 
     def _error_file(self) -> int:
