@@ -314,9 +314,7 @@ class Channels:
                 continue
             if membership.record > at or membership.rewound:
                 continue
-            if (
-                not self.seen.marks.is_checked
-            ):  # a log that went backwards lacks it too: the next join tells
+            if not self.seen.marks.is_checked:  # a log that went backwards lacks it too: the next join tells
                 continue
             await self._end(membership, at)
         for pattern, joined in stands.items():

@@ -382,7 +382,7 @@ class Supervisor:
                 log.error("the steward does not start: %s", error)
 
     async def _heed(self, steward: asyncio.subprocess.Process) -> None:
-        """Do what a steward asks for on its standard output: cut a flooder, tell the watcher, start the broker again."""
+        """Do what a steward asks for on its standard output: cut a flooder, tell the watcher, restart the broker."""
         assert steward.stdout is not None
         while line := await steward.stdout.readline():
             if stuck := _stuck(line):
