@@ -137,7 +137,7 @@ def test_every_error_ends_a_command_with_its_documented_exit_code_and_a_sentence
     def fail(_name: str) -> str:
         raise error("this is why; do that")
 
-    monkeypatch.setattr("tidings.cli.about.installed", fail)
+    monkeypatch.setattr("importlib.metadata.version", fail)
     assert main(["version"]) == DOCUMENTED[error.__name__]
     assert capsys.readouterr().err == "tidings: this is why; do that\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version as installed
 from typing import Any
 
 import typer
@@ -54,6 +53,8 @@ def version(as_json: JsonOption = False) -> None:
 
       tidings version --json
     """
+    from importlib.metadata import version as installed
+
     facts: dict[str, Any] = {
         "tidings": __version__,
         "python": platform.python_version(),

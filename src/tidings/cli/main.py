@@ -1,5 +1,6 @@
 """The command `tidings`: every subcommand, and the one place where errors become sentences and exit codes.
 
+Only the module of the command that was typed is loaded; the others are when help or completion lists them all.
 Exit codes: 0 ok, 1 failed, 2 usage, 3 unhealthy, 4 denied, 5 unreachable, 6 conflict.
 """
 
@@ -7,43 +8,64 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from tidings.cli import (
-    about,
-    agent,
-    attention,
-    channel,
-    demo,
-    doctor,
-    host,
-    inbox,
-    mcp,
-    outbox,
-    output,
-    people,
-    pipeline,
-    running,
-    spaces,
-    talk,
-    tasks,
-    work,
-)
+from tidings.cli import about, output
+from tidings.cli.plain_values import use_plain_values
 from tidings.errors import TidingsError
 
-app = typer.Typer(
-    name="tidings",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="A durable message mesh for AI agents.",
-    epilog="Start with `tidings up`, then `tidings agent add NAME`; `tidings demo` shows it all.",
-)
+#: what can be typed, by what people do: the name of a command, its module, and the function or the group in it
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "Start here": {
+        "demo": ("demo", "demo"),
+        "up": ("running", "up"),
+        "down": ("running", "down"),
+        "status": ("running", "status"),
+        "doctor": ("doctor", "app"),
+    },
+    "Talk": {
+        "send": ("talk", "send"),
+        "dm": ("people", "dm"),
+        "inbox": ("inbox", "app"),
+        "tail": ("talk", "tail"),
+        "history": ("talk", "history"),
+        "join": ("talk", "join"),
+        "leave": ("talk", "leave"),
+        "channels": ("channel", "app"),
+        "trace": ("people", "trace"),
+    },
+    "See and be seen": {
+        "who": ("people", "who"),
+        "set-status": ("people", "set_status"),
+        "attention": ("attention", "attention"),
+    },
+    "Work": {
+        "ask": ("tasks", "ask"),
+        "result": ("tasks", "result"),
+        "work": ("work", "work"),
+        "dead": ("tasks", "app"),
+    },
+    "This machine: outbox, inbox, coding agents": {
+        "host": ("host", "app"),
+        "outbox": ("outbox", "app"),
+        "mcp": ("mcp", "mcp"),
+    },
+    "Run a space": {
+        "agent": ("agent", "app"),
+        "space": ("spaces", "app"),
+        "pipeline": ("pipeline", "app"),
+        "logs": ("running", "logs"),
+        "config": ("about", "config"),
+        "version": ("about", "version"),
+    },
+}
+ALL = tuple(name for group in COMMANDS.values() for name in group)
 
 
-@app.callback()
 def everything(
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
@@ -52,52 +74,48 @@ def everything(
     pass
 
 
-for each in (
-    running.up,
-    running.down,
-    running.status,
-    running.logs,
-    talk.send,
-    talk.tail,
-    talk.join,
-    talk.leave,
-    talk.history,
-    people.who,
-    people.dm,
-    people.trace,
-    people.set_status,
-    attention.attention,
-    tasks.ask,
-    tasks.result,
-    work.work,
-    about.config,
-    about.version,
-    demo.demo,
-    mcp.mcp,
-):
-    app.command()(each)
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(host.app, name="host")
-app.add_typer(channel.app, name="channels")
-app.add_typer(agent.app, name="agent")
-app.add_typer(spaces.app, name="space")
-app.add_typer(doctor.app, name="doctor")
-app.add_typer(tasks.app, name="dead")
-app.add_typer(pipeline.app, name="pipeline")
-
-
 @functools.cache
-def command() -> Any:
-    """Everything that can be typed, built once: that takes longer than most commands."""
+def command(names: tuple[str, ...] = ALL) -> Any:
+    """What can be typed, or some of it, built once: all of it takes longer than most commands."""
+    app = typer.Typer(
+        name="tidings",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="A durable message mesh for AI agents.",
+        epilog="Start with `tidings up`, then `tidings agent add NAME`; `tidings demo` shows it all.",
+        callback=everything,
+    )
+    for panel, group in COMMANDS.items():
+        for name, (module, attribute) in group.items():
+            if name in names:
+                found = getattr(import_module(f"tidings.cli.{module}"), attribute)
+                if isinstance(found, typer.Typer):
+                    app.add_typer(found, name=name, rich_help_panel=panel)
+                else:
+                    app.command(name, rich_help_panel=panel)(found)
+    use_plain_values()
     return typer.main.get_command(app)
+
+
+def _meant(arguments: list[str]) -> tuple[str, ...]:
+    """The command that was typed, else all there are: for help, for completion of its name, for what is unknown."""
+    words = arguments
+    if "_TIDINGS_COMPLETE" in os.environ:
+        line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+        words = line.split()[1:] if line.endswith(" ") else line.split()[1:-1]
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is None and "--version" in words:
+        return ()
+    return (first,) if first in ALL else ALL
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and answer its exit code; nothing escapes as a traceback that was meant as a sentence."""
     os.umask(0o077)
+    typed = sys.argv[1:] if arguments is None else arguments
     try:
-        command()(arguments, prog_name="tidings")
+        command(_meant(typed))(typed, prog_name="tidings")
     except SystemExit as ended:  # the parser's own way to end: usage errors, `--help`, `typer.Exit`
         return ended.code if isinstance(ended.code, int) else 0
     except TidingsError as error:

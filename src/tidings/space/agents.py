@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from tidings.broker.private_files import read_plain, write_private
 from tidings.errors import ConfigError, UsageError
@@ -55,11 +54,15 @@ class AgentFile:
         if self.description:
             card["description"] = self.description
         body = f"\n{self.persona.strip()}\n" if self.persona.strip() else ""
+        import yaml  # only who writes or reads such a file pays for it
+
         return f"---\n{yaml.safe_dump(card | self.extra, sort_keys=False)}---\n{body}"
 
 
 def parse_agent_file(text: str, where: str) -> AgentFile:
     """Read an agent file; every refusal names the file and the field."""
+    import yaml
+
     if not text.startswith("---\n"):
         raise UsageError(f"{where} is not an agent file: it must begin with a line `---` and YAML")
     front, fence, body = text[4:].partition("\n---")
