@@ -10,6 +10,7 @@ import pytest
 
 from tidings.broker.private_files import (
     check_private,
+    close_to_others,
     lock_holder,
     lock_pid,
     locked,
@@ -48,6 +49,23 @@ def test_a_directory_is_made_private_and_an_open_one_refused(tmp_path: Path) -> 
     made.chmod(0o750)
     with pytest.raises(ConfigError, match="chmod 700"):
         private_dir(made)
+
+
+def test_a_tree_that_was_open_is_closed_to_others_and_links_are_left_alone(tmp_path: Path) -> None:
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True, mode=0o777)
+    outside.touch(0o644)
+    for name, mode in (("deep/a", 0o666), ("b", 0o600), ("program", 0o755)):
+        (tree / name).touch()
+        (tree / name).chmod(mode)
+    (tree / "link").symlink_to(outside)
+    (tree / "deep").chmod(0o777)
+    tree.chmod(0o755)
+    assert close_to_others(tree) == 4
+    modes = {name: stat.S_IMODE((tree / name).stat().st_mode) for name in (".", "deep", "deep/a", "b", "program")}
+    assert modes == {".": 0o700, "deep": 0o700, "deep/a": 0o600, "b": 0o600, "program": 0o700}
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o644
+    assert close_to_others(tree) == 0
 
 
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:

@@ -36,6 +36,18 @@ def private_dir(path: Path) -> Path:
     return path
 
 
+def close_to_others(folder: Path) -> int:
+    """Take from everything below a folder what others may do. For data that another program wrote, not for secrets."""
+    mended = 0
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):  # another program removed it, or it belongs to somebody else
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            if mode & 0o077 and not path.is_symlink():
+                path.chmod(mode & ~0o077)
+                mended += 1
+    return mended
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically, mode 0600, on disk before this returns."""
     write_atomic(path, text, 0o600)

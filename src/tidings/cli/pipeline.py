@@ -99,8 +99,8 @@ async def _run(where: Place, options: list[str]) -> None:
             failed = said.get("error") or failed
             if said.get("ready"):
                 output.say(f"space {where.home.name}: durable delivery runs (pid {process.pid}). Ctrl-C stops it.")
-            elif said.get("phase"):
-                output.say(str(said["phase"]))
+            elif said.get("phase") or said.get("warning"):
+                output.say(str(said.get("phase") or f"warning: {said['warning']}"))
         code = await process.wait()
     finally:
         ending.cancel()

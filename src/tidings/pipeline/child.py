@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.broker.private_files import private_dir, read_private
+from tidings.broker.private_files import close_to_others, private_dir, read_private
 from tidings.errors import PrerequisiteMissing, TidingsError
-from tidings.pipeline.session import SessionSettings, missing, start_session, stop_session
+from tidings.pipeline.session import SessionSettings, missing, start_session, stop_session, unguarded
 from tidings.space.home import SpaceHome
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
@@ -79,6 +79,9 @@ class Child:
         read_private(creds)  # refuses a credential that others can read
         self.say({"phase": "starting Spark"})
         session = start_session(self._session())
+        if open_ports := unguarded(session):
+            log.warning("%s", open_ports)
+            self.say({"warning": open_ports})
         try:
             self._deliver(session, info, creds)
         finally:
@@ -122,7 +125,9 @@ class Child:
 def _folder(named: Path | None, own: Path) -> Path:
     """The space's own folder is private; one that was named is whoever named it's to protect."""
     if named is None:
-        return private_dir(own)
+        if mended := close_to_others(private_dir(own)):
+            log.warning("%d files and folders in %s were open to others and are not any more", mended, own)
+        return own
     named.mkdir(parents=True, exist_ok=True)
     return named.absolute()
 

@@ -5,20 +5,28 @@ Java is the one of `JAVA_HOME`, the one on PATH, or the one a wheel brings (`pip
 than Spark needs is passed over. The wheel's has no vector module, which Spark's launcher asks for, so a small wrapper
 takes the flag away. Spark's own words go to the log file given, not to the terminal. Whether all of that is here can be
 asked without starting or importing any of it (`missing`).
+
+Loopback belongs to every user of the machine, so nothing here listens without a secret: the driver's ports authenticate
+and encrypt with one that Spark makes for itself at each start, Python workers and their results go over sockets in a
+private folder, and the objects that Java may call in this process have ids nobody can guess, because py4j's callback
+server asks for no token. On a cluster that Tidings did not start the operator sets the secret (docs/operations.md).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidings.errors import PrerequisiteMissing
 
@@ -26,6 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
+#: a socket's path has at most 107 bytes, and Spark adds 42
+LONGEST_SOCKET_FOLDER = 64
+_LOCAL = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
 PACKAGES = ("pyspark", "pyarrow", "deltalake")
 REMEDY = "`pip install 'tidings[spark]'`"
 NO_JAVA = (
@@ -133,7 +144,7 @@ def _wrapped(real: Path, home: Path) -> Path:
     (home / "bin").mkdir(parents=True, exist_ok=True)
     wrapper = home / "bin" / "java"
     wrapper.write_text(_WRAPPER.format(java=real / "bin" / "java"))
-    wrapper.chmod(0o755)
+    wrapper.chmod(0o700)
     return home
 
 
@@ -152,8 +163,24 @@ def start_session(settings: SessionSettings) -> SparkSession:
     for key, value in (_settings(settings) | settings.more).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    hide_objects(session.sparkContext._gateway)
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def hide_objects(gateway: Any) -> None:
+    """From now on an object that Java may call gets an id that nobody can guess; py4j counts them: p0, p1, ...
+
+    Whoever connects to the callback server calls what it can name. A token there would be better, but Spark's side of
+    the gateway does not send one.
+    """
+    from py4j.java_gateway import PythonProxyPool
+
+    class UnguessablePool(PythonProxyPool):  # type: ignore[misc]
+        def put(self, object: Any, force_id: str | None = None) -> Any:  # noqa: A002  py4j's name
+            return super().put(object, force_id or f"p{secrets.token_hex(16)}")
+
+    gateway.gateway_property.pool.__class__ = UnguessablePool  # it is shared by all connections
 
 
 def stop_session(session: SparkSession, patience: float = 10.0) -> None:
@@ -181,6 +208,8 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     chosen = {
         "spark.driver.memory": settings.memory,
         "spark.driver.extraJavaOptions": f"{settings.java} -Dlog4j2.configurationFile=file:{config}",
+        # Hadoop sets the modes of what it writes itself, whatever the umask of the process
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -194,7 +223,38 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     }
     if settings.master.startswith("local"):
         chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if makes_its_own_secret(settings.master):
+        chosen |= {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+    if _LOCAL.fullmatch(settings.master):
+        sockets = str(_socket_folder(settings.work))
+        chosen |= {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": sockets}
     return chosen
+
+
+def makes_its_own_secret(master: str) -> bool:
+    """Does Spark make a secret for itself there, and carry it to its executors? A standalone cluster has its own."""
+    return bool(_LOCAL.fullmatch(master)) or master == "yarn" or master.startswith("k8s://")
+
+
+def unguarded(session: SparkSession) -> str | None:
+    """A sentence if this Spark listens without a secret: on a cluster that is for its operator to set."""
+    context = session.sparkContext
+    if context.getConf().get("spark.authenticate", "false") == "true":
+        return None
+    return (
+        f"the Spark at {context.master} does not authenticate: whoever reaches its ports reads the log and runs code "
+        "as you; set spark.authenticate and its secret in spark-defaults.conf (docs/operations.md)"
+    )
+
+
+def _socket_folder(work: Path) -> Path:
+    """A private folder for sockets, empty. The kernel takes no long path for one."""
+    folder = work / "s"
+    if len(str(folder)) <= LONGEST_SOCKET_FOLDER:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        return folder
+    return Path(tempfile.mkdtemp(prefix="tidings-", dir="/tmp"))
 
 
 def _logging(log: Path) -> str:

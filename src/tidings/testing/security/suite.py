@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 
 from tidings.space.home import SpaceHome
-from tidings.testing.security import control, headers, mailboxes, pipeline, replies, rights, sizes, tasks
+from tidings.testing.security import control, headers, machine, mailboxes, pipeline, replies, rights, sizes, tasks
 from tidings.testing.security.report import Probe, ProbeResult, Report, broken
 from tidings.testing.security.stage import Stage, set_stage
 
@@ -17,6 +17,7 @@ PROBES: list[Probe] = [
     *mailboxes.PROBES,
     *tasks.PROBES,
     *pipeline.PROBES,
+    *machine.PROBES,
     *control.PROBES,
     *sizes.PROBES,
     *replies.PROBES,
