@@ -1,6 +1,7 @@
 """Commands people type every day, on one running space: results, answers, the past, and an agent from elsewhere."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,23 @@ def test_waiting_in_vain_ends_with_1_and_prints_nothing_that_could_pass_for_the_
     unread = running.run("dm", "away", "are you there?", "--wait", "read", "--seconds", "0.2")
     assert (unread.returncode, unread.stdout) == (1, "")
     assert "`tidings trace " in unread.stderr
+
+
+def test_what_a_command_says_to_do_next_runs_as_it_stands(running: Terminal) -> None:
+    flags = ("--as", "hal", "--space", "main", "--home", running.env["TIDINGS_HOME"])
+    nowhere = {"TIDINGS_HOME": "/nonexistent", "TIDINGS_AS": "nobody"}
+    running.watched = True
+    try:
+        for words in (("send", "past", "hello"), ("who",), ("dm", "me", "hi"), ("channels", "list"), ("leave", "past")):
+            done = running.run(*words, *flags, **nowhere)
+            assert done.returncode == 0, done
+            *_, said = done.stderr.splitlines()
+            again = running.run(*shlex.split(said.removeprefix("next: tidings ")), **nowhere)
+            assert again.returncode == 0, (said, again)
+        mistaken = running.run("send", "past", "x", "--as", "hal", "--mention", "nobody-there", *flags[2:], **nowhere)
+        assert mistaken.returncode == 2
+    finally:
+        running.watched = False
 
 
 def test_an_agent_of_another_home_is_imported_and_is_itself_on_the_command_line_and_through_the_host(

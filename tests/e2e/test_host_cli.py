@@ -286,6 +286,13 @@ async def test_the_outbox_is_held_back_cancelled_and_sent_again_and_an_id_is_one
         sent = await facts(terminal, "send", "general", "later")
         assert (sent["stage"], "paused here (for a test)" in sent["warnings"][0]) == ("stored", True)
         assert "PAUSED (for a test)" in (await run(terminal, "host", "status")).stdout
+        behind = await facts(terminal, "send", "general", "later still")
+        letter = await facts(terminal, "dm", "bob", "for you")
+        shown = await run(terminal, "outbox", "show", behind["id"])
+        assert "waits because\tmain is held back here (for a test): `tidings outbox resume`" in shown.stdout
+        assert f"waits because\tmessage {sent['id']} to the same destination is before it" in shown.stdout
+        assert "\nto\tbob\n" in (await run(terminal, "outbox", "show", letter["id"])).stdout
+        assert "\tbob\tpending\t" in (await run(terminal, "outbox", "list")).stdout
         assert "is cancelled" in (await run(terminal, "outbox", "cancel", sent["id"])).stderr
         again = (await run(terminal, "outbox", "requeue", sent["id"])).stdout.strip()
         assert again in (await run(terminal, "outbox", "show", sent["id"])).stdout
@@ -307,6 +314,14 @@ async def test_the_outbox_is_held_back_cancelled_and_sent_again_and_an_id_is_one
         assert [json.loads(line)["text"] for line in said].count("once") == 1, "by whichever way, it is one message"
         assert (await run(terminal, "send", "general", "another", "--id", chosen)).returncode == 6
 
+        deaf = await facts(terminal, "send", "general", "hello", "--mention", "bob")
+        assert deaf["warnings"] == ["bob is not in general, so it does not get this"]
+        waiting = await facts(terminal, "ask", "reviewer", "who looks?")
+        for _ in range(2):
+            looked = await run(terminal, "work", "--role", "reviewer", "--as", "bob")
+            assert (looked.returncode, "(attempt 1)" in looked.stderr) == (0, True), looked
+        done = await run(terminal, "work", "--role", "reviewer", "--exec", "echo I do", "--once", "--as", "bob")
+        assert (done.returncode, (await run(terminal, "result", waiting["id"])).stdout) == (0, "I do\n")
         working = terminal.start("work", "--role", "reviewer", "--exec", "echo fine", "--once", "--as", "bob")
         asked = await run(terminal, "ask", "reviewer", "is it?", "--wait", "30")
         assert (asked.stdout.strip(), "through the host" in asked.stderr) == ("fine", True), asked

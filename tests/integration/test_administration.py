@@ -9,11 +9,29 @@ from typing import Any
 import pytest
 
 from tidings.broker.answers import NO_ROOM, ApiError
-from tidings.errors import AuthRevoked, LogFull
+from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
 from tidings.steward.marks import KEPT, Mark, thinned
 from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+
+
+async def test_adding_an_agent_while_the_space_is_down_leaves_nothing_behind(space: RealSpace) -> None:
+    async def refused() -> None:
+        with pytest.raises(UnreachableError, match="agent ada was not added"):
+            await space.add("ada")
+        async with space.administer() as admin:
+            assert (admin.ledger.rows(), admin.ledger.unfinished()) == ([], [])
+        assert not space.home.agent_creds("ada").exists()
+        assert not (space.home.agents / "ada.md").exists()
+
+    await space.stop_steward()
+    await refused()
+    space.broker.stop()
+    await refused()
+    space.broker.start()
+    await space.start_steward()
+    assert (await space.add("ada")).created
 
 
 async def test_an_agent_may_be_called_steward_and_the_steward_stays_who_it_is(space: RealSpace) -> None:

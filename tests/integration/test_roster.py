@@ -304,13 +304,17 @@ async def test_mentions_are_resolved_and_a_mention_of_nobody_is_refused_before_s
             await ada.send("general", "hello", mentions=["BOB"])
         assert len(await ada.history("general")) == 1, "nothing was sent"
         await space.add("dave")
-        assert (await ada.send("general", "hello", mentions=["dave"])).warnings == (), "known without waiting"
+        sent = await ada.send("general", "hello", mentions=["dave", "bob", ada.id])
+        assert sent.warnings == ("dave is not in general, so it does not get this",), "known without waiting"
+        await space.add("erin", read=())
+        sent = await ada.send("general", "hello", mentions=["erin"])
+        assert sent.warnings == ("erin may not read general, so it does not get this",)
 
 
 async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> None:
     await space.add("ada", manage=["general"])
     await space.add("bob")
-    async with connect(space, "ada") as ada:
+    async with connect(space, "bob", channels=["general"]), connect(space, "ada") as ada:
         settings: dict[str, Any] = {"channel": "general", "class": "live"}
         await ada.link.call("channel", "set", **settings)
         assert (await ada.send("general", "hello", mentions=["bob"])).warnings == (), "its class is not known yet"

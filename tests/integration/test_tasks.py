@@ -125,6 +125,20 @@ async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(
 
 
 @pytest.mark.requirement("T7")
+async def test_a_task_that_was_only_looked_at_has_all_its_attempts(space: RealSpace) -> None:
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        ticket = await ada.ask("reviewer", "look at me")
+        for _ in range(7):
+            job = await bob.claim("reviewer", wait=10)
+            assert job is not None
+            assert (job.attempt, await job.put_back()) == (1, "queued")
+        job = await bob.claim("reviewer", wait=10)
+        assert job is not None
+        await job.done("seen")
+        found = await ticket.result(10)
+        assert (found.attempt, found.reasons) == (1, ())
+
+
 async def test_a_role_nobody_holds_is_told_to_the_asker(space: RealSpace) -> None:
     async with connect(space, "ada") as ada:
         ticket = await ada.ask("painter", "paint")

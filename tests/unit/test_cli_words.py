@@ -181,6 +181,31 @@ def test_hints_and_spinners_are_for_people_and_data_stays_on_standard_output(mon
         assert ("counting" in screen.getvalue(), "next: tidings who" in screen.getvalue()) == (seen, seen)
 
 
+def test_commands_in_words_repeat_the_flags_that_lead_to_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    output.remember_flags(**{"as": "bob", "space": "lab", "home": "/a b"})
+    try:
+        output.hint("tidings history general")
+        output.hint("tidings agent list")
+        output.hint("tidings agent revoke --space lab -- -x")
+        output.say("see `tidings trace 42` or `tidings agent add NAME`, or `no command of ours`")
+    finally:
+        output.forget_flags()
+    output.hint("tidings who")
+    said = [line for line in screen.getvalue().splitlines() if line]
+    assert said == [
+        "next: tidings history general --as bob --space lab --home '/a b'",
+        "next: tidings agent list --space lab --home '/a b'",
+        "next: tidings agent revoke --space lab --home '/a b' -- -x",
+        "see `tidings trace 42 --as bob --space lab --home '/a b'` "
+        "or `tidings agent add NAME --space lab --home '/a b'`, or `no command of ours`",
+        "next: tidings who",
+    ]
+    for line in said[:3]:
+        parse(line.removeprefix("next: "))
+
+
 def test_sizes_and_ages_are_short() -> None:
     assert [size(n) for n in (None, 5, 12_345, 8_600_000_000)] == ["-", "5 B", "12.3 KB", "8.6 GB"]
     assert [age(t, 100_000) for t in (None, 99_999.5, 99_960, 96_000, 0)] == ["-", "0.5 s", "40 s", "1 h", "1 d"]

@@ -114,6 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line and answer its exit code; nothing escapes as a traceback that was meant as a sentence."""
     os.umask(0o077)
     typed = sys.argv[1:] if arguments is None else arguments
+    output.forget_flags()
     try:
         command(_meant(typed))(typed, prog_name="tidings")
     except SystemExit as ended:  # the parser's own way to end: usage errors, `--help`, `typer.Exit`

@@ -95,6 +95,7 @@ def _note(text: str) -> None:
 
 def place(space: str | None = None, home: str | None = None, acting_as: str | None = None, **more: str | None) -> Place:
     settings = Settings({"space": space, "home": home, "as": acting_as, **more})
+    output.remember_flags(**{"as": acting_as, "space": space, "home": home})
     for note in settings.notes:
         _note(note)
     return Place(settings, SpaceHome(settings.home, settings["space"]))

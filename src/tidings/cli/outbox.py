@@ -8,6 +8,7 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.talk import printable
 from tidings.cli.through_host import outbox_at, required_host, required_session
 from tidings.errors import UsageError
 
@@ -73,12 +74,10 @@ def _rows(kept: Session | OutboxFile, state: str | None, count: int, before: int
 
 
 def _to(row: dict[str, Any]) -> str:
-    return {"chat": "#", "dm": "", "task": "role "}[row["kind"]] + str(row["to"])
+    return {"chat": "#", "dm": "", "task": "role "}[row["kind"]] + str(row.get("to_name") or row["to"])
 
 
 def _why(row: dict[str, Any]) -> str:
-    from tidings.cli.talk import printable
-
     return printable(f"{row['code']}: {row['words']}") if row["code"] else ""
 
 
@@ -102,8 +101,10 @@ def show(
     if as_json:
         output.data(row)
         return
-    chain = row.pop("chain")
+    chain, waits = row.pop("chain"), row.pop("waits", [])
+    row["to"], _ = _to(row), row.pop("to_name", None)
     facts = [(key, value) for key, value in row.items() if value not in (None, False)]
+    facts += [("waits because", printable(each)) for each in waits]
     facts += [("replaced by" if each["row"] > row["row"] else "replaces", each["id"]) for each in chain[:20]]
     facts = [(what, value) for what, value in facts if (what, value) != ("replaces", row["id"])]
     output.table(("what", "value"), facts, empty="")

@@ -7,6 +7,8 @@ on a terminal, and not if NO_COLOR is set. What others wrote is never read as ma
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +24,22 @@ COLOURS = {
 }
 
 
+#: the flags of this command line that say where and as whom; commands that are named in words repeat them
+_given: dict[str, str] = {}
+
+
+def remember_flags(**flags: str | None) -> None:
+    _given.update({f"--{name}": value for name, value in flags.items() if value is not None})
+
+
+def forget_flags() -> None:
+    _given.clear()
+
+
 def say(text: str) -> None:
-    """Words for a person."""
+    """Words for a person. A command in them can be run as it stands."""
+    if _given and "`tidings " in text:
+        text = re.sub("`(tidings [^`]+)`", lambda named: f"`{as_typed(named[1])}`", text)
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -31,7 +47,32 @@ def say(text: str) -> None:
 def hint(text: str) -> None:
     """The next command worth typing."""
     if sys.stderr.isatty():
-        say(f"\nnext: {text}")
+        say(f"\nnext: {as_typed(text)}")
+
+
+def as_typed(command: str) -> str:
+    """A command with the flags of this one that it takes and does not have: it leads to the same place."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    known = _options(words[1:]) if _given and words[:1] == ["tidings"] else set()
+    flags = [f"{flag} {shlex.quote(value)}" for flag, value in _given.items() if flag in known and flag not in words]
+    before, ends, after = command.partition(" -- ")
+    return f"{' '.join([before, *flags])}{ends}{after}"
+
+
+def _options(words: list[str]) -> set[str]:
+    """The options of a command, found by its words."""
+    from tidings.cli.main import command
+
+    found = command()
+    for word in words:
+        found, last = getattr(found, "commands", {}).get(word), found
+        if found is None:
+            found = last
+            break
+    return {option for parameter in found.params for option in parameter.opts}
 
 
 def data(value: Any) -> None:

@@ -50,11 +50,12 @@ TOLD = ("seq", "role", "attempt", "deadline", "asker", "text", "message")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A task in our hands, and the two ways to settle it; `fail` answers its state then."""
+    """A task in our hands, the two ways to settle it, and the way to leave it; `fail` answers its state then."""
 
     facts: Facts
     done: Callable[[str], Awaitable[object]]
     fail: Callable[[str], Awaitable[str]]
+    put_back: Callable[[], Awaitable[object]]
 
 
 def work(
@@ -94,7 +95,8 @@ def work(
             async for task in tasks:
                 _announce(task.facts, as_json)
                 if execute is None:
-                    await task.fail("shown to a person, and given back")
+                    await task.put_back()
+                    output.say("it was only shown, and is queued again; no attempt was made")
                     return
                 await _run(task, execute)
                 if once:
@@ -166,7 +168,7 @@ async def _directly(where: Place, role: str) -> AsyncGenerator[Held, None]:
         jobs = cast("AsyncGenerator[Job, None]", endpoint.work(role))
         async with aclosing(jobs):
             async for job in jobs:
-                yield Held(_facts_of(job), job.done, job.fail)
+                yield Held(_facts_of(job), job.done, job.fail, job.put_back)
 
 
 def _facts_of(job: Job) -> Facts:
@@ -203,7 +205,10 @@ def _held_there(session: Session, task: Facts) -> Held:
     async def fail(reason: str) -> str:
         return str((await off_loop(lambda: session.fail(task["id"], reason, patience=patience())))["state"])
 
-    return Held({name: task[name] for name in TOLD}, done, fail)
+    async def put_back() -> None:
+        await off_loop(lambda: session.put_back(task["id"], patience=patience()))
+
+    return Held({name: task[name] for name in TOLD}, done, fail, put_back)
 
 
 async def _claimed(session: Session, role: str) -> AsyncGenerator[Facts, None]:

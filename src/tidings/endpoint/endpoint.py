@@ -379,7 +379,20 @@ class Endpoint:
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
         stored = await self.publish(prepare_chat(self.identity, channel, composed), timeout=timeout)
-        return Receipt(composed.id, stored.seq, warnings=self._warnings(channel) if mentioned else ())
+        warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
+        return Receipt(composed.id, stored.seq, warnings=warnings)
+
+    async def unheard(self, channel: str, mentioned: Iterable[Mention], timeout: float = 2.0) -> tuple[str, ...]:
+        """Which mentions in a channel reach nobody, in sentences: the steward knows who is in it, and who may be."""
+        names = {each.id: each.name for each in mentioned if each.id != self.id}
+        if not names:
+            return ()
+        try:
+            deaf = (await self.link.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))["deaf"]
+        except TidingsError as error:
+            return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
+        why = {"read": f"may not read {channel}", "member": f"is not in {channel}"}
+        return tuple(f"{names[each]} {why[reason]}, so it does not get this" for each, reason in deaf.items())
 
     def _warnings(self, channel: str) -> tuple[str, ...]:
         """What a mention does not do on this channel, as far as its class is known here."""

@@ -167,6 +167,10 @@ class Job:
         """Give it up: `queued` for another try, or `dead`."""
         return await self._tasks.give_up(self, reason, retry=retry)
 
+    async def put_back(self) -> str:
+        """Let somebody else have it, untouched: it is queued as before, and no attempt was made."""
+        return await self._tasks.give_up(self, "put back", retry=True, untouched=True)
+
 
 class Tasks:
     """The tasks of one endpoint, asked and held."""
@@ -373,8 +377,9 @@ class Tasks:
         arguments = {"result": base64.b64encode(payload).decode(), "sig": signature}
         await self._settle(job, "done", lambda: arguments)
 
-    async def give_up(self, job: Job, reason: str, *, retry: bool) -> str:
-        answer = await self._settle(job, "fail", lambda: {"reason": reason or "no reason was given", "retry": retry})
+    async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
+        told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
+        answer = await self._settle(job, "fail", lambda: told)
         return str(answer["state"])
 
     async def _settle(self, job: Job, do: str, arguments: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -512,6 +512,10 @@ class Session:
     def fail(self, task_id: str, reason: str, *, retry: bool = True, patience: float = PATIENCE) -> Json:
         return self._settle(task_id, "fail", {"reason": reason, "retry": retry}, patience)
 
+    def put_back(self, task_id: str, *, patience: float = PATIENCE) -> Json:
+        """Let somebody else have it, untouched: no attempt was made."""
+        return self._settle(task_id, "fail", {"reason": "put back", "untouched": True}, patience)
+
     def _settle(self, task_id: str, how: str, body: Json, patience: float) -> Json:
         return self._post(f"/v1/tasks/{quote(task_id, safe='')}/{how}", body, wait=patience)
 

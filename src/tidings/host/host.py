@@ -26,6 +26,7 @@ from tidings.broker.config import SYNC_SECONDS
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
+from tidings.endpoint.peers import resolve_among
 from tidings.endpoint.roster import Roster
 from tidings.errors import (
     AmbiguousPeer,
@@ -54,7 +55,7 @@ from tidings.store.database import Database
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
-from tidings.wire.message import Sender
+from tidings.wire.message import Mention, Sender
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope", "Sent"]
 
@@ -423,8 +424,21 @@ class Host:
             row, warnings = await self._accept(agent, composed), composed.warnings
         if wait > 0:
             row = await self._moved_within(row, wait)
+            warnings = (*warnings, *await self._unheard(agent, request, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
         return Sent(row.id, row.row, row.state, stage, row.seq, (*warnings, *self._why_it_waits(agent, row)))
+
+    async def _unheard(self, agent: _Agent, request: SendRequest, row: OutboxRow) -> tuple[str, ...]:
+        """Mentions that reach nobody, if whoever sends waits for an answer of its space anyway."""
+        if request.channel is None or not request.mentions or row.state not in ("confirmed", "done"):
+            return ()
+        known = list(self.directories.of(agent.scope.space_id).agents())
+        try:
+            found = [resolve_among(known, each) for each in request.mentions]
+            mentioned = [Mention(each.id, each.name) for each in found]
+            return await agent.session.endpoint.unheard(request.channel, mentioned)
+        except TidingsError as error:  # it is stored, whatever can be said about it
+            return (f"nobody could say whether who is mentioned is in {request.channel}: {error}",)
 
     async def _accept(self, agent: _Agent, composed: Composed) -> OutboxRow:
         accepted = await self.outbox.accept(_draft(agent.scope, composed))
@@ -468,6 +482,37 @@ class Host:
         if not agent.session.is_connected:
             return (f"stored: {space} cannot be reached now; it leaves when it can",)
         return ()
+
+    def destination(self, row: OutboxRow) -> dict[str, str]:
+        """Whom a direct message is for, by name, as far as it is known."""
+        if row.kind != "dm":
+            return {}
+        agents = self.directories.of(row.space).agents()
+        return {"to_name": next((each.name for each in agents if each.id == row.destination), "")}
+
+    async def why_it_waits(self, scope: Scope, row: OutboxRow) -> list[str]:
+        """Everything that keeps a row from leaving, in sentences; nothing if it has left."""
+        if row.state not in ("pending", "inflight"):
+            return []
+        agent, now = self._agent(scope), self.outbox.now()
+        lane = (row.space, row.sender, row.kind, row.destination)
+        found: list[str] = []
+        if (paused := self.outbox.why_paused(scope.space_id)) is not None:
+            found.append(f"{scope.space} is held back here{f' ({paused})' if paused else ''}: `tidings outbox resume`")
+        if not agent.session.is_connected:
+            why = agent.session.health.error or "it is not connected yet"
+            found.append(f"{scope.name} cannot reach {scope.space}: {why}")
+        else:
+            held = [each for each in await self.outbox.blocks() if _covers(each[:4], lane)]
+            found += [f"{each.code}: {each.words}" for each in held]
+        if (ahead := await self.outbox.ahead_of(row)) is not None:
+            found.append(f"message {ahead} to the same destination is before it")
+        if row.attempts and row.code:
+            pause = max(0, row.next_attempt_at - now) / 1000
+            found.append(
+                f"{row.attempts} tries failed, the last with {row.code}: {row.words}; the next in {pause:.0f} s"
+            )
+        return found or ["it leaves in a moment"]
 
     async def _moved_within(self, row: OutboxRow, seconds: float) -> OutboxRow:
         """The row once it is confirmed or has ended, or as it is when the time is over."""
@@ -573,3 +618,8 @@ def _draft(scope: Scope, composed: Composed) -> Draft:
         priority=message.priority,
         max_age=max_age,
     )
+
+
+def _covers(block: tuple[str, ...], lane: tuple[str, ...]) -> bool:
+    """Does a block hold this lane? Empty means every one."""
+    return all(its in ("", ours) for its, ours in zip(block, lane, strict=True))

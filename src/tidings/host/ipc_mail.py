@@ -71,12 +71,13 @@ async def outbox(asked: Scoped) -> Json:
         raise UsageError(f"`state` is one of {', '.join(STATES)}, not {unknown[0][:32]!r}")
     limit, before = asked.number("limit", 50, MOST_ROWS), asked.number("before", FOREVER, FOREVER)
     rows = await asked.host.outbox.newest(*asked.mine, states, before, limit)
-    return {"rows": [shown.owed(row) for row in rows]}
+    return {"rows": [shown.owed(row) | asked.host.destination(row) for row in rows]}
 
 
 async def outbox_row(asked: Scoped) -> Json:
     row = await asked.host.find(asked.scope, asked.part("id"))
-    return shown.owed_with_chain(row, await asked.host.outbox.chain(row.row))
+    more = asked.host.destination(row) | {"waits": await asked.host.why_it_waits(asked.scope, row)}
+    return shown.owed_with_chain(row, await asked.host.outbox.chain(row.row)) | more
 
 
 async def requeue(asked: Scoped) -> Json:

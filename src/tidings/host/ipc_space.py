@@ -63,6 +63,7 @@ class Done(msgspec.Struct, forbid_unknown_fields=True):
 class Failed(msgspec.Struct, forbid_unknown_fields=True):
     reason: str
     retry: bool = True
+    untouched: bool = False
 
 
 async def _endpoint(asked: Scoped) -> Endpoint:
@@ -213,7 +214,8 @@ async def done(asked: Scoped) -> Json:
 async def failed(asked: Scoped) -> Json:
     told = await asked.fields(Failed)
     job = asked.desk.claims.job(asked.session, asked.part("id"))
-    state = await _settled(asked, job, job.fail(told.reason, retry=told.retry))
+    ending = job.put_back() if told.untouched else job.fail(told.reason, retry=told.retry)
+    state = await _settled(asked, job, ending)
     return {"id": job.message.id, "state": state}
 
 

@@ -220,6 +220,10 @@ class OutboxStore:
     async def chain(self, row: int) -> list[OutboxRow]:
         return await self.database.read(lambda c: views.chain(c, row))
 
+    async def ahead_of(self, row: OutboxRow) -> str | None:
+        """The id of what must leave first: rows of one destination go in order."""
+        return await self.database.read(lambda c: views.ahead_of(c, row))
+
     async def blocks(self) -> list[BlockRow]:
         return await self.database.read(views.blocks)
 

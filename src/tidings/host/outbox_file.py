@@ -11,11 +11,13 @@ from typing import Any
 
 from tidings.errors import UnknownMessage
 from tidings.host import outbox_views, shown
+from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store.looking import look
 
 Json = dict[str, Any]
 NEWEST = 2**62
+WAITING = ("pending", "inflight")
 
 
 class OutboxFile:
@@ -29,11 +31,18 @@ class OutboxFile:
         """Newest first; `before`: rows below that one."""
         states, below = (state,) if state else (), before or NEWEST
         rows = look(self.path, MIGRATIONS, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
-        return [shown.owed(row) for row in rows]
+        return [shown.owed(row) | self._destination(row) for row in rows]
 
     def outbox_show(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
         row = look(self.path, MIGRATIONS, lambda c: outbox_views.find(c, *self._mine, message_id))
         if row is None:
             raise UnknownMessage(f"the outbox of {self._name} has no message {message_id}: list it to see what it has")
-        return shown.owed_with_chain(row, look(self.path, MIGRATIONS, lambda c: outbox_views.chain(c, row.row)))
+        waits = ["no host runs: it leaves once one does, `tidings host up`"] if row.state in WAITING else []
+        chain = look(self.path, MIGRATIONS, lambda c: outbox_views.chain(c, row.row))
+        return shown.owed_with_chain(row, chain) | self._destination(row) | {"waits": waits}
+
+    def _destination(self, row: OutboxRow) -> Json:
+        if row.kind != "dm":
+            return {}
+        return {"to_name": look(self.path, MIGRATIONS, lambda c: outbox_views.named(c, row))}

@@ -165,6 +165,23 @@ def chain(connection: sqlite3.Connection, row: int) -> list[OutboxRow]:
     return walked
 
 
+def ahead_of(connection: sqlite3.Connection, row: OutboxRow) -> str | None:
+    """The id of the oldest row of the same lane that has not left, if that is another one."""
+    found = connection.execute(
+        """SELECT id FROM outbox WHERE space = ? AND sender = ? AND kind = ? AND destination = ? AND row < ?
+        AND state IN ('pending', 'inflight') ORDER BY row LIMIT 1""",
+        (row.space, row.sender, row.kind, row.destination, row.row),
+    ).fetchone()
+    return None if found is None else str(found[0])
+
+
+def named(connection: sqlite3.Connection, row: OutboxRow) -> str:
+    """The name of whom a direct message is for, as last seen."""
+    query = "SELECT name FROM directory WHERE space = ? AND agent = ?"
+    found = connection.execute(query, (row.space, row.destination)).fetchone()
+    return "" if found is None else str(found[0])
+
+
 def blocks(connection: sqlite3.Connection) -> list[BlockRow]:
     return [BlockRow._make(one) for one in connection.execute("SELECT * FROM outbox_block")]
 

@@ -273,9 +273,17 @@ class Administrator:
                 f"agent {agent.name} exists ({held.id}); `tidings agent access {agent.name}` changes its rights"
             )
         self._check_new_name(agent.name)
+        await self._check_steward(f"agent {agent.name} was not added")
         row = await self._issue(agent, KeyPair.generate())
         self.write_file(agent)
         return Granted(row, created=True, closed=[])
+
+    async def _check_steward(self, nothing: str) -> None:
+        """Nothing is written here that the steward would not hear of: while it is away there is nothing to undo."""
+        try:
+            await self.ask("issued", ids=[])
+        except UnreachableError as error:
+            raise type(error)(f"{nothing}: {error}") from error
 
     def _check_new_name(self, name: str) -> None:
         """A name is given once, and so that nobody can be taken for somebody else. A rotation keeps its own."""
@@ -457,6 +465,7 @@ class Administrator:
         """A new key under the same name, in the same channels; the old key is cut."""
         await self.finish()
         old = self._active(name)
+        await self._check_steward(f"agent {name} has no new key")
         agent = self._file_of(old)  # rights come from what was granted, not from what a file says meanwhile
         row = await self._issue(agent, KeyPair.generate(), succeeds=old.id, withheld=old.withheld)
         failpoints.reach("rotate.before_cut")

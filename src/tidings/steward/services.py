@@ -20,6 +20,7 @@ from tidings.space.membership import Interval
 from tidings.steward.operations import Outcome
 from tidings.steward.requests import Request
 from tidings.wire.marks import Stamp
+from tidings.wire.message import MAX_MENTIONS
 from tidings.wire.names import check_channel, check_pattern
 from tidings.wire.patterns import covers_any, covers_pattern, is_concrete
 from tidings.wire.rulings import Access, Channel, Member
@@ -202,6 +203,19 @@ async def members(steward: Steward, request: Request) -> Answer:
     return {"members": (shown := _within_page(rows)), "next": _next(owners, shown), "seq": steward.position}
 
 
+async def deaf(steward: Steward, request: Request) -> Answer:
+    """Which of these agents do not get what is said in a channel, and why: for whoever may post there or read it."""
+    channel, ids = check_channel(request.text("channel")), request.arguments.get("ids")
+    access = access_of(steward, request.sender)
+    if not covers_any((*access.read, *access.post), channel):
+        raise DeniedError(f"{access.name} may neither read nor post to {channel}")
+    if not isinstance(ids, list) or len(ids) > MAX_MENTIONS or not all(isinstance(each, str) for each in ids):
+        raise UsageError(f"member deaf needs `ids`, a list of at most {MAX_MENTIONS} ids of agents")
+    at, inside = steward.position, set(steward.table.members_at(channel, steward.position + 1))
+    reasons = {each: "member" if steward.table.allowed_at(each, channel, at) else "read" for each in ids}
+    return {"deaf": {each: reason for each, reason in reasons.items() if each not in inside}, "seq": at}
+
+
 async def channel_list(steward: Steward, request: Request) -> Answer:
     """Channels that have a record or a member, as far as the caller may read them: is it in them, members, activity."""
     access = access_of(steward, request.sender)
@@ -376,6 +390,7 @@ AGENT_HANDLERS: dict[tuple[str, str], Handler] = {
     ("member", "leave"): leave,
     ("member", "list"): memberships,
     ("member", "members"): members,
+    ("member", "deaf"): deaf,
     ("channel", "list"): channel_list,
     ("channel", "info"): channel_info,
     ("channel", "set"): channel_set,

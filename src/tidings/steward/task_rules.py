@@ -119,6 +119,13 @@ def take_back(task: TaskState, reason: str, now: float, *, pause: float = 0.0, o
     )
 
 
+def put_back(task: TaskState, op: str) -> TaskState:
+    """End a hold in which nobody worked on the task: it waits as before, and no attempt was made."""
+    assert task.worker is not None, "only a held task is put back"
+    before = {"attempt": task.attempt - 1, "not_before": 0.0, "ended_by": op}
+    return msgspec.structs.replace(task, worker=None, session=None, deadline=0.0, **before)
+
+
 def with_reason(task: TaskState, reason: str) -> TaskState:
     told = (*task.reasons, f"attempt {task.attempt}: {reason}"[:REASON_CHARACTERS])
     return msgspec.structs.replace(task, reasons=told[-8:])

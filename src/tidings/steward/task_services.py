@@ -118,7 +118,10 @@ async def fail(steward: Steward, request: Request) -> Answer:
             settled = known if isinstance(known, Settled) else None
         else:
             task = desk.settling.held(request.sender, seq, request.optional("session", str))
-            if retry is False:
+            if request.optional("untouched", bool):
+                await desk.settling.put_back(task, request.op)
+                settled = None
+            elif retry is False:
                 settled = await desk.settling.bury(task, "failed", reason, op=request.op)
             else:
                 settled = await desk.settling.give_back(

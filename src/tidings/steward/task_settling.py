@@ -16,7 +16,7 @@ import msgspec
 from tidings import failpoints
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UsageError
-from tidings.steward.task_rules import Cause, Settled, TaskState, take_back, with_reason
+from tidings.steward.task_rules import Cause, Settled, TaskState, put_back, take_back, with_reason
 
 if TYPE_CHECKING:
     from tidings.steward.tasks import TaskDesk
@@ -72,10 +72,17 @@ class TaskSettling:
         waiting = take_back(task, reason, time.time(), pause=pause, op=op)
         if waiting is None:
             return await self.bury(task, cause, reason, op=op)
+        await self._wait_again(waiting)
+        return None
+
+    async def put_back(self, task: TaskState, op: str) -> None:
+        """Its holder only looked at it."""
+        await self._wait_again(put_back(task, op))
+
+    async def _wait_again(self, waiting: TaskState) -> None:
         await self.desk.slots.write(waiting)
         self.book.put(waiting)
         self.desk.changed(waiting)
-        return None
 
     async def bury(
         self, task: TaskState, cause: Cause, reason: str, *, op: str = "", record: StoredRecord | None = None
