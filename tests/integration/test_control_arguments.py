@@ -29,7 +29,12 @@ UNKNOWN: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("task", "fail", {"seq": True, "reason": "no"}, "task fail: `seq` must be a whole number"),
     ("member", "join", {"patern": "general"}, "member join takes the arguments epoch, pattern, not 'patern'"),
     ("member", "list", {"of": "bob"}, "member list takes no arguments, not 'of'"),
-    ("member", "jion", {"pattern": "general"}, "the service member has no 'jion': its verbs are deaf, join, leave, list"),
+    (
+        "member",
+        "jion",
+        {"pattern": "general"},
+        "the service member has no 'jion': its verbs are deaf, join, leave, list",
+    ),
     ("page", "get", {}, "the service page has no 'get': it has no verbs yet"),
 )
 

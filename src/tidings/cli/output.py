@@ -64,9 +64,11 @@ def as_typed(command: str) -> str:
 
 def _options(words: list[str]) -> set[str]:
     """The options of a command, found by its words."""
-    from tidings.cli.main import command
+    from tidings.cli.main import ALL, command
 
-    found = command()
+    if not words or words[0] not in ALL:
+        return set()
+    found = command((words[0],))
     for word in words:
         found, last = getattr(found, "commands", {}).get(word), found
         if found is None:
