@@ -27,7 +27,7 @@ UNKNOWN: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("receipt", "wait", {"id": new_id(), "stage": ["read"]}, "receipt wait: `stage` must be a text"),
     ("receipt", "put", {"receipts": ["read"]}, "receipt put: `receipts` must be a list of objects"),
     ("task", "fail", {"seq": True, "reason": "no"}, "task fail: `seq` must be a whole number"),
-    ("member", "join", {"patern": "general"}, "member join takes the arguments epoch, pattern, not 'patern'"),
+    ("member", "join", {"patern": "general"}, "member join takes the arguments epoch, marks, pattern, not 'patern'"),
     ("member", "list", {"of": "bob"}, "member list takes no arguments, not 'of'"),
     (
         "member",
