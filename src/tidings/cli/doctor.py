@@ -25,6 +25,8 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
       tidings doctor --json
 
       tidings doctor security            attack a space of yours
+
+      tidings doctor store               read everything it holds
     """
     if context.invoked_subcommand is not None:
         return
@@ -81,4 +83,36 @@ def security(
     if report.cleanup:
         raise UnhealthyError(f"every attack was refused, but something was left behind: {'; '.join(report.cleanup)}")
     output.say(f"{len(report.results)} attacks tried, none succeeded")
+    output.hint("tidings status")
+
+
+@app.command("store")
+def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Read everything a running space holds once, and name what does not verify or is missing.
+
+    Signatures, JSON, durable copies, and sequences above the floor of the log. Nothing is changed.
+
+    Examples:
+
+      tidings doctor store
+
+      tidings doctor store --space lab --json
+    """
+    from tidings.steward.store_reading import read_store
+
+    where = place(space, home)
+    where.home.read_info()
+    with output.working(f"reading the store of {where.home.name}"):
+        report = asyncio.run(read_store(where.home))
+    if as_json:
+        output.data(report.as_dict())
+    else:
+        rows = [(each.stream, each.first, each.last, each.what) for each in report.found]
+        output.table(("stream", "first", "last", "what"), rows, empty="everything verifies")
+    if report.wrong:
+        raise UnhealthyError(
+            f"{report.wrong} times something does not verify or is missing among {sum(report.read.values())} records: "
+            "`tidings status` says what was lost"
+        )
+    output.say(f"{sum(report.read.values())} records read, every one verifies")
     output.hint("tidings status")

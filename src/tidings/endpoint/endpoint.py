@@ -145,6 +145,7 @@ class Endpoint:
             self.events.emit,
         )
         self.roster.on_epoch.append(self._channels.heed_epoch)
+        self.roster.on_damage.append(lambda row: self.events.emit("notice", notices.of_damage(row)))
         self._moves = MembershipWatch(self.link, self.roster, self._channels, lambda: self._delivery.begun)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)

@@ -60,6 +60,11 @@ def of_regress(error: LogRegressed) -> Notice:
     return Notice("set_back", str(error), cause=str(error))
 
 
+def of_damage(row: dict[str, Any]) -> Notice:
+    """What the steward tells of records the store lost."""
+    return Notice("damage", row["text"], row["channel"], row["first"], row["last"], row["count"], row["cause"])
+
+
 def of_watching(pattern: str) -> Notice:
     """Whoever only watches is owed nothing, and nothing is read again for it."""
     text = (

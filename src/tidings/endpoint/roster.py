@@ -66,6 +66,8 @@ class Roster:
         self.on_snapshot: list[Callable[[], None]] = []
         #: hear which log the steward speaks of: another epoch is a log that went backwards
         self.on_epoch: list[Callable[[str], None]] = []
+        #: hear what the store of the space lost that concerns this agent
+        self.on_damage: list[Callable[[dict[str, Any]], None]] = []
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
         self.on_standing: list[Callable[[Attention, int], None]] = []
         self._standing = -1
@@ -260,6 +262,9 @@ class Roster:
             hear()
         for tell in self.on_epoch:
             tell(str(first.get("epoch", "")))
+        for row in first.get("damage") or []:
+            for told in self.on_damage:
+                told(row)
 
     def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
         """The key in force by records that verify from the anchor; what does not verify changes nothing."""

@@ -156,7 +156,8 @@ class SpaceHome:
                     held.enter_context(locked(lock, f"removing space {self.name}", wait=0.5))
                 except SpaceBusy as error:
                     raise SpaceBusy(f"space {self.name} is in use: {error}; `tidings down` first") from error
-            self.marks.unlink(missing_ok=True)
+            for marks in self.marks.parent.glob(f"{self.name}.*json*"):
+                marks.unlink()
             for path in (self.root, self.logs, self.run):
                 if path.exists():
                     shutil.rmtree(path)

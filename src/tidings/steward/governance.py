@@ -248,7 +248,7 @@ async def acknowledge(steward: Steward, request: Request) -> Answer:
     """The owner has seen that the log went backwards; health stops saying so."""
     del request
     steward.doubts.clear()
-    return {"acknowledged": steward.marks.acknowledge()}
+    return {"acknowledged": steward.marks.acknowledge() + steward.store.acknowledge()}
 
 
 ADMIN_HANDLERS: dict[tuple[str, str], Handler] = {

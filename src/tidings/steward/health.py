@@ -171,6 +171,7 @@ def problems_of(steward: Steward) -> list[str]:
         *steward.sides.problems(),
         *steward.floods.problems(),
         *steward.marks.problems(),
+        *steward.store.problems(),
     ]
 
 

@@ -19,6 +19,8 @@ class Pace:
     log_write: float = 60.0
     retention: float = 10.0
     marks: float = 2.0
+    #: looks at marks and counts of the store
+    store: float = 30.0
     #: how often it looks for senders that flood
     quotas: float = 5.0
     #: deltas of the roster are at least this far apart

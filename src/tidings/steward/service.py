@@ -30,6 +30,7 @@ from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.answering import Answering
+from tidings.steward.damage import StoreWatch
 from tidings.steward.gate import close_if_full, tend_gate
 from tidings.steward.governance import close_uncovered
 from tidings.steward.health import LogWrite
@@ -118,6 +119,7 @@ class Steward:
             await self._finish_requests()
             if self._failure is None and connection.is_connected:
                 await self._guarded(self._note_mark)
+                await self._guarded(self.store.stop)
                 await self._guarded(self.roster.save)
                 await self.lease.release()
         finally:
@@ -174,6 +176,7 @@ class Steward:
             raise LeaseLost("the broker came back without the log: starting again from what it holds now") from error
         if await self._regression() is not None:
             raise LeaseLost("the log went backwards under this steward: starting again from what it holds now")
+        await self.store.run()
 
     async def _take_over(self, connection: Connection, after: str | None) -> None:
         self.js = JetStream(connection)
@@ -186,6 +189,8 @@ class Steward:
         await self.lease.take(after=after)
         await self.marks.settle_epoch(regression)
         await self._load(key)
+        self.store = StoreWatch(self)
+        await self.store.start()
         async with self.writer.lock:
             await self.signing_key.rotate_again()
             if regression is None:
@@ -234,6 +239,7 @@ class Steward:
             asyncio.create_task(self._every(self.pace.retention, self.desk.retain)),
             asyncio.create_task(self._every(self.pace.retention, self.sides.run)),
             asyncio.create_task(self._every(self.pace.quotas, self.floods.run)),
+            asyncio.create_task(self._every(self.pace.store, self.store.run)),
         ]
         try:
             await asyncio.gather(*loops)

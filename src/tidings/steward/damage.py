@@ -1,0 +1,270 @@
+"""What the store has lost: seen by marks and counts kept outside of it, said in `status`, told to whom it concerns.
+
+    a stream that ends earlier than it did      DM, TASK, DLV, AUD, DEAD (of the log, `marks.py` says it)
+    records the broker itself calls lost        every stream
+    a sequence that is not there above the floor           the log: nothing but retention takes records, below its floor
+    fewer records than when the steward stopped in order   every stream but DLV, which readers empty themselves
+
+Looked at when the steward starts, when the broker came back, and now and then. Whose records they were is known from
+how many each subject had. What was removed rightly between the last look and a crash cannot be told from what was lost
+then, so after a crash counts decide nothing. Nothing is mended here; `store_reading.py` reads every record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidings.broker.private_files import write_private
+from tidings.steward.services import name_of, now
+from tidings.wire.names import is_agent_id
+from tidings.wire.subjects import Audit, Chat, Delivery, Direct, Task, Via
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+#: of a stream with more subjects it is not remembered how many records each has
+MOST_SUBJECTS = 5_000
+#: records that are read to find out whose were lost, and deleted sequences that are asked for
+MOST_READ, MOST_DELETED = 100_000, 50_000
+KEPT = 100
+log = logging.getLogger(__name__)
+
+
+class StreamMark(msgspec.Struct, frozen=True):
+    """A stream when it was looked at: its last sequence, when that record was stored, how many each subject has."""
+
+    last: int
+    time_ns: int
+    messages: int
+    subjects: dict[str, int] = {}
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Records of a stream that are gone. `subjects`: how many of whom, as far as that is known."""
+
+    stream: str
+    first: int
+    last: int
+    count: int
+    cause: str
+    noticed: str
+    subjects: dict[str, int] = {}
+    acknowledged: bool = False
+
+    @property
+    def is_about(self) -> tuple[str, int, int, str]:
+        return self.stream, self.first, self.last, self.cause
+
+
+class StoreFile(msgspec.Struct):
+    space: str = ""
+    #: the steward stopped in order after this look
+    clean: bool = False
+    streams: dict[str, StreamMark] = {}
+    damages: list[Damage] = []
+
+
+class StoreWatch:
+    """Marks and counts of every stream of a space."""
+
+    def __init__(self, steward: Steward) -> None:
+        self.steward = steward
+        self.path = steward.home.marks.with_name(f"{steward.home.name}.store.json")
+        self.file = self._load()
+        s = steward.subjects
+        self.log = s.log_stream
+        self.streams = (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream)
+
+    def _load(self) -> StoreFile:
+        try:
+            found = msgspec.json.decode(self.path.read_bytes(), type=StoreFile)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return StoreFile(space=self.steward.info.id)
+        return found if found.space == self.steward.info.id else StoreFile(space=self.steward.info.id)
+
+    # --- looking ---
+
+    async def start(self) -> None:
+        await self._look(counted=self.file.clean)
+
+    async def run(self) -> None:
+        await self._look(counted=False)
+
+    async def stop(self) -> None:
+        """The last look of a steward that stops in order: from here on nobody removes anything."""
+        await self.steward.lease.prove()
+        await self._remember(clean=True)
+
+    async def _look(self, *, counted: bool) -> None:
+        found = [each for stream in self.streams for each in await self._damages(stream, counted=counted)]
+        known = {each.is_about for each in self.file.damages}
+        fresh = [each for each in found if each.is_about not in known]
+        for each in fresh:
+            log.error("%s", self._words(each))
+        await self.steward.lease.prove()  # a stale steward would write its old memory over the new one's
+        self.file.damages = [*self.file.damages, *fresh][-KEPT:]
+        await self._remember(clean=False)
+
+    async def _remember(self, *, clean: bool) -> None:
+        streams = {stream: await self._mark(stream) for stream in self.streams}
+        if (streams, clean) != (self.file.streams, self.file.clean) or not self.path.exists():
+            self.file.streams, self.file.clean = streams, clean
+            self._save()
+
+    def _save(self) -> None:
+        write_private(self.path, msgspec.json.encode(self.file).decode())
+
+    async def _mark(self, stream: str) -> StreamMark:
+        js = self.steward.js
+        state = (await js.info(stream))["state"]
+        stored = await js.at(stream, state["last_seq"]) if state["messages"] else None
+        few = state.get("num_subjects", 0) <= MOST_SUBJECTS
+        subjects = await js.counts_of(stream, ">") if few else {}
+        return StreamMark(state["last_seq"], stored.time_ns if stored else 0, state["messages"], subjects)
+
+    # --- judging ---
+
+    async def _damages(self, stream: str, *, counted: bool) -> list[Damage]:
+        js, then = self.steward.js, self.file.streams.get(stream)
+        state = (await js.info(stream))["state"]
+        found: list[tuple[int, int, int, str]] = []
+        if lost := state.get("lost"):
+            gone = lost.get("msgs") or []
+            first, last = (min(gone), max(gone)) if gone else (0, 0)
+            found.append((first, last, len(gone), f"the broker cannot read {lost.get('bytes', 0)} bytes of its file"))
+        if stream == self.log:
+            holes = await self._holes(state)
+            found += [(first, last, last - first + 1, "missing above the floor") for first, last in holes]
+        if then is not None:
+            found += await self._since(stream, then, state, counted=counted and not found)
+        whose = await self._whose(stream, then) if found and then is not None else {}
+        return [Damage(stream, *each, noticed=now(), subjects=whose) for each in found]
+
+    async def _holes(self, state: dict[str, Any]) -> list[tuple[int, int]]:
+        """Runs of sequences that are not there above the floor of the log."""
+        if not 0 < state.get("num_deleted", 0) <= MOST_DELETED:
+            return []
+        answer = await self.steward.js.api(f"STREAM.INFO.{self.log}", {"deleted_details": True})
+        floor = self.steward.table.floor
+        return list(_runs(seq for seq in sorted(answer["state"].get("deleted") or []) if seq > floor))
+
+    async def _since(
+        self, stream: str, then: StreamMark, state: dict[str, Any], *, counted: bool
+    ) -> list[tuple[int, int, int, str]]:
+        last = int(state["last_seq"])
+        if stream == self.log and last < then.last:
+            return []  # it went backwards, which `marks.py` says
+        if last < then.last:
+            return [(last + 1, then.last, then.last - last, "it ends earlier than it did")]
+        stored = await self.steward.js.at(stream, then.last) if then.time_ns else None
+        if stored is not None and stored.time_ns != then.time_ns and stream != self.log:
+            return [(0, then.last, 0, "it was set back and written to again")]
+        gone = then.messages + (last - then.last) - int(state["messages"])
+        if counted and gone > 0 and stream != self.steward.subjects.delivery_stream:
+            return [(0, then.last, gone, "fewer records than when the steward stopped")]
+        return []
+
+    async def _whose(self, stream: str, then: StreamMark) -> dict[str, int]:
+        """Subject -> how many of its records are gone. The broker's own counts may still have them: they are read."""
+        if not then.subjects:
+            return {}
+        there: Counter[str] = Counter()
+        async for page in self.steward.js.read(stream, ">", 1, then.last):
+            there.update(record.subject for record in page)
+            if there.total() > MOST_READ:
+                return {}
+        return {subject: count - there[subject] for subject, count in then.subjects.items() if count > there[subject]}
+
+    # --- telling ---
+
+    def acknowledge(self) -> int:
+        pending = [each for each in self.file.damages if not each.acknowledged]
+        if pending:
+            self.file.damages = [msgspec.structs.replace(each, acknowledged=True) for each in self.file.damages]
+            self._save()
+        return len(pending)
+
+    def problems(self) -> list[str]:
+        return [
+            f"{self._words(each)}; `tidings doctor store` reads everything, `tidings space acknowledge` once you have "
+            "seen to it"
+            for each in self.file.damages
+            if not each.acknowledged
+        ]
+
+    def _words(self, damage: Damage) -> str:
+        count = f"{damage.count} record{'' if damage.count == 1 else 's'}" if damage.count else "records"
+        where = f" between {damage.first} and {damage.last}" if damage.first else ""
+        whose = "; ".join(f"{self._subject_words(subject)}: {n}" for subject, n in list(damage.subjects.items())[:5])
+        return f"{damage.stream} lost {count}{where} ({damage.cause})" + (f": {whose}" if whose else "")
+
+    def _subject_words(self, subject: str) -> str:
+        match self.steward.subjects.parse(subject):
+            case Chat(sender, channel) | Via(_, sender, channel):
+                return f"{self._name(sender)} in {channel}"
+            case Direct(_, target, sender):
+                return f"{self._name(sender)} to {self._name(target)}"
+            case Task(role, sender):
+                return f"tasks of {self._name(sender)} for {role}"
+            case Delivery(_, owner):
+                return f"durable copies of {self._name(owner)}"
+            case Audit(rest):
+                return f"receipts and results of {self._name(rest.rpartition('.')[2])}"
+        return subject
+
+    def _name(self, agent: str) -> str:
+        return name_of(self.steward, agent) or agent
+
+    def told_to(self, agent: str) -> list[dict[str, Any]]:
+        """What an agent is told of damage: what it sent, asked for, was to get, or is a member of."""
+        rows = []
+        for each in self.file.damages:
+            for subject, count in each.subjects.items():
+                channel = self._concerns(agent, subject)
+                if channel is not None:
+                    text = (
+                        f"the store of this space lost {count} record{'' if count == 1 else 's'} "
+                        f"({self._subject_words(subject)}; noticed {each.noticed}): send again what matters"
+                    )
+                    facts = {"first": each.first or None, "last": each.last or None, "count": count}
+                    rows.append(
+                        {"text": text, "channel": channel or None, "cause": f"{each.cause}, {subject}", **facts}
+                    )
+        return rows
+
+    def _concerns(self, agent: str, subject: str) -> str | None:
+        """The channel it is about, "" if it is about none; None if it is none of this agent's business."""
+        steward = self.steward
+        match steward.subjects.parse(subject):
+            case Chat(sender, channel) | Via(_, sender, channel):
+                is_member = agent in steward.table.members_at(channel, steward.position + 1)
+                return channel if is_member or sender == agent else None
+            case Direct(_, target, sender):
+                return "" if agent in (target, sender) else None
+            case Task(_, sender):
+                return "" if agent == sender else None
+            case Delivery(_, owner):
+                return "" if agent == owner else None
+            case Audit(rest):
+                last = rest.rpartition(".")[2]
+                return "" if is_agent_id(last) and agent == last else None
+        return None
+
+
+def _runs(seqs: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Consecutive numbers as (first, last)."""
+    first = last = 0
+    for seq in seqs:
+        if first and seq == last + 1:
+            last = seq
+            continue
+        if first:
+            yield first, last
+        first = last = seq
+    if first:
+        yield first, last
