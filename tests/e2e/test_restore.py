@@ -48,12 +48,11 @@ async def read(terminal: Terminal, name: str, count: int, state: Path | None = N
         return found
 
 
-def kept(terminal: Terminal) -> list[str]:
-    """What the host keeps for carol."""
+def kept(terminal: Terminal, *, notices: bool = False) -> list[str]:
+    """What the host keeps for carol: messages, or what it was told."""
     home = terminal.home.home
-    return [
-        str(row["text"]) for row in HostClient(home).resume(SessionFile.read(own_file(home, "main", "carol"))).inbox()
-    ]
+    rows = HostClient(home).resume(SessionFile.read(own_file(home, "main", "carol"))).inbox()
+    return [str(row["text"]) for row in rows if (row["kind"] == "notice") is notices]
 
 
 def level(terminal: Terminal) -> bool:
@@ -95,6 +94,7 @@ def test_a_space_put_back_as_documented_hides_nothing_new_from_state_file_host_o
     assert asyncio.run(read(terminal, "bob", 5, state)) == new
     until(lambda: set(new) <= set(kept(terminal)))
     assert sorted(kept(terminal)) == sorted([*lost, *new]), "each once"
+    assert sum("went backwards" in text for text in kept(terminal, notices=True)) == 1
     if pipeline == "on":
         until(lambda: level(terminal), 180)
         assert asyncio.run(read(terminal, "dan", 5, tmp_path / "dan.state")) == new

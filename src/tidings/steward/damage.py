@@ -83,7 +83,7 @@ class StoreWatch:
     def _load(self) -> StoreFile:
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=StoreFile)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError):
             return StoreFile(space=self.steward.info.id)
         return found if found.space == self.steward.info.id else StoreFile(space=self.steward.info.id)
 

@@ -21,6 +21,7 @@ from tidings.broker.answers import EPOCH_KEY
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
+from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
 from tidings.steward.services import now
 from tidings.wire.marks import Stamp, record_mark
@@ -85,6 +86,8 @@ class Marks:
             found = msgspec.json.decode(self.path.read_bytes(), type=MarkFile)
         except FileNotFoundError:
             found = MarkFile()
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
             found = MarkFile(damaged=self._put_aside(error))
         if found.space not in ("", space_id):

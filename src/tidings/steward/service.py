@@ -190,7 +190,7 @@ class Steward:
         await self.marks.settle_epoch(regression)
         await self._load(key)
         self.store = StoreWatch(self)
-        await self.store.start()
+        await self._guarded(self.store.start)
         async with self.writer.lock:
             await self.signing_key.rotate_again()
             if regression is None:
