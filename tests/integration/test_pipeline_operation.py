@@ -256,7 +256,7 @@ async def test_n20_who_info_join_and_inbox_say_how_late_durable_copies_are(
         assert [text for text in await said() if f"note: {late}" not in text and f"copies\t{late}" not in text] == []
         assert "note: durable copies delayed, 3 behind" in (await operator.run("join", "general", "--as", "bob"))[2]
     await eventually(lambda: not told.backstop.running, what="its silence is noticed")
-    down = "the backstop is not running: durable copies delayed, 3 behind"
+    down = "durable delivery is not running: durable copies delayed, 3 behind"
     assert [text for text in await said() if down not in text] == []
     assert f"note: {down}" in (await operator.run("join", "general", "--as", "bob"))[2]
 

@@ -22,7 +22,7 @@ from tidings.wire.roster import Backstop
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a join came to. `durable` is False with a `reason` while the steward or the backstop is away."""
+    """What a join came to. `durable` is False with a `reason` while the steward or durable delivery is away."""
 
     channel: str
     state: str

@@ -108,7 +108,7 @@ class Backstop(msgspec.Struct, frozen=True):
         if self.running and (not self.behind or self.late_s < TOLERATED_S):
             return ""
         late = "durable copies delayed" + (f", {self.behind:,} behind" if self.behind else "")
-        return late if self.running else f"the backstop is not running: {late}"
+        return late if self.running else f"durable delivery is not running: {late}"
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
