@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidings.endpoint.facade import history, send
     from tidings.endpoint.incoming import Incoming
     from tidings.endpoint.notices import Notice
+    from tidings.endpoint.returned import Retry
     from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
     from tidings.wire.roster import Agent
 
@@ -23,6 +24,7 @@ __all__ = [
     "Job",
     "Notice",
     "Receipt",
+    "Retry",
     "TaskResult",
     "TaskTicket",
     "TidingsError",
@@ -38,6 +40,7 @@ _LAZY = {
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",
     "Incoming": "tidings.endpoint.incoming",
+    "Retry": "tidings.endpoint.returned",
     "Notice": "tidings.endpoint.notices",
     "send": "tidings.endpoint.facade",
     "history": "tidings.endpoint.facade",

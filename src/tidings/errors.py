@@ -52,6 +52,7 @@
     │   ├── StoreBusy               another process holds it
     │   └── StoreClosed             it was closed before this was done
     ├── TaskDead                    nobody finished a task: it is a dead letter, or was dropped
+    ├── DeadLetter                  a message was given back too often: the steward keeps it, with the error
     ├── BrokerFailed                nats-server could not be started or died
     └── PrerequisiteMissing         something this machine needs is not there
 
@@ -301,6 +302,10 @@ class TaskDead(TidingsError):
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class DeadLetter(TidingsError):
+    code = "dead_letter"
 
 
 class BrokerFailed(TidingsError):

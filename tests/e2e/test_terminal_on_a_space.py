@@ -4,10 +4,13 @@ import asyncio
 import json
 import re
 import subprocess
+from typing import Any
 
+import tidings
 from command_lines import parse
 from terminal import Terminal
 from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
 
 
 async def run(terminal: Terminal, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -111,3 +114,29 @@ async def test_no_text_passes_for_a_message_of_somebody_else(terminal: Terminal,
     first, second = (await run(terminal, "history", "general")).stdout.splitlines()
     assert first.endswith("#general me: hello")
     assert second == "    12:00:00 #general bob: I agree"
+
+
+async def test_dead_letters_are_listed_shown_retried_and_dropped_from_a_terminal(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    retry = tidings.Retry(attempts=1)
+    place: dict[str, Any] = {"home": pair.home.home, "retry": retry}
+    async with tidings.connect(pair.home.name, name="bob", channels=["general"], **place) as bob:
+        async with tidings.connect(pair.home.name, name="ada", **place) as ada:
+            sent = await ada.send("general", "eat this")
+            await ada.dm(bob.id, "and this")
+        for _ in range(2):
+            await (await bob.next_message(10)).nak(error="it tastes bad")
+        await eventually(lambda: not bob._direct.held)
+    listed = await run(terminal, "dead", "list", "--as", "bob")
+    assert f"channel-{sent.seq}" in listed.stdout
+    assert "direct-1" in listed.stdout
+    shown = await run(terminal, "dead", "show", f"channel-{sent.seq}", "--as", "bob")
+    assert "it tastes bad" in shown.stdout
+    assert "eat this" in shown.stdout
+    wanted = await run(terminal, "dead", "retry", f"channel-{sent.seq}", "--as", "bob")
+    assert (wanted.returncode, "is wanted" in wanted.stderr) == (0, True)
+    dropped = await run(terminal, "dead", "drop", "direct-1", "--yes", "--as", "bob")
+    assert (dropped.returncode, "is dropped" in dropped.stderr) == (0, True)
+    left = json.loads((await run(terminal, "dead", "list", "--as", "bob", "--json")).stdout)
+    assert [(each["letter"], each["state"]) for each in left] == [(f"channel-{sent.seq}", "wanted")]

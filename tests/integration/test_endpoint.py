@@ -408,7 +408,8 @@ async def test_the_return_of_a_callback_settles_and_what_it_raises_does_not(spac
         handled.append(message.text)
         plain.set()
 
-    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+    patient = tidings.Retry(first=60)
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"], retry=patient) as bob:
         bob.on("error", errors.append)
         handling = asyncio.create_task(bob.handle(think))
         for text in ("good", "poison", "better"):

@@ -88,7 +88,7 @@ def test_a_line_that_is_no_command_does_not_parse() -> None:
         "tidings sned general x",
         "tidings send general",
         "tidings send general x --nope",
-        "tidings dead show x",
+        "tidings history general -n x",
     ):
         with pytest.raises(Exception, match=r"No such|Missing|should be a valid"):
             parse(line)

@@ -280,6 +280,10 @@ def _show_status(facts: dict[str, Any]) -> None:
         output.say(f"note: {each['agent']} remembers another record at {each['seq']} than the log has")
     if steward["answers"] and steward["tasks"]["dead"]:
         output.say(f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list`")
+    if steward["answers"] and steward["mail"].get("dead"):
+        output.say(
+            f"note: {steward['mail']['dead']} messages are dead letters of their readers: `tidings dead list --as`"
+        )
 
 
 def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, str]]:

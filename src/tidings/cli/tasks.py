@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
 WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")]
-SeqArgument = Annotated[int, typer.Argument(help="Number of the task, from `tidings dead list`.", metavar="SEQ")]
+LetterArgument = Annotated[
+    str, typer.Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
+]
 
 
 async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) -> Any:
@@ -226,7 +228,7 @@ def on_a_line(text: str) -> str:
 def list_dead(
     acting_as: AsOption = None, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """List dead letters: tasks you asked, and tasks of your roles.
+    """List dead letters: tasks you asked or your roles could do, and messages your programs gave up on.
 
     Examples:
 
@@ -235,9 +237,14 @@ def list_dead(
       tidings dead list --as bob --json
     """
     where = place(space, home, acting_as)
-    found = _call(where, "list")["dead"]
+    answer = _call(where, "list")
+    found, mail = answer["dead"], answer["mail"]
     if as_json:
-        output.data(found)
+        output.data([*found, *mail])
+        return
+    if mail:
+        _list_mail(mail, is_all=not found)
+    if not found and mail:
         return
     output.table(
         ("seq", "role", "asker", "cause", "attempts", "age", "reason"),
@@ -258,51 +265,78 @@ def list_dead(
     output.hint(f"tidings dead show {found[0]['seq']}" if found else "tidings who")
 
 
+def _list_mail(mail: list[dict[str, Any]], *, is_all: bool) -> None:
+    output.table(
+        ("letter", "from", "channel", "tries", "age", "state", "error"),
+        [
+            (
+                each["letter"],
+                each["sender_name"] or each["sender"],
+                each["channel"] or "",
+                each["attempts"],
+                output.age(each["at"]),
+                each["state"],
+                on_a_line(each["error"]),
+            )
+            for each in mail
+        ],
+        empty="",
+    )
+    if is_all:
+        output.hint(f"tidings dead show {mail[0]['letter']}")
+
+
 @app.command("show")
 def show_dead(
-    seq: SeqArgument,
+    letter: LetterArgument,
     acting_as: AsOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dead letter: what was asked, who tried, why it failed.
+    """Show a dead letter: what was asked or said, who tried, why it failed.
 
-    Example:
+    Examples:
 
       tidings dead show 42
+
+      tidings dead show direct-17
     """
-    found = _call(place(space, home, acting_as), "show", seq=seq)
-    record = found.pop("record")
-    payload = base64.b64decode(record["payload"]).decode(errors="replace") if record else None
+    found = _call(place(space, home, acting_as), "show", **_which(letter))
+    record, text = found.pop("record"), found.pop("text", None)
+    payload = (
+        text if text is not None else base64.b64decode(record["payload"]).decode(errors="replace") if record else None
+    )
     if as_json:
         output.data({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
         return
     rows = [(key, value) for key, value in found.items() if key != "ok"]
     output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
-    output.hint(f"tidings dead retry {seq}")
+    output.hint(f"tidings dead retry {letter}")
 
 
 @app.command("retry")
 def retry_dead(
-    seq: SeqArgument,
+    letter: LetterArgument,
     acting_as: AsOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Queue a dead letter again, with all its tries.
+    """Try a dead letter again: a task by its workers, a message by the program that receives for you.
 
-    Example:
+    Examples:
 
       tidings dead retry 42
+
+      tidings dead retry channel-117
     """
-    _report(_call(place(space, home, acting_as), "retry", seq=seq), as_json)
+    _report(letter, _call(place(space, home, acting_as), "retry", **_which(letter)), as_json)
 
 
 @app.command("drop")
 def drop_dead(
-    seq: SeqArgument,
+    letter: LetterArgument,
     yes: YesOption = False,
     acting_as: AsOption = None,
     space: SpaceOption = None,
@@ -315,16 +349,23 @@ def drop_dead(
 
       tidings dead drop 42 --yes
     """
-    if not yes and not typer.confirm(f"Drop task {seq}? What was asked is gone then.", err=True):
+    if not yes and not typer.confirm(f"Drop {letter}? What was asked or said is gone then.", err=True):
         raise typer.Exit(1)
-    _report(_call(place(space, home, acting_as), "drop", seq=seq), as_json)
+    _report(letter, _call(place(space, home, acting_as), "drop", **_which(letter)), as_json)
 
 
-def _report(answer: dict[str, Any], as_json: bool) -> None:
+def _which(letter: str) -> dict[str, Any]:
+    """A task has a number; a message is named by its kind and number."""
+    if letter.isascii() and letter.isdigit():
+        return {"seq": int(letter)}
+    return {"letter": letter}
+
+
+def _report(letter: str, answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        output.data({"seq": answer["seq"], "state": answer["state"]})
+        output.data({key: answer[key] for key in ("seq", "letter", "state") if key in answer})
     else:
-        output.say(f"task {answer['seq']} is {answer['state']}")
+        output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer['state']}")
         output.hint("tidings dead list")
 
 
@@ -332,6 +373,9 @@ def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
     where.check()
 
     async def act(endpoint: Endpoint) -> dict[str, Any]:
-        return await endpoint.link.call("dead", do, **arguments)
+        answer = await endpoint.link.call("dead", do, **arguments)
+        if do == "show" and "letter" in answer and (message := endpoint.returned.opened(answer)) is not None:
+            answer["text"] = message.text  # a direct message is sealed for this agent
+        return answer
 
     return dict(asyncio.run(_connected(where, act)))

@@ -76,7 +76,9 @@ class AccessWatch:
                 return False
             if token != self.link.identity.token():
                 self.link.identity.keep_token(token)
-            dropped = [each for each in self.channels.memberships if not covers_any(access["read"], each)]
+            held = {*self.channels.memberships, *self.channels.ended}
+            self.channels.ended.clear()
+            dropped = [each for each in held if not covers_any(access["read"], each)]
             for pattern in dropped:
                 await self.channels.drop(pattern)
             self.link.reconnect()

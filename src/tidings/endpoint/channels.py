@@ -69,6 +69,8 @@ class Channels:
         #: how often the log was found to have gone backwards
         self._rewinds = 0
         history.on_stamp = self._hear_stamp
+        #: patterns that something else ended, until somebody looked whether access was the cause
+        self.ended: set[str] = set()
         link.on_session(self._on_session)
 
     # --- join ---
@@ -299,6 +301,7 @@ class Channels:
     async def _end(self, membership: Membership, seq: int) -> None:
         """It was closed, and not by this program."""
         await self._drop(membership)
+        self.ended.add(membership.pattern)
         self._report("membership", MembershipChange(membership.pattern, "left", seq))
 
     # --- what other programs of this agent change ---

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity, bundle_identity, local_identity
+from tidings.endpoint.returned import Retry
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
 
@@ -28,6 +29,7 @@ def connect(
     ping_interval: float = 5.0,
     receive: bool = True,
     backfill: int = 0,
+    retry: Retry | None = None,
 ) -> Endpoint:
     """An endpoint for agent `name` of `space`; use it with `async with`.
 
@@ -36,6 +38,7 @@ def connect(
     settled, so that "once" holds across restarts. `url` is another way to the same broker, such as a tunnel.
     `receive=False` leaves direct messages in the mailbox: for programs that only send. `backfill`: so many messages of
     the past of each channel that is joined for the first time, marked `historical`; by default none.
+    `retry`: how often a message that a handler failed on is handed out again before it is a dead letter.
     """
 
     async def find() -> Identity:
@@ -56,4 +59,5 @@ def connect(
         ping_interval=ping_interval,
         receive=receive,
         backfill=backfill,
+        retry=retry,
     )

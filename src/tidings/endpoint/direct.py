@@ -146,7 +146,7 @@ class Direct:
             self.held.come_again(held, delivery)
             return
         try:
-            received, inside = self._opened(message)
+            received, inside = self._opened(message.subject, raw_headers(message), message.data)
         except WireError as error:
             if self.endpoint.keep_aside is not None:
                 await self.endpoint.keep_aside(message.data, str(error))
@@ -164,11 +164,10 @@ class Direct:
         self.endpoint.seen.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
-    def _opened(self, message: Any) -> tuple[Received, Message]:
-        block = raw_headers(message)
+    def _opened(self, subject: str, block: bytes, payload: bytes) -> tuple[Received, Message]:
         fields = Headers.parse(block).fields if block else ()
         own = self.identity
-        opened = open_record(own.subjects, own.space_id, message.subject, fields, message.data)
+        opened = open_record(own.subjects, own.space_id, subject, fields, payload)
         if not isinstance(opened, Received):
             raise WireError(f"a direct message was refused ({opened.reason}): {opened.detail}")
         if opened.kind != "dm" or opened.destination != own.id:
@@ -185,18 +184,26 @@ class Direct:
         async def keep() -> None:
             await self._settle(held)
 
+        incoming = self._surfaced(received, inside, held.delivery.seq, held.delivery.time_ns)
+        incoming.redelivered = held.delivery.count > 1
+        incoming._settle, incoming._keep, incoming._nak = settle, keep, self.endpoint.returned.take
+        return incoming
+
+    def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
+        """A direct message that was kept elsewhere since; how it is settled is for whoever kept it to say."""
+        return self._surfaced(*self._opened(subject, block, payload), seq, time_ns)
+
+    def _surfaced(self, received: Received, inside: Message, seq: int, time_ns: int) -> Incoming:
         incoming = Incoming(
             kind="direct",
             sender=inside.sender,  # as it calls itself, until it is introduced
             message=inside,
             channel=None,
-            seq=held.delivery.seq,
-            time_ns=held.delivery.time_ns,
-            redelivered=held.delivery.count > 1,
+            seq=seq,
+            time_ns=time_ns,
+            durable=True,
             sealed=is_sealed(received.message),
             mentions_me=any(mention.id == self.identity.id for mention in inside.mentions),
-            _settle=settle,
-            _keep=keep,
         )
         return self.endpoint.introduced(incoming)
 

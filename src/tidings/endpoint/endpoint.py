@@ -38,6 +38,7 @@ from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.endpoint.receipts import tell, wait_for_stage
 from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.returned import Retry, Returned
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
@@ -93,7 +94,9 @@ class Endpoint:
         role: str | None = None,
         receive: bool = True,
         backfill: int = 0,
+        retry: Retry | None = None,
     ) -> None:
+        self._retry = retry or Retry()
         self._find_identity = identity
         self._boot_channels = tuple(channels)
         self._boot_backfill = backfill
@@ -149,6 +152,7 @@ class Endpoint:
         self._moves = MembershipWatch(self.link, self.roster, self._channels, lambda: self._delivery.begun)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)
+        self.returned = Returned(self, self._retry)
         self._direct = Direct(self)
         self._delivery = DurableCopies(self, self._channels, self._history)
         self._tasks = Tasks(self, self._compose)
@@ -186,6 +190,7 @@ class Endpoint:
         await end_tasks([self._saver])
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
+        await self.returned.close()
         await self._access.close()
         await self._moves.close()
         await self._tasks.close()
@@ -225,6 +230,7 @@ class Endpoint:
         self.events.emit(event, value)
 
     async def _stop_receiving(self) -> None:
+        await self.returned.close()
         await self._channels.stop()
         await self._delivery.close()
         await self._direct.close()
@@ -539,8 +545,8 @@ class Endpoint:
     async def handle(self, callback: Callable[[Incoming], Any]) -> None:
         """Call back for each message, one at a time, until this endpoint closes; its return settles the message.
 
-        If it raises, the message is not settled, as with `manual_ack`, the error is an `error` event, and the next
-        message comes.
+        If it raises, the error is an `error` event, the message is given back (`Incoming.nak`), and the next one comes.
+        It is handed out again after a pause, and after a few tries it is a dead letter with the error (`tidings dead`).
         """
         async for incoming in self.messages(manual_ack=True):
             try:
@@ -549,6 +555,7 @@ class Endpoint:
                     await answer
             except Exception as error:  # noqa: BLE001  boundary: the application's code
                 self.events.emit("error", error)
+                await incoming.nak(error=error)
             else:
                 await incoming.ack()
 
@@ -561,6 +568,7 @@ class Endpoint:
             self.session.check()
             self._direct.begin()
             self._delivery.begin()
+            self.returned.begin()
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
@@ -580,16 +588,17 @@ class Endpoint:
         late: bool = False,
         ahead: bool = False,
         redelivered: bool = False,
+        durable: bool = False,
     ) -> bool:
         if not self.inbox.room:
             return False
         incoming = self._incoming(record, historical=historical)
-        incoming.late, incoming.ahead, incoming.redelivered = late, ahead, redelivered
+        incoming.late, incoming.ahead, incoming.redelivered, incoming.durable = late, ahead, redelivered, durable
 
         async def settle() -> None:
             self.seen.settle(record.channel, record.seq, record.identity)
 
-        incoming._settle = settle
+        incoming._settle, incoming._nak = settle, self.returned.take
         self.seen.hold(record.seq, record.identity)
         self.inbox.put(incoming)
         if incoming.is_named:

@@ -57,6 +57,11 @@ class Incoming:
     late: bool = False
     #: a copy of it was handed out before and not settled
     redelivered: bool = False
+    #: it came from a mailbox (a direct message, or a durable copy) and stays there until it is settled; a live copy, or
+    #: one read from the log, did not
+    durable: bool = False
+    #: how often this program was handed it, counted from 1: `nak` and a handler that raises give it back
+    attempt: int = 1
     #: opened from a sealed direct message
     sealed: bool = False
     mentions_me: bool = False
@@ -70,7 +75,11 @@ class Incoming:
     _settle: Settle = field(default=_nothing, repr=False)
     #: settles without telling that it was read, where that makes a difference
     _keep: Settle | None = field(default=None, repr=False)
+    #: what ends it when it became a dead letter; otherwise as with `keep`
+    _buried: Settle | None = field(default=None, repr=False)
+    _nak: Callable[[Incoming, float | None, str], Awaitable[None]] | None = field(default=None, repr=False)
     _settled: bool = field(default=False, repr=False)
+    _returned: bool = field(default=False, repr=False)
 
     @property
     def id(self) -> str:
@@ -104,7 +113,7 @@ class Incoming:
 
     async def ack(self) -> None:
         """Settle it: this agent is done with it."""
-        if not self._settled:
+        if not self._settled and not self._returned:
             self._settled = True
             await self._settle()
 
@@ -113,9 +122,24 @@ class Incoming:
 
         `Endpoint.tell_read` says later that it was read.
         """
-        if not self._settled:
+        if not self._settled and not self._returned:
             self._settled = True
             await (self._keep or self._settle)()
+
+    async def nak(self, delay: float | None = None, error: BaseException | str = "") -> None:
+        """Give it back: it is handed out again after `delay` seconds, or after a pause that grows with each try.
+
+        What was tried too often (`Retry`) becomes a dead letter with its `error`, and holds nothing else up.
+        """
+        if self._settled or self._returned or self._nak is None:
+            return
+        self._returned = True
+        said = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+        await self._nak(self, delay, said)
+
+    async def _bury(self) -> None:
+        self._settled = True
+        await (self._buried or self._keep or self._settle)()
 
     @property
     def kept(self) -> Kept:

@@ -30,12 +30,13 @@ class MembershipWatch:
         self._heard = 0
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         roster.on_own_row.append(self._on_row)
 
     def _on_row(self, row: Agent) -> None:
         if self._since is None:
             self._since = self._heard = row.moved
-        if row.moved != self._heard:
+        if row.moved != self._heard and not self._closed:
             self._heard = row.moved
             self._moved.set()
             if self._task is None:
@@ -54,4 +55,5 @@ class MembershipWatch:
                 await asyncio.sleep(RETRY_PAUSE)
 
     async def close(self) -> None:
+        self._closed = True
         await end_tasks([self._task])

@@ -191,7 +191,9 @@ class Roster:
                 hear(row)
             if (row.attention_number or 0) > self._standing >= 0:
                 self._wanted.set()  # what it says is told to this agent only, with the next snapshot
-        return before is None or (replace(before, last_seen=row.last_seen, access=row.access, moved=row.moved) != row)
+        return before is None or (
+            replace(before, last_seen=row.last_seen, access=row.access, moved=row.moved, wanted=row.wanted) != row
+        )
 
     def _tell(self, changed: list[Agent]) -> None:
         for agent in changed:

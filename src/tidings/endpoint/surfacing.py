@@ -27,6 +27,7 @@ class Surface(Protocol):
         late: bool = False,
         ahead: bool = False,
         redelivered: bool = False,
+        durable: bool = False,
     ) -> bool: ...
 
 
@@ -77,7 +78,7 @@ class Surfacing:
             self._refused["repeated"] += 1
             return True
         seen = self.seen.channel(record.channel)
-        if not self._hand_over(record, late=record.seq < seen.newest, redelivered=redelivered):
+        if not self._hand_over(record, late=record.seq < seen.newest, redelivered=redelivered, durable=True):
             return False
         seen.surface_durable(record.seq)
         self._note(record)

@@ -19,6 +19,7 @@ from nats.errors import Error as NatsError
 
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge
 from tidings.steward.arguments import check_arguments
+from tidings.steward.dead_mail import DEAD_MAIL_HANDLERS
 from tidings.steward.finding import FINDING_HANDLERS
 from tidings.steward.governance import ADMIN_HANDLERS
 from tidings.steward.health import HEALTH_HANDLERS
@@ -45,6 +46,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **TRACE_HANDLERS,
     **FINDING_HANDLERS,
     **TASK_HANDLERS,
+    **DEAD_MAIL_HANDLERS,
     **ADMIN_HANDLERS,
     **HEALTH_HANDLERS,
 }

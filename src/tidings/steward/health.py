@@ -59,6 +59,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
             "removed": steward.mail.removed,
             "invented": steward.mail.invented,
             "receipts_unrecorded": steward.receipts.unrecorded,
+            "dead": steward.dead_mail.count,
         },
         "tasks": {**await steward.desk.lookup.figures(), "invented": steward.floods.invented_tasks},
         "removed": {"log": steward.removed, **steward.sides.removed},

@@ -77,11 +77,13 @@ class RosterTable:
         ttl: float,
         access_seq: SequenceOf = lambda _owner: 0,
         moved: SequenceOf = lambda _owner: 0,
+        wanted: SequenceOf = lambda _owner: 0,
     ) -> None:
         self.ttl = ttl
         self._access = access
         self._access_seq = access_seq
         self._moved = moved
+        self._wanted = wanted
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
         self._standing: dict[str, int] = {}
@@ -163,6 +165,7 @@ class RosterTable:
             session=presence.number,
             access=self._access_seq(owner),
             moved=self._moved(owner),
+            wanted=self._wanted(owner),
             attention_number=self._standing.get(owner),
         )
         if said is None:
@@ -238,6 +241,7 @@ class RosterService:
             steward.pace.presence,
             self._access_seq,
             lambda owner: steward.table.moved.get(owner, 0),
+            lambda owner: steward.dead_mail.wanted(owner),
         )
         self.attention = StandingAttention(steward)
         self.backstop = BackstopWatch(steward.state)

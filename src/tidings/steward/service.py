@@ -31,6 +31,7 @@ from tidings.space.log import read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.answering import Answering
 from tidings.steward.damage import StoreWatch
+from tidings.steward.dead_mail import DeadMail
 from tidings.steward.gate import close_if_full, tend_gate
 from tidings.steward.governance import close_uncovered
 from tidings.steward.health import LogWrite
@@ -216,6 +217,8 @@ class Steward:
             self.writer.learn(record)
         self.retention = Retention(self.js, self.table, self.state)
         self.roster = RosterService(self)
+        self.dead_mail = DeadMail(self)
+        await self.dead_mail.load()
         await self.roster.load()
         self.desk = TaskDesk(self)
         await self.desk.load()

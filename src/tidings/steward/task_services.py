@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
+from tidings.steward import dead_mail
 from tidings.steward.history import encoded
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
@@ -230,11 +231,13 @@ async def dead_list(steward: Steward, request: Request) -> Answer:
         for each in reversed(book.settled.values())
         if each.state == "dead" and each.seq not in book.open and _concerns(steward, each, request.sender)
     ]
-    return {"dead": found[:LISTED], "more": len(found) > LISTED}
+    return {"dead": found[:LISTED], "more": len(found) > LISTED, "mail": dead_mail.lines(steward, request.sender)}
 
 
 async def dead_show(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
+    if request.arguments.get("letter") is not None:
+        return await dead_mail.show(steward, request)
     dead = _dead(steward, request)
     record = await steward.desk.records.dead_record(dead.record)
     return {**_line(steward, dead), "record": encoded(record) if record else None}
@@ -242,6 +245,8 @@ async def dead_show(steward: Steward, request: Request) -> Answer:
 
 async def dead_retry(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
+    if request.arguments.get("letter") is not None:
+        return await dead_mail.retry(steward, request)
     desk = steward.desk
     async with desk.lock:
         waiting = desk.book.open.get(_seq(request))
@@ -256,6 +261,8 @@ async def dead_retry(steward: Steward, request: Request) -> Answer:
 
 async def dead_drop(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
+    if request.arguments.get("letter") is not None:
+        return await dead_mail.drop(steward, request)
     desk = steward.desk
     async with desk.lock:
         dead = _dead(steward, request)

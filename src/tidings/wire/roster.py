@@ -81,6 +81,8 @@ class Agent:
     access: int = 0
     #: sequence of the newest change of its memberships: when it changes, its programs ask which they are now
     moved: int = 0
+    #: number of the newest dead letter it wants again: its receiving program fetches it; 0 if there is none
+    wanted: int = 0
     #: number of the attention the steward keeps for this agent; a higher one is a later word of it
     attention_number: int | None = None
 
