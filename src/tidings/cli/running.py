@@ -297,6 +297,7 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("agents", str(steward["agents"]), when),
         ("tasks", task_words(steward["tasks"]), output.age(steward["tasks"]["at"], now)),
         ("void records", str(steward["void_records"]), when),
+        ("void messages", _voids(steward), when),
         ("free disk", output.size(steward["free_disk"]), when),
         *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
@@ -325,6 +326,13 @@ def task_words(tasks: dict[str, Any]) -> str:
         "" if tasks["oldest_s"] is None else f", the oldest {output.age(tasks['at'] - tasks['oldest_s'], tasks['at'])}"
     )
     return f"{queued}, {tasks['held']} held{oldest}, {tasks['dead']} dead"
+
+
+def _voids(steward: dict[str, Any]) -> str:
+    """How many messages no reader shows, by reason, since this steward began."""
+    found = steward.get("void_messages") or {}
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()))
+    return f"{sum(found.values())}" + (f" ({reasons}); their senders are told" if found else "")
 
 
 def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:

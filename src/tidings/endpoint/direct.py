@@ -24,6 +24,7 @@ from tidings.broker.acks import TERM, Delivery
 from tidings.broker.client import Connection, raw_headers
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.notices import of_void
 from tidings.endpoint.pull import pull
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.endpoint.unsettled import ACK_PATIENCE, InHand, Unsettled
@@ -73,7 +74,7 @@ class Direct:
         self.link = endpoint.link
         self.identity = endpoint.identity
         self.receipts = ReceiptSender(self.link)
-        self.watch = ReceiptWatch(self.link, self._tell_receipt)
+        self.watch = ReceiptWatch(self.link, self._tell_receipt, self._tell_void)
         if endpoint.events.is_heard("receipt"):
             self.watch.listen()
         self.held: InHand[Held] = InHand(self.link, self._start)
@@ -90,6 +91,8 @@ class Direct:
         if self._begun or self._closed:
             return
         self._begun = True
+        if self.endpoint.events.is_heard("notice"):
+            self.watch.listen_for_voids()
         self._start(self._surface_arrived())
         self._start(self.held.keep_in_progress())
         self._start(self.receipts.run())
@@ -110,6 +113,9 @@ class Direct:
         from tidings.endpoint.endpoint import Receipt
 
         self.endpoint.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
+
+    def _tell_void(self, news: dict[str, Any]) -> None:
+        self.endpoint.events.emit("notice", of_void(news))
 
     # --- receiving ---
 

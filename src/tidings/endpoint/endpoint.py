@@ -78,6 +78,8 @@ class Receipt:
     warnings: tuple[str, ...] = ()
     #: id of the agent a direct message went to
     to: str | None = None
+    #: why no reader shows it, if its stage is `void`
+    why: str = ""
 
 
 class Endpoint:
@@ -269,6 +271,8 @@ class Endpoint:
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()
+        if event == "notice" and hasattr(self, "_direct") and self._delivery.begun:
+            self._direct.watch.listen_for_voids()
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
@@ -437,7 +441,7 @@ class Endpoint:
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
         answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
-        return Receipt(mid, known_seq, str(answer["stage"]), to=target)
+        return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
     async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
         """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.

@@ -10,6 +10,7 @@ frame that tells of a loss is acknowledged after every callback of its notice ha
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -50,6 +51,14 @@ class Notice:
     def facts(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
+
+
+def of_void(news: Mapping[str, Any]) -> Notice:
+    """A message of this agent's own that was stored and that no reader shows, as its receipt says."""
+    channel, seq, why = news.get("channel"), int(news["seq"]), str(news.get("why", "unknown"))
+    where = f"to #{channel}" if channel else f"to {news['to']}"
+    text = f"your message {news['id']} {where} is void and shown to nobody: {why}. Send it again without that"
+    return Notice("void", text, channel, seq, seq, 1, why)
 
 
 def of_loss(error: DeliveryLost) -> Notice:

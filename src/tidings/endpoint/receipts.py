@@ -28,7 +28,7 @@ LONGEST_POLL = 20.0
 FIRST_PAUSE = 0.05
 #: messages watched at once; the oldest is forgotten first
 WATCHED = 1_024
-LAST_STAGES = ("read", "expired", "undeliverable")
+LAST_STAGES = ("read", "expired", "undeliverable", "void")
 
 
 class ReceiptSender:
@@ -104,12 +104,20 @@ async def wait_for_stage(
 
 
 class ReceiptWatch:
-    """What becomes of the messages this process sent, told as it happens: one long poll while any is open."""
+    """What becomes of the messages this process sent, told as it happens: one long poll while any is open.
 
-    def __init__(self, link: Supervision, tell: Callable[[str, str, int, str], None]) -> None:
+    Whoever wants notices hears besides of messages of this agent that no reader shows, whichever program sent them.
+    """
+
+    def __init__(
+        self, link: Supervision, tell: Callable[[str, str, int, str], None], tell_void: Callable[[dict[str, Any]], None]
+    ) -> None:
         self.link = link
         self.polls = 0
         self._tell = tell
+        self._tell_void = tell_void
+        self._wants_voids = False
+        self._voids: OrderedDict[tuple[str, int], None] = OrderedDict()
         #: id -> target, sequence, and the stages told
         self._open: OrderedDict[str, tuple[str, int, set[str]]] = OrderedDict()
         self._cursor = 0
@@ -121,6 +129,10 @@ class ReceiptWatch:
         self._listening = True
         self._run_if_needed()
 
+    def listen_for_voids(self) -> None:
+        self._wants_voids = True
+        self._run_if_needed()
+
     def add(self, message_id: str, to: str, seq: int) -> None:
         self._open.setdefault(message_id, (to, seq, set()))
         if len(self._open) > WATCHED:
@@ -128,12 +140,13 @@ class ReceiptWatch:
         self._run_if_needed()
 
     def _run_if_needed(self) -> None:
-        if self._listening and self._open and (self._task is None or self._task.done()):
+        needed = self._wants_voids or (self._listening and bool(self._open))
+        if needed and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE
-        while self._open:
+        while self._open or self._wants_voids:
             try:
                 await self.link.ready(LONGEST_POLL)
                 self.polls += 1
@@ -157,6 +170,8 @@ class ReceiptWatch:
 
     def _heard(self, news: dict[str, Any]) -> None:
         mid, stage = str(news["id"]), str(news["stage"])
+        if stage == "void":
+            self._heard_void(mid, news)
         to, seq, told = self._open.get(mid, ("", 0, set()))
         if to != news["to"] or stage in told:
             return
@@ -164,6 +179,14 @@ class ReceiptWatch:
         if stage in LAST_STAGES:
             del self._open[mid]
         self._tell(mid, to, seq, stage)
+
+    def _heard_void(self, mid: str, news: dict[str, Any]) -> None:
+        key = (mid, int(news["seq"]))
+        if key not in self._voids:
+            self._voids[key] = None
+            if len(self._voids) > WATCHED:
+                self._voids.popitem(last=False)
+            self._tell_void(news)
 
     async def close(self) -> None:
         await end_tasks([self._task])

@@ -54,6 +54,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
         "free_disk": shutil.disk_usage(steward.home.root).free,
         "agents": sum(1 for owner in steward.table.owners() if steward.active_access(owner) is not None),
         "void_records": sum(steward.table.void.values()),
+        "void_messages": dict(steward.voids.found),
         "counts": steward.answering.counts,
         "mail": {
             "removed": steward.mail.removed,

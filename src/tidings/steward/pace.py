@@ -23,6 +23,8 @@ class Pace:
     store: float = 30.0
     #: how often it looks for senders that flood
     quotas: float = 5.0
+    #: how often it looks for messages that no reader shows
+    voids: float = 5.0
     #: deltas of the roster are at least this far apart
     roster: float = 0.25
     #: and at most this far, while anyone is online

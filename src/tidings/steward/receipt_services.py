@@ -109,7 +109,8 @@ async def wait(steward: Steward, request: Request) -> Answer:
     if not reached(found, stage):
         found = await receipts.wait(key, stage, _seconds(request)) or found
     life = receipts.lives.get(key)
-    return {"stage": found, "reached": reached(found, stage), "stages": dict(life.stages) if life else {}}
+    stages, why = (dict(life.stages), life.why) if life else ({}, "")
+    return {"stage": found, "reached": reached(found, stage), "stages": stages, "why": why}
 
 
 async def _stored_stage(steward: Steward, request: Request, key: Key) -> str:
@@ -131,7 +132,15 @@ async def watch(steward: Steward, request: Request) -> Answer:
         since = 0  # counted by another steward while AUD was full
     news, waited = await receipts.watch(request.sender, since, _seconds(request))
     told = [
-        {"id": each.key[1], "to": each.key[2], "seq": each.seq, "stage": each.stage, "at": each.at} for each in news
+        {
+            "id": each.key[1],
+            "to": each.key[2],
+            "seq": each.seq,
+            "stage": each.stage,
+            "at": each.at,
+            **({"why": each.why, "channel": each.channel} if each.why else {}),
+        }
+        for each in news
     ]
     return {"news": told, "cursor": max(since, receipts.newest if not news else news[-1].n), "waited": waited}
 

@@ -1,6 +1,6 @@
 """The memory of receipts: what became of direct messages, written to AUD, told to whoever waits for it.
 
-    confirmed -> delivered -> read          or, said by the steward:  expired, undeliverable
+    confirmed -> delivered -> read          or, said by the steward:  expired, undeliverable, void
 
 A receipt is written to AUD before it is answered, so a reader that hears nothing tells again; once per (reader,
 sender, id, stage) as far as memory goes. A wait holds no place among the requests being worked on, is bounded in
@@ -16,7 +16,7 @@ import logging
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.answers import NO_ROOM, ApiError
@@ -28,8 +28,10 @@ from tidings.wire.envelope import Received, open_record
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-#: how far each stage is; the last two end a life without its being read
-RANK = {"unknown": -1, "confirmed": 0, "delivered": 1, "read": 2, "expired": 3, "undeliverable": 3}
+#: how far each stage is; the last three end a life without its being read
+RANK = {"unknown": -1, "confirmed": 0, "delivered": 1, "read": 2, "expired": 3, "undeliverable": 3, "void": 4}
+#: in place of a reader, in the key of a channel message that no reader shows
+NOBODY = "void"
 KEPT = 50_000
 READ_BACK = 20_000
 MOST_WAITS, MOST_WAITS_EACH, MOST_WATCHES_EACH = 2_000, 32, 4
@@ -48,6 +50,10 @@ class Life:
 
     seq: int
     stages: dict[str, str] = field(default_factory=dict)
+    #: why no reader shows it
+    why: str = ""
+    #: of a channel message, of which nothing but that it is void is ever known
+    channel: str | None = None
 
     @property
     def stage(self) -> str:
@@ -63,6 +69,8 @@ class News:
     seq: int
     stage: str
     at: str
+    why: str = ""
+    channel: str | None = None
 
 
 class Receipts:
@@ -103,16 +111,29 @@ class Receipts:
             said = json.loads(record.payload)
             reader = record.subject.rpartition(".")[2]
             key = (said["of"]["sender"], said["of"]["id"], reader)
-            self.note(key, said["seq"], said["stage"], said["at"], record.seq)
+            void = {"why": str(said.get("why", "")), "channel": said.get("channel")}
+            self.note(key, said["seq"], said["stage"], said["at"], record.seq, **void)
 
-    def note(self, key: Key, seq: int, stage: str, at: str, n: int | None = None) -> None:
+    def note(
+        self,
+        key: Key,
+        seq: int,
+        stage: str,
+        at: str,
+        n: int | None = None,
+        *,
+        why: str = "",
+        channel: str | None = None,
+    ) -> None:
         """`n`: where AUD has it; None if AUD had no room."""
-        life = self.lives.setdefault(key, Life(seq))
+        life = self.lives.setdefault(key, Life(seq, why=why, channel=channel))
         if stage not in life.stages:
-            self._spread(key, seq, stage, at, n)
+            life.why = life.why or why
+            self._spread(News(0, key, seq, stage, at, why, channel), n)
         life.stages.setdefault(stage, at)
         self.lives.move_to_end(key)
-        self.by_seq[seq] = key
+        if channel is None:
+            self.by_seq[seq] = key
         while len(self.lives) > KEPT:
             self.lives.popitem(last=False)
         while len(self.by_seq) > KEPT:
@@ -120,10 +141,11 @@ class Receipts:
         for event in self._changed.get(key, ()):
             event.set()
 
-    def _spread(self, key: Key, seq: int, stage: str, at: str, n: int | None) -> None:
+    def _spread(self, said: News, n: int | None) -> None:
         self.newest = max(self.newest + 1, n or 0)
+        key = said.key
         news = self._news.setdefault(key[0], deque(maxlen=NEWS_EACH))
-        news.append(News(self.newest, key, seq, stage, at))
+        news.append(replace(said, n=self.newest))
         self._news.move_to_end(key[0])
         while len(self._news) > NEWS_SENDERS:
             self._news.popitem(last=False)
@@ -165,9 +187,22 @@ class Receipts:
         life = self.lives.get(told[0])
         return life is not None and told[2] in life.stages
 
-    async def _record(self, key: Key, seq: int, stage: str, at: str) -> None:
+    async def tell_void(
+        self, sender: str, mid: str, seq: int, why: str, *, channel: str | None = None, target: str | None = None
+    ) -> None:
+        """Say to a sender that no reader shows a message of its own, to a channel or to a target."""
+        await self.ready()
+        key = (sender, mid, target or NOBODY)
+        if not self._knows((key, seq, "void")):
+            await self._record(key, seq, "void", now(), why=why, channel=channel)
+
+    async def _record(
+        self, key: Key, seq: int, stage: str, at: str, *, why: str = "", channel: str | None = None
+    ) -> None:
         sender, mid, reader = key
-        body = {"of": {"sender": sender, "id": mid}, "stage": stage, "seq": seq, "at": at}
+        body: dict[str, Any] = {"of": {"sender": sender, "id": mid}, "stage": stage, "seq": seq, "at": at}
+        if why:
+            body |= {"why": why, "channel": channel}
         n: int | None
         try:
             subject = self.steward.subjects.audit("receipt", reader)
@@ -177,7 +212,7 @@ class Receipts:
                 raise
             n = None
             self.unrecorded += 1  # AUD is full: the sender is told while we live, and health counts it
-        self.note(key, seq, stage, at, n)
+        self.note(key, seq, stage, at, n, why=why, channel=channel)
 
     # --- waiting ---
 

@@ -48,6 +48,7 @@ from tidings.steward.services import JoinPace, now
 from tidings.steward.signing_key import SigningKey
 from tidings.steward.tasks import TaskDesk
 from tidings.steward.trace import Traces
+from tidings.steward.voids import VoidWatch
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -97,6 +98,7 @@ class Steward:
         self.traces = Traces()
         self.mail = Mail(self)
         self.floods = FloodWatch(self)
+        self.voids = VoidWatch(self)
         self.sides = SideStreams(self)
         self.log_write = LogWrite(self)
 
@@ -243,6 +245,7 @@ class Steward:
             asyncio.create_task(self._every(self.pace.retention, self.sides.run)),
             asyncio.create_task(self._every(self.pace.quotas, self.floods.run)),
             asyncio.create_task(self._every(self.pace.store, self.store.run)),
+            asyncio.create_task(self._every(self.pace.voids, self.voids.run)),
         ]
         try:
             await asyncio.gather(*loops)

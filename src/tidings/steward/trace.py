@@ -20,8 +20,10 @@ from tidings.steward.receipts import RANK
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.steward.task_rules import Settled, TaskState
-from tidings.wire.envelope import Received, open_record
+from tidings.steward.voids import claimed_id, refusal_of
+from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.ids import id_time_ms
+from tidings.wire.subjects import Chat, Direct, Task
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -62,12 +64,13 @@ async def trace(steward: Steward, request: Request) -> Answer:
     lives = [(k, life) for k, life in steward.receipts.lives.items() if k[1] == mid and caller in (k[0], k[2])]
     told: list[dict[str, Any]] = [
         {
-            "kind": "dm",
+            "kind": "dm" if life.channel is None else "chat",
             "sender": key[0],
-            "to": key[2],
+            "to": life.channel or key[2],
             "seq": life.seq,
             "stage": life.stage,
             "stages": dict(life.stages),
+            **({"why": life.why} if life.why else {}),
         }
         for key, life in lives
     ]
@@ -165,10 +168,10 @@ async def _near(steward: Steward, stream: str, subject_filter: str, mid: str) ->
 
 
 def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
-    fields = record.own_fields()
-    if fields is None:
-        return None
-    opened = open_record(steward.subjects, steward.info.id, record.subject, fields, record.payload)
+    void = refusal_of(steward, record)
+    if void is not None:
+        return _void_line(steward, record, caller, mid, void)
+    opened = open_record(steward.subjects, steward.info.id, record.subject, record.own_fields() or (), record.payload)
     if not isinstance(opened, Received) or opened.message.id != mid:
         return None
     if caller != opened.sender and not (opened.kind == "dm" and caller == opened.destination):
@@ -179,6 +182,26 @@ def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict
         "kind": opened.kind,
         "sender": opened.sender,
         "to": opened.destination,
+    }
+
+
+def _void_line(steward: Steward, record: StoredRecord, caller: str, mid: str, void: Refused) -> dict[str, Any] | None:
+    """A record of the caller's own that no reader shows, and why."""
+    parsed = steward.subjects.parse(record.subject)
+    if not isinstance(parsed, Chat | Direct | Task) or parsed.sender != caller or claimed_id(record) != mid:
+        return None
+    kind, to = {
+        Chat: ("chat", getattr(parsed, "channel", "")),
+        Direct: ("dm", getattr(parsed, "target", "")),
+        Task: ("task", getattr(parsed, "role", "")),
+    }[type(parsed)]
+    return {
+        "seq": record.seq,
+        "time_ns": record.time_ns,
+        "kind": kind,
+        "sender": caller,
+        "to": to,
+        "void": void.detail,
     }
 
 

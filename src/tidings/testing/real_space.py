@@ -44,6 +44,7 @@ TEST_PACE = Pace(
     roster_heartbeat=0.5,
     presence=2.5,
     mail=0.5,
+    voids=0.5,
 )
 
 

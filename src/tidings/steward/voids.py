@@ -1,0 +1,139 @@
+"""Messages that were stored and that no reader shows: found, counted, and told to whoever sent them.
+
+The broker stores what it is sent and says so; readers drop what does not open (`wire/envelope`): reserved headers, a
+bad signature, a payload that is no message. Its sender has a positive answer and would never know. The steward reads
+what is new among channel and direct messages, a bounded amount each round, and writes a receipt `void` that says why.
+It goes on where it was, also after a restart; how far behind it is can be seen. Tasks are read by their desk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.errors import ConflictError, WireError
+from tidings.wire.envelope import Refused, open_record
+from tidings.wire.headers import Headers, values_of
+from tidings.wire.ids import is_message_id
+from tidings.wire.subjects import Chat, Direct
+
+if TYPE_CHECKING:
+    from tidings.steward.service import Steward
+
+KEY = "voids"
+#: what one round looks at, of each stream
+MOST_RECORDS, MOST_BYTES = 4_000, 8 * 1024 * 1024
+PAGE = 500
+#: receipts that one sender is written in a round; the rest is counted
+MOST_TOLD = 32
+log = logging.getLogger(__name__)
+
+
+class _Named(msgspec.Struct):
+    id: str
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+class VoidWatch:
+    def __init__(self, steward: Steward) -> None:
+        self.steward = steward
+        #: void messages by reason, found by this steward
+        self.found: Counter[str] = Counter()
+        self._looked: dict[str, int] | None = None
+        self._revision = 0
+
+    async def run(self) -> int:
+        """One round. Answers how many void messages it found."""
+        s = self.steward.subjects
+        places = {"log": (s.log_stream, f"{s.root}.chat.>"), "dm": (s.direct_stream, f"{s.root}.dm.>")}
+        heads = {
+            name: int((await self.steward.js.info(place[0]))["state"]["last_seq"]) for name, place in places.items()
+        }
+        looked = await self._load(heads)
+        void: list[tuple[StoredRecord, Refused]] = []
+        before = dict(looked)
+        for name, (stream, subject_filter) in places.items():
+            if looked[name] > heads[name]:  # it went backwards
+                looked[name] = heads[name]
+            looked[name] = await self._look(stream, subject_filter, looked[name] + 1, heads[name], void)
+        await self._tell(void)
+        if looked != before:
+            await self._save(looked)
+        return len(void)
+
+    async def _load(self, heads: dict[str, int]) -> dict[str, int]:
+        """Where the last round ended. A space that was never looked at is looked at from now on."""
+        if self._looked is None:
+            entry = await self.steward.state.get(KEY)
+            known = entry.value if entry else {}
+            self._looked = {name: int(known.get(name, head)) for name, head in heads.items()}
+            self._revision = entry.revision if entry else 0
+        return self._looked
+
+    async def _save(self, looked: dict[str, int]) -> None:
+        try:
+            self._revision = await self.steward.state.put(KEY, dict(looked), self._revision)
+        except ConflictError:  # a steward before this one was slow: it tells nobody twice, receipts are known
+            entry = await self.steward.state.get(KEY)
+            self._revision = entry.revision if entry else 0
+
+    async def _look(
+        self, stream: str, subject_filter: str, start: int, head: int, void: list[tuple[StoredRecord, Refused]]
+    ) -> int:
+        """Open what lies from `start` up to the head, as far as one round goes. Answers how far that was."""
+        records = size = 0
+        async for page in self.steward.js.read(stream, subject_filter, start, head, page=PAGE, max_bytes=MOST_BYTES):
+            for record in page:
+                refused = refusal_of(self.steward, record)
+                if refused is not None:
+                    void.append((record, refused))
+            records, size = records + len(page), size + sum(len(record.payload) for record in page)
+            if records >= MOST_RECORDS or size >= MOST_BYTES:
+                return page[-1].seq
+        return head
+
+    async def _tell(self, void: list[tuple[StoredRecord, Refused]]) -> None:
+        told: Counter[str] = Counter()
+        for record, refused in void:
+            self.found[refused.reason] += 1
+            parsed = self.steward.subjects.parse(record.subject)
+            if not isinstance(parsed, Chat | Direct):
+                continue
+            told[parsed.sender] += 1
+            if told[parsed.sender] > MOST_TOLD:
+                continue
+            channel = parsed.channel if isinstance(parsed, Chat) else None
+            target = parsed.target if isinstance(parsed, Direct) else None
+            await self.steward.receipts.tell_void(
+                parsed.sender, claimed_id(record), record.seq, refused.detail, channel=channel, target=target
+            )
+        for sender, count in told.items():
+            log.warning("%d messages of %s are void: no reader shows them", count, sender)
+
+
+def refusal_of(steward: Steward, record: StoredRecord) -> Refused | None:
+    """Why no reader shows a record; None if readers do."""
+    fields = record.own_fields()
+    if fields is None:
+        return Refused("header", "its headers are not well formed")
+    opened = open_record(steward.subjects, steward.info.id, record.subject, fields, record.payload)
+    return opened if isinstance(opened, Refused) else None
+
+
+def claimed_id(record: StoredRecord) -> str:
+    """The id its sender knows it by: in its payload, else in its header, else its place."""
+    with suppress(ValueError):
+        claimed = _NAMED.decode(record.payload).id
+        if is_message_id(claimed):
+            return claimed
+    with suppress(WireError):
+        for value in values_of(Headers.parse(record.own_block).fields if record.own_block else (), "Nats-Msg-Id"):
+            return value[:64]
+    return f"record-{record.seq}"

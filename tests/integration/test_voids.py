@@ -1,0 +1,92 @@
+"""A message that was stored and that no reader shows is told to its sender: trace, receipts, notices, and a count."""
+
+from typing import Any
+
+import pytest
+
+import tidings
+from tidings.endpoint.notices import Notice
+from tidings.steward.health import health_of
+from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace
+from tidings.testing.waiting import eventually
+from tidings.wire import signing
+from tidings.wire.message import Sender, compose
+
+#: what a careless client may write, and the word in what its sender is told
+RESERVED = ("Nats-Expected-Stream", "nats-msg-id", "KV-Foo")
+
+
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+
+
+async def write_void(agent: AgentClient, subject: str, kind: str, destination: str, header: str, stream: str) -> str:
+    """Store a signed message that has a reserved header; the broker says that it has it. Answers its id."""
+    message = compose(Sender(agent.id, agent.name), text=f"with {header}")
+    signature = signing.sign(agent.key, agent.space_id, kind, destination, message.raw)
+    value = stream if header == "Nats-Expected-Stream" else message.id
+    reply = await agent.connection.request(
+        subject, message.raw, timeout=5, headers={"Td-Sig": signature, header: value}
+    )
+    assert b'"seq"' in reply.data, "a positive answer"
+    return message.id
+
+
+async def test_a_message_with_reserved_headers_is_told_to_its_sender_as_void_and_counted(pair: RealSpace) -> None:
+    s = pair.subjects
+    async with (
+        connect(pair, "bob", channels=["general"]) as bob,
+        connect(pair, "ada", channels=["general"]) as ada,
+        pair.agent("ada") as raw,
+    ):
+        notices: list[Notice] = []
+        ada.on("notice", notices.append)
+        void = {
+            await write_void(raw, s.chat(raw.id, "general"), "chat", "general", header, s.log_stream): header
+            for header in RESERVED
+        }
+        direct = await write_void(raw, s.direct(bob.id, raw.id), "dm", bob.id, "KV-Foo", s.direct_stream)
+        await eventually(lambda: len(notices) == 4, what="the sender is told of each, once")
+        for mid, header in void.items():
+            (notice,) = [each for each in notices if mid in each.text]
+            assert (notice.kind, notice.channel, notice.count) == ("void", "general", 1)
+            assert header in notice.cause
+            told = await ada.trace(mid)
+            assert [(each["kind"], each["to"]) for each in told["stored"]] == [("chat", "general")]
+            assert header in told["stored"][0]["void"]
+            (receipt,) = told["receipts"]
+            assert (receipt["stage"], receipt["kind"], header in receipt["why"]) == ("void", "chat", True)
+        known = await ada.receipt(direct, "read", timeout=10, to=bob.id)
+        assert (known.stage, "KV-Foo" in known.why) == ("void", True)
+        assert (await bob.trace(next(iter(void))))["stored"] == [], "nobody else is told"
+        assert pair.steward is not None
+        assert (await health_of(pair.steward))["void_messages"] == {"header": 4}
+        await ada.send("general", "a good one")
+        assert (await bob.next_message(10)).text == "a good one"
+    await pair.stop_steward()
+    await pair.start_steward(TEST_PACE)
+    async with connect(pair, "ada", channels=["general"]) as ada:
+        assert (await ada.trace(direct))["receipts"][0]["stage"] == "void", "and it is remembered"
+        again: list[Notice] = []
+        ada.on("notice", again.append)
+        await eventually(lambda: len(again) == 4, what="a program that was away hears of it, under the same ids")
+        assert {each.id for each in again} == {each.id for each in notices}
+        steward = pair.steward
+        await eventually(lambda: steward.voids._looked is not None)
+        assert not steward.voids.found, "what was looked at is not looked at again"
+
+
+async def test_a_flood_of_void_messages_is_counted_and_told_in_bounds(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.steward.voids.MOST_TOLD", 3)
+    monkeypatch.setattr("tidings.steward.voids.PAGE", 5)
+    monkeypatch.setattr("tidings.steward.voids.MOST_RECORDS", 10)
+    steward = pair.steward
+    assert steward is not None
+    await eventually(lambda: steward.voids._looked is not None, what="a first look")
+    async with pair.agent("ada") as raw:
+        for _ in range(25):
+            await raw.post("general", b"no message at all")
+    await eventually(lambda: steward.voids.found["malformed"] == 25, what="all are found, some in each round")
+    assert 3 <= sum(life.channel == "general" for life in steward.receipts.lives.values()) <= 12
