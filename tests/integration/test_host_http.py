@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import events, ipc, serving, sessions, shown
+from tidings.host import attendance, events, ipc, serving, sessions, shown
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
@@ -139,6 +140,47 @@ async def test_a_message_of_256_kib_goes_through_whole_to_a_channel_and_sealed(p
 
 async def counts(session: Session, number: int) -> bool:
     return len(await ask(session.inbox, limit=500)) >= number
+
+
+async def test_an_agent_is_here_while_a_program_of_it_is_attached_and_not_because_its_host_receives(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "LATELY", 1.0)
+    monkeypatch.setattr(attendance, "LOOK_EVERY", 0.05)
+    async with daemon_in(pair.home.home), tidings.connect("main", name="ada", home=pair.home.home) as ada:
+        await ada.who()
+        told = ["offline"]
+        ada.on("presence", lambda agent: told.append(agent.status) if agent.name == "bob" else None)
+
+        def changes() -> list[str]:
+            return [after for before, after in pairwise(told) if after != before]
+
+        async def is_seen(*statuses: str) -> None:
+            await eventually(lambda: changes() == [*statuses], within=20, what=f"bob is {statuses}")
+            del told[:-1]
+
+        command = await session_of(pair, "bob", receive=True, program=sessions.COMMAND)
+        await eventually(lambda: _receives(command), what="the host keeps bob's mail")
+        await ada.dm("bob", "are you there?")
+        assert len(await ask(command.inbox, wait=10)) == 1
+        await ask(command.send, channel="general", text="a command of mine", wait=10)
+        assert changes() == [], "neither the host nor a command is bob"
+        program = await session_of(pair, "bob")
+        await ask(program.me)
+        await is_seen("idle", "offline")
+        await ask(program.me)
+        await is_seen("idle")
+        await ask(program.end)
+        await is_seen("offline")
+        follower = Follower(command)
+        await is_seen("idle")
+        follower.leave()
+        await ada.dm("bob", "one more")
+        await is_seen("offline")
+
+
+async def _receives(session: Session) -> bool:
+    return bool((await ask(session.me))["health"]["receiving"])
 
 
 async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_a_second_copy(pair: RealSpace) -> None:

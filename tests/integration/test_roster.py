@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -59,6 +60,32 @@ async def test_who_lists_everybody_with_name_roles_and_state(space: RealSpace) -
         assert gone.last_seen is not None
         assert ada.roster.freshness is not None
         assert ada.roster.freshness < 5
+
+
+async def test_a_silent_observer_hears_everything_and_is_seen_by_nobody_until_it_attends(space: RealSpace) -> None:
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "ada") as ada:
+        await ada.who()
+        heard: list[Agent] = []
+        ada.on("presence", heard.append)
+        async with connect(space, "bob", channels=["general"], presence=False, beat=0.05) as bob:
+            sent = await ada.send("general", "is anybody here?")
+            assert (await bob.next_message(10)).id == sent.id
+            await bob.send("general", "nobody")
+            bob.set_status("working")
+            before = bob.roster.freshness
+            await eventually(
+                lambda: (bob.roster.freshness or 0) < (before or 0), what="it hears of the log all the same"
+            )
+            assert (row(ada, "bob").status, bob.presence.beats) == ("offline", 0)
+            bob.presence.attend(True)
+            await sees(ada, "bob", "working")
+            await eventually(lambda: bob.presence.beats > 5, within=2, what="beats as often as it was told to")
+            bob.presence.attend(False)
+            await sees(ada, "bob", "offline", within=1.5)
+        seen = ["offline", *(agent.status for agent in heard if agent.name == "bob")]
+        assert [after for before, after in pairwise(seen) if after != before] == ["working", "offline"]
 
 
 async def test_a_process_that_dies_is_offline_once_it_was_silent_for_its_time(space: RealSpace) -> None:

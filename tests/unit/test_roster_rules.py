@@ -70,7 +70,7 @@ def test_a_revoked_agent_is_gone_once() -> None:
     assert clock.table.news() == ([], [ADA])
     clock.table.admit([ADA])
     assert clock.table.news() == ([], [])
-    assert not clock.table.anyone_online
+    assert clock.table.row(ADA) is None
 
 
 def test_an_unchanged_beat_is_no_news() -> None:

@@ -125,6 +125,8 @@ def set_status(
         output.data(told)
         return
     output.say(f"{told['status']}{': ' + printable(told['activity']) if told['activity'] else ''}")
+    if not told["attached"]:
+        output.say("note: others see it while a program of yours is attached, such as `tidings inbox --follow`")
     output.hint("tidings who")
 
 

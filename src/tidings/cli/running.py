@@ -83,6 +83,7 @@ async def _foreground(where: Place, *, open_space: bool, port: int | None) -> No
         budget=checked_budget(where),
         nats_server=where.settings["nats_server"] or None,
         lease_ttl=where.settings.number("lease_ttl") or 3.0,
+        presence=where.settings.number("presence") or 25.0,
         pipeline=where.settings.switch("pipeline"),
     )
     supervisor = Supervisor(where.home, options, tell=output.say)

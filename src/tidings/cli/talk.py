@@ -50,8 +50,9 @@ async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
     from tidings.endpoint.connecting import connect
 
     where.check()
-    # a command that only sends and looks does not take the receiving session from a program that has it
-    wanted = {"receive": False, **options}
+    # a command that only sends and looks does not take the receiving session from a program that has it, and is over
+    # before anybody who saw it could answer
+    wanted = {"receive": False, "presence": False, **options}
     async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
         yield endpoint
 

@@ -72,7 +72,9 @@ def session_if_any(where: Place, *, direct: bool = False, receive: bool = False)
 
 def own_session_if_any(where: Place, *, direct: bool = False) -> Session | None:
     """The same for a command that holds tasks: its session is no other command's, and it ends it."""
-    return _unless_it_goes(where, lambda client: _proven(client, where, receive=False), direct=direct)
+    return _unless_it_goes(
+        where, lambda client: _proven(client, where, receive=False, program="tidings work"), direct=direct
+    )
 
 
 def _unless_it_goes(where: Place, opened: Callable[[HostClient], Session], *, direct: bool) -> Session | None:
@@ -184,11 +186,11 @@ def _opened(client: HostClient, where: Place, own: Path, *, receive: bool) -> Se
     return session
 
 
-def _proven(client: HostClient, where: Place, *, receive: bool) -> Session:
+def _proven(client: HostClient, where: Place, *, receive: bool, program: str = "tidings") -> Session:
     from tidings.endpoint.identity import local_identity
 
     identity = asyncio.run(local_identity(where.home, where.agent))
-    return client.session(identity, receive=receive, program="tidings")
+    return client.session(identity, receive=receive, program=program)
 
 
 # --- sending ---

@@ -164,7 +164,7 @@ async def _each_task(where: Place, role: str, session: Session | None) -> AsyncI
 
 
 async def _directly(where: Place, role: str) -> AsyncGenerator[Held, None]:
-    async with endpoint_at(where) as endpoint:
+    async with endpoint_at(where, presence=True) as endpoint:
         jobs = cast("AsyncGenerator[Job, None]", endpoint.work(role))
         async with aclosing(jobs):
             async for job in jobs:

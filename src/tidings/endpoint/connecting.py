@@ -30,6 +30,8 @@ def connect(
     receive: bool = True,
     backfill: int = 0,
     retry: Retry | None = None,
+    presence: bool = True,
+    beat: float | None = None,
 ) -> Endpoint:
     """An endpoint for agent `name` of `space`; use it with `async with`.
 
@@ -39,6 +41,8 @@ def connect(
     `receive=False` leaves direct messages in the mailbox: for programs that only send. `backfill`: so many messages of
     the past of each channel that is joined for the first time, marked `historical`; by default none.
     `retry`: how often a message that a handler failed on is handed out again before it is a dead letter.
+    `presence=False` is a silent observer: others do not see that it is here. `beat`: seconds between two signs of life,
+    if more often than the space asks for (`presence` in `tidings config` of its host is after how many it is offline).
     """
 
     async def find() -> Identity:
@@ -60,4 +64,6 @@ def connect(
         receive=receive,
         backfill=backfill,
         retry=retry,
+        presence=presence,
+        beat=beat,
     )

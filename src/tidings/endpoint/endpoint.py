@@ -97,8 +97,11 @@ class Endpoint:
         receive: bool = True,
         backfill: int = 0,
         retry: Retry | None = None,
+        presence: bool = True,
+        beat: float | None = None,
     ) -> None:
         self._retry = retry or Retry()
+        self._attends, self._beat_every = presence, beat
         self._find_identity = identity
         self._boot_channels = tuple(channels)
         self._boot_backfill = backfill
@@ -135,7 +138,9 @@ class Endpoint:
         self.names = Names(self.link, self.roster)
         self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(self.link, self.roster, self._report)
-        self.presence = Presence(self.link, self.roster, self.session.session)
+        self.presence = Presence(
+            self.link, self.roster, self.session.session, attending=self._attends, every=self._beat_every
+        )
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
         self.seen = Seen(self._state_path)
         surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)

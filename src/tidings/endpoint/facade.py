@@ -38,5 +38,5 @@ def _once(space: str | None, name: str | None, act: Callable[[Endpoint], Awaitab
 
 
 async def _act(space: str | None, name: str | None, act: Callable[[Endpoint], Awaitable[T]]) -> T:
-    async with connect(space, name=name) as endpoint:
+    async with connect(space, name=name, presence=False) as endpoint:
         return await act(endpoint)

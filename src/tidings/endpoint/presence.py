@@ -1,7 +1,8 @@
 """What this agent says of itself: a beat on every change, and one now and then while it is connected.
 
 Beats are published without a reply, so nobody waits for the steward. A graceful end beats `offline`; whoever ends
-otherwise is found offline by its silence. Attention set here decides what wakes this agent (`attention.py`). The
+otherwise is found offline by its silence. A session that does not attend beats nothing: a silent observer, or mail that
+is only kept for somebody. Attention set here decides what wakes this agent (`attention.py`). The
 attention that the steward keeps for the agent is taken over when a session starts and whenever it changes: of the two,
 the later word holds.
 """
@@ -30,10 +31,16 @@ GATHER = 0.05
 
 
 class Presence:
-    def __init__(self, link: Supervision, roster: Roster, session: str) -> None:
+    """`attending`: others see this session. `every`: seconds between beats, if more often than the steward asks for."""
+
+    def __init__(
+        self, link: Supervision, roster: Roster, session: str, *, attending: bool = True, every: float | None = None
+    ) -> None:
         self.link = link
         self.roster = roster
         self.beats = 0
+        self.attending, self._every = attending, every
+        self._leaving = False
         self._said = Beat(session=session, status="idle")
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -49,6 +56,12 @@ class Presence:
     @property
     def attention(self) -> Attention:
         return self._said.attention
+
+    def attend(self, attending: bool) -> None:
+        """Be seen by others from now on, or no longer; receiving and sending go on either way."""
+        if attending != self.attending:
+            self.attending, self._leaving = attending, not attending
+            self._changed.set()
 
     def set_status(self, status: Status, activity: str | None = None) -> None:
         self._say(status=status, activity=activity)
@@ -92,11 +105,18 @@ class Presence:
         self._changed.set()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.roster.ttl / BEATS_PER_TTL):
+                async with asyncio.timeout(min(self._every or self.roster.ttl, self.roster.ttl / BEATS_PER_TTL)):
                     await self._changed.wait()
             self._changed.clear()
-            await self._beat(self._said)
+            if self.attending:
+                await self._beat(self._said)
+            elif self._leaving:
+                self._leaving = False
+                await self._beat_offline()
             await asyncio.sleep(GATHER)
+
+    async def _beat_offline(self) -> None:
+        await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
 
     async def _beat(self, said: Beat) -> None:
         subject = self.link.identity.subjects.control("presence", self.link.identity.id)
@@ -111,6 +131,8 @@ class Presence:
         if self._task is None:
             return
         await end_tasks([self._task])
-        await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
+        if not (self.attending or self._leaving):
+            return
+        await self._beat_offline()
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
             await self.link.connection.flush(timeout=1)

@@ -104,6 +104,7 @@ class Daemon:
         sweeping = [
             asyncio.create_task(desk.claims.sweep(), name="claims"),
             asyncio.create_task(desk.sessions.sweep(), name="sessions"),
+            asyncio.create_task(desk.attendance.sweep(), name="attendance"),
         ]
         unlinking = asyncio.create_task(self._unlink_when_stopping(path), name="socket")
         log.info("host %s of %s answers at %s (pid %d)", __version__, self.home, path, os.getpid())

@@ -52,6 +52,7 @@ class Stream(EventSourceResponse):
         # here, so that nothing comes between the look whether there is room and the count
         desk.streams += 1
         desk.streaming[session.scope] += 1
+        desk.attendance.follow(session.scope, 1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         whose = self._session.scope
@@ -67,6 +68,7 @@ class Stream(EventSourceResponse):
         finally:
             self._desk.streams -= 1
             self._desk.streaming[whose] -= 1
+            self._desk.attendance.follow(whose, -1)
 
 
 async def events(asked: Scoped) -> Stream:

@@ -32,6 +32,7 @@ from tidings.errors import (
     AmbiguousPeer,
     AuthRevoked,
     DeniedError,
+    Reconnecting,
     StoreError,
     TidingsError,
     UnknownMessage,
@@ -128,6 +129,8 @@ class _Agent:
         #: as it was last read; without it nothing new can be signed
         self.identity = identity
         self.problems: deque[str] = deque(maxlen=PROBLEMS_KEPT)
+        #: is a program of it attached? Others see it as here for exactly so long
+        self.attended = False
         self.changed: weakref.WeakSet[Changed] = weakref.WeakSet()
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
@@ -151,6 +154,11 @@ class _Agent:
         await self.receiver.end()
         await self.session.stop()
 
+    def attend(self, attended: bool) -> None:
+        self.attended = attended
+        with suppress(Reconnecting):  # the next endpoint begins with it
+            self.session.endpoint.presence.attend(attended)
+
     def wake_changed(self) -> None:
         for each in list(self.changed):
             each.wake()
@@ -158,7 +166,8 @@ class _Agent:
     # --- its session ---
 
     def _endpoint(self) -> Endpoint:
-        endpoint = Endpoint(self._find_identity, state=self.host.state_file(self.scope), receive=self.adopted.receive)
+        state = self.host.state_file(self.scope)
+        endpoint = Endpoint(self._find_identity, state=state, receive=self.adopted.receive, presence=self.attended)
         endpoint.on("roster", self._on_roster)
         endpoint.on("error", self._on_error)
         endpoint.on("notice", self.receiver.keep_notice)
@@ -177,6 +186,7 @@ class _Agent:
         return found
 
     async def _on_open(self, endpoint: Endpoint) -> None:
+        endpoint.presence.attend(self.attended)  # it may have changed while this one connected
         if self.adopted.receive:
             await self.receiver.begin(endpoint)
 
@@ -393,6 +403,11 @@ class Host:
             name = agent.scope.name
             reason = f"another session of {name} receives: its mail goes there until you take it back (`tidings inbox`)"
         return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason, tuple(agent.problems))
+
+    def attend(self, scope: Scope, attended: bool) -> None:
+        """A program of this agent is attached, or none is any more."""
+        if (scope.space_id, scope.agent) in self._agents:
+            self._agent(scope).attend(attended)
 
     def wake(self, scope: Scope) -> None:
         """The network may be back: try now."""

@@ -48,6 +48,7 @@ from tidings.errors import (
     UsageError,
     WireError,
 )
+from tidings.host.attendance import Attendance
 from tidings.host.claims import Claims
 from tidings.host.host import Host
 from tidings.host.registry import Scope as RegisteredScope
@@ -98,6 +99,10 @@ class Desk:
     #: requests of each agent that are being answered, and its streams
     asking: Counter[RegisteredScope] = field(default_factory=Counter)
     streaming: Counter[RegisteredScope] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.attendance = Attendance(lambda scope: self.claims.held(scope) is not None, self.host.attend)
+        self.sessions.on_end(self.attendance.ended)
 
     @contextmanager
     def turn(self, scope: RegisteredScope) -> Iterator[None]:
@@ -242,7 +247,7 @@ def for_session(handler: Callable[[Scoped], Awaitable[Any]]) -> Callable[[Reques
         desk: Desk = request.app.state.desk
         session = await desk.sessions.find(_token(request))
         desk.claims.heard(session)
-        with desk.turn(session.scope):
+        with desk.turn(session.scope), desk.attendance.asking(session):
             return await handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
 
     return _answered(answer)

@@ -163,7 +163,7 @@ async def status(asked: Scoped) -> Json:
     endpoint.set_status(told.status, told.activity)
     if told.model is not None:
         endpoint.set_model(told.model)
-    return {"status": told.status, "activity": told.activity}
+    return {"status": told.status, "activity": told.activity, "attached": endpoint.presence.attending}
 
 
 async def attention(asked: Scoped) -> Json:

@@ -103,7 +103,8 @@ class Mailbox:
 
         At the end senders are told what was read. Whom that does not reach is told by whoever receives next.
         """
-        endpoint = Endpoint(lambda: identity_of(self._source), state=state_file(self.home, self.scope))
+        state = state_file(self.home, self.scope)
+        endpoint = Endpoint(lambda: identity_of(self._source), state=state, presence=False)
         endpoint.on("notice", self._receiver.keep_notice)
         async with endpoint:
             await self._receiver.begin(endpoint)

@@ -33,6 +33,8 @@ UNUSED_MS = 30 * 86_400_000
 NOTED_MS = 3_600_000
 TOKEN_BYTES = 32
 MAX_PROGRAM = 100
+#: the program of a session that a command of the command line opened, and left for the next one
+COMMAND = "tidings"
 #: an end that could not be written is tried again so often
 SWEEP = 15.0
 log = logging.getLogger(__name__)

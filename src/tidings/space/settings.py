@@ -27,6 +27,7 @@ KNOWN: dict[str, tuple[str, str]] = {
     "nats_server": ("", "nats-server binary to run instead of the bundled one"),
     "budget": ("", "bytes the log of a new space may take (8 GiB or 40 % of the free disk)"),
     "lease_ttl": ("3", "seconds without a beat after which a steward counts as silent; takeover after twice that"),
+    "presence": ("25", "seconds without a beat after which an agent is shown as offline; read by `up`"),
     "inbox_rows": ("10000", "messages an inbox keeps of one sender on one channel, unread included"),
     "inbox_bytes": ("33554432", "bytes an inbox keeps of one sender on one channel, unread included"),
     "pipeline": ("on", "on or off: start durable delivery (Spark) with `up`"),

@@ -53,7 +53,7 @@ def log_to(path: Path, level: int = logging.INFO) -> None:
 
 
 async def run_steward(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
-    steward = Steward(home, pace=Pace(lease_ttl=options.lease_ttl), tell_supervisor=say)
+    steward = Steward(home, pace=Pace(lease_ttl=options.lease_ttl, presence=options.presence), tell_supervisor=say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, steward.stop)
@@ -137,6 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--space", required=True)
     parser.add_argument("--after")
     parser.add_argument("--lease-ttl", type=float, default=3.0)
+    parser.add_argument("--presence", type=float, default=25.0)
     parser.add_argument("--open", action="store_true")
     parser.add_argument("--port", type=int)
     parser.add_argument("--budget", type=int)

@@ -182,10 +182,6 @@ class RosterTable:
     def has_news(self) -> bool:
         return bool(self._changed)
 
-    @property
-    def anyone_online(self) -> bool:
-        return any(presence.sessions for presence in self._presence.values())
-
     def news(self) -> tuple[list[Agent], list[str]]:
         """Rows that differ from what was told, and ids that are gone. What is answered counts as told."""
         rows, gone = [], []
@@ -283,7 +279,8 @@ class RosterService:
             self._swept = now
             self.table.sweep(now)
         await self.backstop.look()
-        due = now - self._published >= self.steward.pace.roster_heartbeat and (self.table.anyone_online or not self.n)
+        # also while nobody is here: who only keeps mail or looks on beats nothing, and wants to know how far the log is
+        due = now - self._published >= self.steward.pace.roster_heartbeat
         due = due or self.backstop.running != self._told_running
         if (self.table.has_news or due) and self.steward.lease.is_fresh:
             await self._publish(due=due)

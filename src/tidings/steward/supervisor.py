@@ -64,6 +64,8 @@ class UpOptions:
     budget: int | None = None
     nats_server: str | None = None
     lease_ttl: float = 3.0
+    #: seconds without a beat after which an agent is offline
+    presence: float = 25.0
     #: start durable delivery too
     pipeline: bool = True
 
@@ -229,7 +231,7 @@ class Supervisor:
         return True
 
     async def _start_steward(self) -> None:
-        arguments = ["--lease-ttl", str(self.options.lease_ttl)]
+        arguments = ["--lease-ttl", str(self.options.lease_ttl), "--presence", str(self.options.presence)]
         if self._holder:
             arguments += ["--after", self._holder]
         self.steward = await self._spawn("steward", *arguments)
