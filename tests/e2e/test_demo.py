@@ -27,6 +27,7 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
         "bob asks for #team.secret: bob may not read team.secret",
         "is killed: the process ended with -9",
         "nothing lost, nothing twice",
+        "and a notice: 2 messages of bob in #general between",
         "was dropped: {'sender_mismatch': 1}",
         "with his old credential: the broker at",
         "left out: agents that are away. durable copies need pyspark: `pip install 'tidings[spark]'`",

@@ -39,6 +39,7 @@ async def tell(home: SpaceHome, *, durable: bool) -> None:
         if away:
             await away.go()
         await _talk(home)
+        await _tell_a_loss(home)
         await _impersonate(home)
         await _attack(home)
         if away:
@@ -188,6 +189,36 @@ async def _expect(bob: Child, what: str, text: str | None = None) -> dict[str, A
     elif what == "ready":
         output.line(f"  bob runs as process {said['pid']}")
     return said
+
+
+async def _tell_a_loss(home: SpaceHome) -> None:
+    """An inbox keeps so much of one sender; what it did not keep is a notice in it, with range and count."""
+    from tidings.host.inbox import Bound, Wanted
+    from tidings.host.mailbox import held_mail, open_mailbox
+    from tidings.space.administration import administer
+    from tidings.space.agents import AgentFile
+    from tidings.space.session import open_session
+
+    heading("cleo's inbox keeps three messages of one sender. bob says five things, and what was not kept is told")
+    async with administer(home, "demo") as admin:
+        await admin.add(AgentFile("cleo", read=("general",)))
+    async with open_session(home, "cleo") as cleo, open_session(home, "bob") as bob:
+        await cleo.control.call("member", "join", pattern="general")
+        said = [await _post(bob, "general", f"number {number} of five") for number in range(1, 6)]
+    source = ("home", str(home.home), home.name, "cleo")
+    with held_mail(home.home):
+        async with open_mailbox(home.home, source, Bound(rows=3)) as mailbox, mailbox.receive():
+            lost: list[dict[str, Any]] = []
+            async with asyncio.timeout(PATIENCE):
+                while sum(each["count"] for each in lost) < 2:
+                    await mailbox.news(0.2)
+                    lost = [json.loads(row.raw) for row in await mailbox.listed(Wanted(kind="notice"))]
+            kept = await mailbox.listed(Wanted(kind="channel"))
+    if [row.seq for row in kept] != said[:3] or (lost[0]["first"], lost[-1]["last"]) != (said[3], said[4]):
+        raise UnhealthyError(f"of {said} cleo has {[row.seq for row in kept]} and was told {lost}")
+    output.line(f"  in her inbox: {', '.join(row.text for row in kept)}")
+    for each in lost:
+        output.line(f"  and a notice: {each['text'].partition(';')[0]}")
 
 
 async def _impersonate(home: SpaceHome) -> None:

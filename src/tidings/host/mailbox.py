@@ -76,12 +76,12 @@ def is_wanted(home: Path) -> bool:
 
 
 @asynccontextmanager
-async def open_mailbox(home: Path, source: Source) -> AsyncIterator[Mailbox]:
+async def open_mailbox(home: Path, source: Source, bound: Bound | None = None) -> AsyncIterator[Mailbox]:
     """The inbox of an agent. Needs no space: see `Mailbox.receive`."""
     identity = await identity_of(source)
     database = await asyncio.to_thread(Database, home / "host.db", MIGRATIONS)
     try:
-        yield Mailbox(home, source, identity, await InboxStore.open(database, bound_of(home)))
+        yield Mailbox(home, source, identity, await InboxStore.open(database, bound or bound_of(home)))
     finally:
         await asyncio.to_thread(database.close)
 
