@@ -142,6 +142,26 @@ async def test_records_of_the_log_that_are_missing_above_its_floor_are_said_and_
     assert found["LOG_main", junk].startswith("malformed: ")
 
 
+async def test_one_flipped_bit_in_the_log_is_found_by_reading_and_told_to_sender_and_members(space: RealSpace) -> None:
+    """The broker counts the record as if it were there, and shows it to nobody."""
+    for name in ("ada", "bob", "carol"):
+        await space.add(name)
+    async with connect(space, "bob") as bob:
+        await bob.join("general")
+    async with connect(space, "ada") as ada:
+        for number in range(20):
+            await ada.send("general", f"{number}")
+    (block,) = (stream_folder(space, "LOG_main") / "msgs").glob("*.blk")
+    await struck(space, lambda: flip(block))
+
+    async def is_said() -> bool:
+        return any("LOG_main lost 1 record between" in problem for problem in (await health(space))["problems"])
+
+    await eventually(is_said, what="the record that cannot be read is said")
+    for name, channels in (("ada", ["general"]), ("bob", ["general"]), ("carol", [])):
+        assert [each.channel for each in await told(space, name)] == channels
+
+
 async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:
     """Mail that is read and removed, restarts in order and with kill -9, and retention."""
     for name in ("ada", "bob"):

@@ -4,10 +4,12 @@
     records the broker itself calls lost        every stream
     a sequence that is not there above the floor           the log: nothing but retention takes records, below its floor
     fewer records than when the steward stopped in order   every stream but DLV, which readers empty themselves
+    fewer records that can be read than the broker counts  every stream: a flipped bit is not found before it is read
 
-Looked at when the steward starts, when the broker came back, and now and then. Whose records they were is known from
-how many each subject had. What was removed rightly between the last look and a crash cannot be told from what was lost
-then, so after a crash counts decide nothing. Nothing is mended here; `store_reading.py` reads every record.
+The first four are looked at when the steward starts, when the broker came back, and now and then; everything is read
+after a start and once a day, slowly. Whose records they were is known from how many each subject had. What was rightly
+removed between the last look and a crash cannot be told from what was lost then: after a crash counts decide nothing.
+Nothing is mended here; `store_reading.py` also verifies what it reads.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ MOST_SUBJECTS = 5_000
 #: records that are read to find out whose were lost, and deleted sequences that are asked for
 MOST_READ, MOST_DELETED = 100_000, 50_000
 KEPT = 100
+#: between two pages of four megabytes at most
+READ_PAUSE = 0.2
+ABOVE_FLOOR = "missing above the floor"
 log = logging.getLogger(__name__)
 
 
@@ -57,8 +62,8 @@ class Damage(msgspec.Struct, frozen=True):
     acknowledged: bool = False
 
     @property
-    def is_about(self) -> tuple[str, int, int, str]:
-        return self.stream, self.first, self.last, self.cause
+    def is_about(self) -> tuple[str, int, int, int, str]:
+        return self.stream, self.first, self.last, self.count, self.cause
 
 
 class StoreFile(msgspec.Struct):
@@ -102,13 +107,50 @@ class StoreWatch:
 
     async def _look(self, *, counted: bool) -> None:
         found = [each for stream in self.streams for each in await self._damages(stream, counted=counted)]
+        await self._note(found)
+        await self._remember(clean=False)
+
+    async def _note(self, found: list[Damage]) -> None:
         known = {each.is_about for each in self.file.damages}
         fresh = [each for each in found if each.is_about not in known]
         for each in fresh:
             log.error("%s", self._words(each))
         await self.steward.lease.prove()  # a stale steward would write its old memory over the new one's
-        self.file.damages = [*self.file.damages, *fresh][-KEPT:]
-        await self._remember(clean=False)
+        if fresh:
+            self.file.damages = [*self.file.damages, *fresh][-KEPT:]
+            self._save()
+
+    async def read_all(self) -> None:
+        """Read every stream through, slowly: what cannot be read shows only then."""
+        for stream in self.streams:
+            await self._note(await self._read_through(stream))
+
+    async def _read_through(self, stream: str) -> list[Damage]:
+        js = self.steward.js
+        before = (await js.info(stream))["state"]
+        few = before["num_subjects"] <= MOST_SUBJECTS if before["messages"] else False
+        counted = await js.counts_of(stream, ">") if few else {}
+        end, there = int(before["last_seq"]), Counter[str]()
+        expected, holes = self.steward.table.floor + 1, list[tuple[int, int]]()
+        async for page in js.read(stream, ">", 1, end):
+            there.update(record.subject for record in page)
+            for record in page:
+                if record.seq > expected:
+                    holes.append((expected, record.seq - 1))
+                expected = max(expected, record.seq + 1)
+            if await self.steward.stopped_within(READ_PAUSE):
+                return []
+        if stream == self.log:
+            floor = self.steward.table.floor  # what retention removed meanwhile lies below it
+            holes = [(max(first, floor + 1), last) for first, last in [*holes, (expected, end)] if last > floor]
+            found = [(first, last, last - first + 1, ABOVE_FLOOR) for first, last in holes if first <= last]
+        else:
+            after = (await js.info(stream))["state"]
+            removed = before["messages"] - (after["messages"] - (after["last_seq"] - end))
+            unread = before["messages"] - there.total()
+            found = [(0, 0, unread, "they cannot be read")] if unread > 0 and not removed else []
+        whose = {subject: count - there[subject] for subject, count in counted.items() if count > there[subject]}
+        return [Damage(stream, *each, noticed=now(), subjects=whose) for each in found]
 
     async def _remember(self, *, clean: bool) -> None:
         streams = {stream: await self._mark(stream) for stream in self.streams}
@@ -139,7 +181,7 @@ class StoreWatch:
             found.append((first, last, len(gone), f"the broker cannot read {lost.get('bytes', 0)} bytes of its file"))
         if stream == self.log:
             holes = await self._holes(state)
-            found += [(first, last, last - first + 1, "missing above the floor") for first, last in holes]
+            found += [(first, last, last - first + 1, ABOVE_FLOOR) for first, last in holes]
         if then is not None:
             found += await self._since(stream, then, state, counted=counted and not found)
         whose = await self._whose(stream, then) if found and then is not None else {}

@@ -21,6 +21,8 @@ class Pace:
     marks: float = 2.0
     #: looks at marks and counts of the store
     store: float = 30.0
+    #: reads everything the store holds
+    reading: float = 24 * 3600.0
     #: how often it looks for senders that flood
     quotas: float = 5.0
     #: how often it looks for messages that no reader shows

@@ -135,6 +135,13 @@ class Steward:
     def stop(self) -> None:
         self._stop.set()
 
+    async def stopped_within(self, seconds: float) -> bool:
+        """Wait so long, unless it stops meanwhile; whether it does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        return self._stop.is_set()
+
     def fail(self, error: BaseException) -> None:
         """End because of this; the first cause is what `run` raises."""
         self._failure = self._failure or error
@@ -246,6 +253,7 @@ class Steward:
             asyncio.create_task(self._every(self.pace.quotas, self.floods.run)),
             asyncio.create_task(self._every(self.pace.store, self.store.run)),
             asyncio.create_task(self._every(self.pace.voids, self.voids.run)),
+            asyncio.create_task(self._every(self.pace.reading, self.store.read_all)),
         ]
         try:
             await asyncio.gather(*loops)
@@ -267,9 +275,7 @@ class Steward:
                 return
             except TidingsError as error:
                 log.warning("%s: %s", getattr(step, "__name__", "step"), error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._stop.wait()
+            await self.stopped_within(seconds)
 
     async def _tend_gate(self) -> None:
         self.gate = await tend_gate(self.js, self.subjects, self.disk.look())
