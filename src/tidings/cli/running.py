@@ -277,8 +277,10 @@ def _show_status(facts: dict[str, Any]) -> None:
         output.say(f"problem: {problem}")
     if facts["pipeline"].get("mode"):
         output.say(f"note: {facts['pipeline']['mode']}")
-    for each in steward.get("doubts", []):
-        output.say(f"note: {each['agent']} remembers another record at {each['seq']} than the log has")
+    for seq in steward.get("doubts", []):
+        output.say(
+            f"note: a reader remembers another record at {seq} than the log has: `tidings logs steward` names it"
+        )
     if steward["answers"] and steward["tasks"]["dead"]:
         output.say(f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list`")
     if steward["answers"] and steward["mail"].get("dead"):

@@ -114,7 +114,7 @@ class StoreWatch:
         known = {each.is_about for each in self.file.damages}
         fresh = [each for each in found if each.is_about not in known]
         for each in fresh:
-            log.error("%s", self._words(each))
+            log.error("%s: %s", _words(each), self._whom(each) or "nobody knows whose")
         await self.steward.lease.prove()  # a stale steward would write its old memory over the new one's
         if fresh:
             self.file.damages = [*self.file.damages, *fresh][-KEPT:]
@@ -233,17 +233,15 @@ class StoreWatch:
 
     def problems(self) -> list[str]:
         return [
-            f"{self._words(each)}; `tidings doctor store` reads everything, `tidings space acknowledge` once you have "
-            "seen to it"
+            f"{_words(each)}; whom it concerns is told, `tidings logs steward` says who; `tidings doctor store` reads "
+            "everything, `tidings space acknowledge` once you have seen to it"
             for each in self.file.damages
             if not each.acknowledged
         ]
 
-    def _words(self, damage: Damage) -> str:
-        count = f"{damage.count} record{'' if damage.count == 1 else 's'}" if damage.count else "records"
-        where = f" between {damage.first} and {damage.last}" if damage.first else ""
-        whose = "; ".join(f"{self._subject_words(subject)}: {n}" for subject, n in list(damage.subjects.items())[:5])
-        return f"{damage.stream} lost {count}{where} ({damage.cause})" + (f": {whose}" if whose else "")
+    def _whom(self, damage: Damage) -> str:
+        """For the log file: every agent may ask for the health of a space, which names no channel and nobody's mail."""
+        return "; ".join(f"{self._subject_words(subject)}: {n}" for subject, n in list(damage.subjects.items())[:50])
 
     def _subject_words(self, subject: str) -> str:
         match self.steward.subjects.parse(subject):
@@ -296,6 +294,12 @@ class StoreWatch:
                 last = rest.rpartition(".")[2]
                 return "" if is_agent_id(last) and agent == last else None
         return None
+
+
+def _words(damage: Damage) -> str:
+    count = f"{damage.count} record{'' if damage.count == 1 else 's'}" if damage.count else "records"
+    where = f" between {damage.first} and {damage.last}" if damage.first else ""
+    return f"{damage.stream} lost {count}{where} ({damage.cause})"
 
 
 def _runs(seqs: Iterable[int]) -> Iterable[tuple[int, int]]:

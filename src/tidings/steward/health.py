@@ -20,7 +20,7 @@ from tidings.broker.streams import gate_of
 from tidings.errors import LeaseLost, TidingsError
 from tidings.steward import gate
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, name_of
+from tidings.steward.services import Answer, Handler
 from tidings.wire.ids import new_id
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
         "tasks": {**await steward.desk.lookup.figures(), "invented": steward.floods.invented_tasks},
         "removed": {"log": steward.removed, **steward.sides.removed},
         "withheld": steward.floods.withheld(),
-        "doubts": [{"agent": name_of(steward, owner), "seq": seq} for owner, seq in steward.doubts.items()],
+        "doubts": sorted(steward.doubts.values()),
         "regressions": [msgspec.to_builtins(each) for each in steward.marks.file.regressions],
         "at": time.time(),
     }

@@ -7,6 +7,7 @@ come in pages: `next`, given back as `after`, continues one.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -41,6 +42,7 @@ MOST_CLAIMS = 64
 OWN = (("class", "cls"), ("replay", "replay"), ("replay_window", "replay_window"))
 #: what a join and a leave can have come to
 JOINED, LEFT = ("opened", "resumed"), ("left", "absent")
+log = logging.getLogger(__name__)
 Answer = Mapping[str, Any]
 Handler = Callable[["Steward", Request], Awaitable[Answer]]
 
@@ -109,6 +111,8 @@ async def agreement(steward: Steward, request: Request, head: int) -> dict[str, 
         await marks.believe(claims, head, floor)
         if known == marks.file.epoch:
             steward.doubts[request.sender] = contradicted
+            name = name_of(steward, request.sender)
+            log.warning("%s remembers another record at %d than the log has", name, contradicted)
     by_epoch = marks.agreed_since(known) if known else None
     differs = contradicted or by_epoch is not None
     stamp = await marks.stamp(head)
