@@ -1,5 +1,6 @@
 """Durable delivery as a user runs it: with `tidings up`, by hand, and on a machine that lacks what it needs."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 
 import tidings
 from terminal import Terminal
+from tidings.testing.security import run_security_suite
 
 SOURCES = str(Path(tidings.__file__).parents[1])
 #: notes which of the space's secrets a Python process opens, and which program it is
@@ -63,6 +65,14 @@ def lives(pid: int) -> bool:
         return False
 
 
+def jvm_of(pid: int) -> int:
+    return next(child for child in descendants(pid) if b"java" in Path(f"/proc/{child}/cmdline").read_bytes()[:200])
+
+
+def open_to_others(folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if not path.is_symlink() and path.lstat().st_mode & 0o077]
+
+
 def pipeline_of(terminal: Terminal) -> dict[str, object]:
     return dict(terminal.home.read_state().get("pipeline") or {})
 
@@ -108,13 +118,15 @@ def test_left_out_it_is_no_problem(terminal: Terminal) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_up_delivers_durably_revives_a_killed_pipeline_and_down_leaves_no_process(
+def test_up_delivers_durably_revives_a_killed_pipeline_or_jvm_leaves_nothing_open_and_down_leaves_no_process(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     opened = tmp_path / "opened"
     watched = starting_with(tmp_path / "first", WATCHING)
     terminal.env |= watched | {"TIDINGS_PIPELINE": "on", "OPENED": str(opened)}
+    before = os.umask(0)
     up = terminal.run("up", "--detach")
+    os.umask(before)
     assert up.returncode == 0, up.stderr
     assert pipeline_of(terminal)["phase"] == "starting", "ready does not wait for Spark"
 
@@ -145,6 +157,21 @@ def test_up_delivers_durably_revives_a_killed_pipeline_and_down_leaves_no_proces
         supervisor[key] for key in ("pid", "broker_pid", "steward_pid")
     ]
 
+    second = pipeline_of(terminal)["pid"]
+    assert isinstance(second, int)
+    os.kill(jvm_of(second), signal.SIGKILL)
+    until(lambda: pipeline_of(terminal)["phase"] == "restarting", within=30)
+    assert "JVM of Spark" in str(pipeline_of(terminal)["why"])
+    facts = json.loads(terminal.run("pipeline", "status", "--json").stdout)
+    assert (facts["running"], facts["supervised"]["phase"]) == (False, "restarting")
+    assert terminal.run("send", "general", "while there is no JVM").returncode == 0
+    until(lambda: pipeline_of(terminal).get("pid") not in (None, second))
+    until(backstop_runs)
+
+    report = asyncio.run(run_security_suite(terminal.home, only={"another_user", "pipeline_replies"}))
+    assert report.ok, report.broken
+    assert open_to_others(terminal.home.home) == [], "whatever the umask"
+    now = terminal.home.read_state()
     family = descendants(now["pid"])
     assert terminal.run("down").returncode == 0
     assert [pid for pid in family if lives(pid)] == []

@@ -79,6 +79,10 @@ async def test_how_far_delivery_is_comes_from_the_broker_in_records_and_seconds(
         behind = look(pair.home)
         assert behind.behind == 3
         assert 0 < behind.behind_s < DAY
+        await keep(js, pair, "beat.deliver", beat(beat=2, query=False))
+        assert not look(pair.home).running, "it holds the lease, and its query does not run"
+        await keep(js, pair, "beat.deliver", beat(beat=3, query=True))
+        assert look(pair.home).running
         await keep(js, pair, "beat.deliver", beat(released=1))
         assert not look(pair.home).running, "it said that it stopped"
 
@@ -98,7 +102,9 @@ async def test_a_beat_that_is_old_or_of_a_process_that_was_seen_to_die_is_no_lif
     assert (await delivery(pair.home))["running"]
     later = time.time() + 60
     monkeypatch.setattr(time, "time", lambda: later)
-    assert not (await delivery(pair.home))["running"]
+    silent = await delivery(pair.home)
+    assert (silent["running"], silent["supervised"]["phase"]) == (False, "not running"), "whatever it said last"
+    assert "is running" not in silent["problems"][0]
 
 
 async def test_pipeline_status_says_what_is_behind_and_answers_with_its_exit_code(

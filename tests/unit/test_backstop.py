@@ -14,11 +14,12 @@ class Scene:
 
     def __init__(self) -> None:
         self.now, self.floor, self.looks = 1_000.0, 0, 0
+        self.beat: dict[str, bool] = {}
         self.watch = BackstopWatch(self, lambda: self.now)  # type: ignore[arg-type]
 
     async def get(self, key: str) -> Entry | None:
         self.looks += 1
-        return {BEAT_KEY: Entry(self.looks, {}, 0), FLOOR_KEY: Entry(1, {"seq": self.floor}, 0)}.get(key)
+        return {BEAT_KEY: Entry(self.looks, dict(self.beat), 0), FLOOR_KEY: Entry(1, {"seq": self.floor}, 0)}.get(key)
 
     def after(self, seconds: float, head: int, floor: int) -> Backstop:
         self.now, self.floor = self.now + seconds, floor
@@ -32,6 +33,13 @@ def scene() -> Scene:
     made.after(0, 10, 10)
     made.after(2, 10, 10)
     return made
+
+
+def test_a_pipeline_that_beats_without_a_query_does_not_run(scene: Scene) -> None:
+    scene.beat = {"query": False}
+    assert not scene.after(1, 10, 10).running
+    scene.beat = {"query": True}
+    assert scene.after(1, 10, 10).running
 
 
 def test_copies_that_always_lag_a_little_are_not_late_however_long_that_goes_on(scene: Scene) -> None:

@@ -3,10 +3,11 @@
     python -m tidings.pipeline.child --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
 
 It opens `space.toml` and `creds/pipeline.creds` and nothing else of the space's secrets. On standard output it says one
-JSON object a line: `{"phase": ...}` while it starts, `{"ready": true}` when the query runs, then a result or an error
-with its code. Its own log is `pipeline.log`; what Spark writes goes to `spark.log`, and what the JVM and its workers
-print to `spark.out`. SIGTERM ends it in order: query, lease, JVM, and what is left of its process group. Killed with -9
-it takes the JVM along, because the JVM's standard input ends; whoever started it ends what is left then.
+JSON object a line: `{"phase": ...}` while it starts, `{"ready": true}` when the query runs, `{"halted": why}` when it
+ended and is tried again, then a result or an error with its code. A JVM that ends is such an error. Its own log is
+`pipeline.log`; what Spark writes goes to `spark.log`, and what the JVM and its workers print to `spark.out`. SIGTERM
+ends it in order: query, lease, JVM, and what is left of its process group. Killed with -9 it takes the JVM along,
+because the JVM's standard input ends; whoever started it ends what is left then.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Child:
             lease_ttl=self.options.lease_ttl,
         )
         self.say({"phase": "taking over delivery"})
-        job = DeliverJob(session, settings, on_ready=self._on_ready)
+        job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt)
         signal.signal(signal.SIGINT, self.stop)  # Spark took it for itself
         self._job = job
         job.run()
@@ -120,6 +121,9 @@ class Child:
     def _on_ready(self) -> None:
         log.info("the query runs")
         self.say({"ready": True, "pid": os.getpid()})
+
+    def _on_halt(self, why: str) -> None:
+        self.say({"halted": why})
 
 
 def _folder(named: Path | None, own: Path) -> Path:

@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError
+from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError, UnhealthyError
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
 from tidings.pipeline.judging import Stored
@@ -34,6 +35,7 @@ from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.reading import Place, StreamReader
 from tidings.pipeline.runs import BlockInfo, MadeBlock
+from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.space.fold import Table
 from tidings.space.log import log_record
@@ -140,13 +142,18 @@ class Beat:
 
     def __init__(self, lease: DeliverLease) -> None:
         self._lease = lease
-        self._over = threading.Event()
+        self._over = False
+        self._due = threading.Event()
         self._failure: TidingsError | None = None
         self._thread = threading.Thread(target=self._run, name="deliver-beat", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(self._lease.ttl / 3):
+        while True:
+            self._due.wait(self._lease.ttl / 3)
+            self._due.clear()
+            if self._over:
+                return
             try:
                 self._lease.beat()
             except TidingsError as error:
@@ -157,8 +164,14 @@ class Beat:
         if self._failure is not None:
             raise self._failure
 
+    def say(self, *, delivers: bool) -> None:
+        """From now on, and at once, every beat says whether a query runs."""
+        self._lease.delivers = delivers
+        self._due.set()
+
     def end(self) -> None:
-        self._over.set()
+        self._over = True
+        self._due.set()
         self._thread.join()
 
 
@@ -204,18 +217,30 @@ class Mailboxes:
         return self._keeper.rooms(owners)
 
 
+class SparkEnded(UnhealthyError):
+    """There is no Spark any more to run a query: the process must end, and whoever keeps it starts another."""
+
+
 class DeliverJob:
-    """One run of the job. `run` returns when `stop` was called, or raises what ended it."""
+    """One run of the job. `run` returns when `stop` was called, or raises what ended it.
+
+    `on_ready` is told when a query runs, `on_halt` when one ended that is tried again, and why.
+    """
 
     def __init__(
-        self, spark: SparkSession, settings: JobSettings, *, on_ready: Callable[[], None] = lambda: None
+        self,
+        spark: SparkSession,
+        settings: JobSettings,
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        on_halt: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self.spark, self.settings = spark, settings
         self.subjects = Subjects(settings.space)
         self.tally = Tally()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._on_ready = on_ready
+        self._on_ready, self._on_halt = on_ready, on_halt
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
@@ -228,9 +253,12 @@ class DeliverJob:
                 self._run_once()
             except (LeaseLost, LeaseHeld):
                 raise
-            except (TidingsError, OSError, PySparkException) as error:  # the last one: a worker could not read
+            except (TidingsError, OSError, PySparkException, Py4JError) as error:  # also: a worker could not read
+                if why := gone(self.spark):
+                    raise SparkEnded(why) from error
                 self.tally.last_error = first_words(error)
                 log.warning("starting again: %s", error)
+                self._on_halt(self.tally.last_error)
                 self._stopping.wait(1.0)
 
     # --- one life of the query ---
@@ -345,19 +373,22 @@ class DeliverJob:
             .start()
         )
         self._failure = None
+        beat.say(delivers=True)
         self._on_ready()
         try:
             self._tend(query, beat)
         finally:
+            beat.say(delivers=False)
             query.stop()
 
     def _tend(self, query: Any, beat: Beat) -> None:
-        """Pay debts and report until told to stop, the query fails, or the lease is gone."""
+        """Pay debts and report until told to stop, the query ends, Spark ends, or the lease is gone."""
         paid = 0.0
         while not self._stopping.wait(min(0.2, self.settings.pay_every)):
             beat.check()
-            if query.exception() is not None:
-                raise self._failure or TidingsError(f"the query failed: {query.exception()}")
+            if not query.isActive:
+                why = query.exception()
+                raise self._failure or TidingsError(f"the query failed: {why}" if why else "the query was ended")
             if time.monotonic() - paid >= self.settings.pay_every:
                 self._count_losses()
                 self._pay()

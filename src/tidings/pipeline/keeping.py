@@ -2,9 +2,10 @@
 
 The lease is a record in DLV, the stream it guards, taken by compare-and-set on its own subject; older versions are
 purged at once, because DLV bounds records per subject. Every frame states its sequence. The beat in the state bucket
-tells others when to try and decides nothing. Floors are written by compare-and-set on their own revision and carry the
-lease: a holder that finds a newer one stops. Emptying a mailbox moves its acknowledgement floor (measured), so how far
-the owner had read is noted before; steward and pipeline both empty, and the lower note counts.
+tells others when to try, and whether a query runs; it decides nothing. Floors are written by compare-and-set on their
+own revision and carry the lease: a holder that finds a newer one stops. Emptying a mailbox moves its acknowledgement
+floor (measured), so how far the owner had read is noted before; steward and pipeline both empty, and the lower note
+counts.
 """
 
 from __future__ import annotations
@@ -207,6 +208,8 @@ class DeliverLease:
         self.seq = 0
         self._revision = 0
         self._beats = 0
+        #: is there a query that delivers? Said with every beat, so that a holder without one does not count as running
+        self.delivers = False
 
     @property
     def fence(self) -> Fence:
@@ -256,7 +259,7 @@ class DeliverLease:
     def beat(self) -> None:
         """Say that this holder lives. `LeaseLost` if another one said so since."""
         self._beats += 1
-        self._put({"beat": self._beats})
+        self._put({"beat": self._beats, "query": self.delivers})
 
     def release(self) -> None:
         """Say that nobody need wait."""

@@ -183,6 +183,24 @@ def hide_objects(gateway: Any) -> None:
     gateway.gateway_property.pool.__class__ = UnguessablePool  # it is shared by all connections
 
 
+def gone(session: SparkSession) -> str | None:
+    """A sentence if there is no Spark behind a session any more: its JVM ended, or its context was stopped."""
+    from py4j.protocol import Py4JError
+
+    context = session.sparkContext
+    process = getattr(context._gateway, "proc", None)
+    if process is not None:
+        with suppress(subprocess.TimeoutExpired):  # its sockets close a moment before it can be waited for
+            process.wait(1.0)
+            how = f"by signal {-process.returncode}" if process.returncode < 0 else f"with code {process.returncode}"
+            return f"the JVM of Spark (pid {process.pid}) ended {how}; `tidings logs spark` has its last words"
+    try:
+        stopped = bool(context._jsc.sc().isStopped()) if context._jsc is not None else True
+    except (OSError, Py4JError):
+        return "the JVM of Spark does not answer any more"
+    return "the context of Spark was stopped" if stopped else None
+
+
 def stop_session(session: SparkSession, patience: float = 10.0) -> None:
     """Stop the session and its JVM, which otherwise stays until this process ends."""
     from pyspark import SparkContext

@@ -1,8 +1,8 @@
 """How durable delivery is, asked of the broker with the pipeline's own credential. Needs neither Spark nor the steward.
 
-A pipeline runs if it beat within `SILENCE` seconds and did not say that it stopped. It is behind by the records after
-its floor, and by the age of the oldest of them. Ages compare the broker's clock with this machine's. Whether the space
-wants delivery is taken from its newest record as it stands: only the steward can write there.
+A pipeline runs if it beat within `SILENCE` seconds and said with it that its query runs. It is behind by the records
+after its floor, and by the age of the oldest of them. Ages compare the broker's clock with this machine's. Whether the
+space wants delivery is taken from its newest record as it stands: only the steward can write there.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _delivery(head: int, floor: int, waiting: Stored | None, kept: Mapping[str, 
     beat, figures = _value(kept[BEAT_KEY]), _value(kept[FIGURES_KEY])
     reported = kept[FIGURES_KEY]
     return Delivery(
-        running=_beats(kept[BEAT_KEY], now),
+        running=_delivers(kept[BEAT_KEY], now),
         behind=head - floor,
         behind_s=round(max(0.0, now - waiting.time_ns / 1e9), 3) if waiting else 0.0,
         floor=floor,
@@ -101,8 +101,12 @@ def _switch(reader: StreamReader, subjects: Subjects) -> str:
     return said.parts.deliver if isinstance(said, rulings.Space) else "on"
 
 
-def _beats(beat: Stored | None, now: float) -> bool:
-    return beat is not None and "released" not in _value(beat) and now - beat.time_ns / 1e9 < SILENCE
+def _delivers(beat: Stored | None, now: float) -> bool:
+    """Does somebody beat, and say that its query runs?"""
+    if beat is None or now - beat.time_ns / 1e9 >= SILENCE:
+        return False
+    said = _value(beat)
+    return "released" not in said and said.get("query") is not False
 
 
 def _value(stored: Stored | None) -> dict[str, Any]:

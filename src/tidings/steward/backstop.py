@@ -54,7 +54,8 @@ class BackstopWatch:
         if self._revision is not None and revision != self._revision:
             self._changed = self._clock()
         self._revision = revision
-        self._released = beat is None or "released" in beat.value
+        # a holder of the lease whose query does not run delivers nothing
+        self._released = beat is None or "released" in beat.value or beat.value.get("query") is False
 
     def fact(self, head: int) -> Backstop:
         """For agents. `behind` is None while nothing was ever delivered."""

@@ -172,6 +172,9 @@ class PipelineKeeper:
             self._tell("durable delivery runs")
             log.info("the pipeline delivers, pid %s", said.get("pid"))
             self._say("running", why=None, step=None)
+        elif said.get("halted"):
+            log.warning("the pipeline's query ended (%s); it is started again", said["halted"])
+            self._say("restarting", why=said["halted"], step=None)
         elif said.get("phase"):
             log.info("pipeline: %s", said["phase"])
             self._say(self._facts["phase"], step=said["phase"])

@@ -49,6 +49,8 @@ async def delivery(home: SpaceHome) -> dict[str, Any]:
         facts |= {"answers": True, **(await asyncio.to_thread(look, home)).as_dict()}
         # a beat outlives its sender by seconds; the supervisor saw it die
         facts["running"] = facts["running"] and facts["holder_pid"] != told.get("gone")
+        if not facts["running"] and told["phase"] == "running":  # its last word is older than what the broker knows
+            told["phase"] = "not running"
     except TidingsError as error:
         facts["why"] = str(error)
     now = time.time()

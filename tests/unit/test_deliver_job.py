@@ -1,0 +1,83 @@
+"""The deliver job decides: another query, or the end of the process because there is no Spark any more."""
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from py4j.protocol import Py4JNetworkError
+
+from tidings.errors import TidingsError
+from tidings.pipeline.job import DeliverJob, JobSettings, SparkEnded
+
+SETTINGS = JobSettings("main", "A", "U", "nats://127.0.0.1:1", "none", Path("checkpoint"), Path("lake"))
+
+
+class Spark:
+    """A session over a process that is or is not there."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, *, stopped: bool = False) -> None:
+        def is_stopped() -> bool:
+            return stopped
+
+        java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=is_stopped))
+        self.sparkContext = SimpleNamespace(_gateway=SimpleNamespace(proc=process), _jsc=java)
+        self.dataSource = SimpleNamespace(register=lambda _source: None)
+
+
+@pytest.fixture
+def process() -> Any:
+    with subprocess.Popen(["sleep", "60"]) as running:
+        yield running
+        running.kill()
+
+
+def job(spark: Spark, lives: list[Exception], monkeypatch: pytest.MonkeyPatch) -> tuple[DeliverJob, list[str]]:
+    """A job whose queries end as told, and what it says of each; after the last one it is told to stop."""
+    halted: list[str] = []
+    made = DeliverJob(spark, SETTINGS, on_halt=halted.append)  # type: ignore[arg-type]
+
+    def live() -> None:
+        error = lives.pop(0)
+        if not lives:
+            made.stop()
+        raise error
+
+    monkeypatch.setattr(made, "_run_once", live)
+    return made, halted
+
+
+GONE: dict[str, Callable[[], Exception]] = {
+    "refused": lambda: ConnectionRefusedError(111, "Connection refused"),
+    "py4j": lambda: Py4JNetworkError("Answer from Java side is empty"),
+}
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_a_jvm_that_was_killed_ends_the_job_and_its_signal_is_named(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    process.send_signal(signal.SIGKILL)
+    made, halted = job(Spark(process), [GONE[how](), GONE[how]()], monkeypatch)
+    with pytest.raises(SparkEnded, match=rf"pid {process.pid}\) ended by signal 9"):
+        made.run()
+    assert halted == []
+
+
+def test_a_context_that_was_stopped_ends_the_job_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = job(Spark(None, stopped=True), [TidingsError("the query was ended")], monkeypatch)
+    with pytest.raises(SparkEnded, match="was stopped"):
+        made.run()
+
+
+def test_a_query_that_failed_under_a_living_spark_is_tried_again_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, halted = job(Spark(None), [TidingsError("a worker could not read")], monkeypatch)
+    made.run()
+    assert halted == ["a worker could not read"]
+    assert made.tally.last_error == "a worker could not read"
