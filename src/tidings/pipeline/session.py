@@ -14,6 +14,7 @@ server asks for no token. On a cluster that Tidings did not start the operator s
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 #: a socket's path has at most 107 bytes, and Spark adds 42
 LONGEST_SOCKET_FOLDER = 64
+SHORT = Path("/tmp")  # noqa: S108  only for folders of mode 0700 below it
 _LOCAL = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
 PACKAGES = ("pyspark", "pyarrow", "deltalake")
 REMEDY = "`pip install 'tidings[spark]'`"
@@ -206,8 +208,10 @@ def stop_session(session: SparkSession, patience: float = 10.0) -> None:
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
+    sockets = session.sparkContext._conf.get("spark.python.unix.domain.socket.dir", None) or "/nonexistent"
     with suppress(Exception):  # a JVM that is gone already, or does not answer: it is ended below
         session.stop()
+    shutil.rmtree(sockets, ignore_errors=True)
     process = getattr(gateway, "proc", None)
     if process is None:
         return
@@ -266,13 +270,22 @@ def unguarded(session: SparkSession) -> str | None:
 
 
 def _socket_folder(work: Path) -> Path:
-    """A private folder for sockets, empty. The kernel takes no long path for one."""
+    """A private folder for sockets, empty. The kernel takes no long path for one, so that of a long one is in `/tmp`.
+
+    There it has the same name at each start, so that one which was killed leaves nothing that piles up. A folder of
+    that name that is not ours is left alone.
+    """
     folder = work / "s"
-    if len(str(folder)) <= LONGEST_SOCKET_FOLDER:
+    if len(str(folder)) > LONGEST_SOCKET_FOLDER:
+        name = hashlib.sha256(str(work.absolute()).encode()).hexdigest()[:12]
+        folder = SHORT / f"tidings-{os.getuid()}-{name}"
+    if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
         shutil.rmtree(folder, ignore_errors=True)
+    try:
         folder.mkdir(mode=0o700)
-        return folder
-    return Path(tempfile.mkdtemp(prefix="tidings-", dir="/tmp"))
+    except FileExistsError:
+        return Path(tempfile.mkdtemp(prefix="tidings-", dir=SHORT))
+    return folder
 
 
 def _logging(log: Path) -> str:
