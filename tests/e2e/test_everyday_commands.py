@@ -57,6 +57,9 @@ def test_a_direct_message_answers_another_one(running: Terminal) -> None:
     (heard,) = running.run("inbox", "--json", "--wait", "10", "-n", "1").stdout.splitlines()
     assert json.loads(heard)["reply_to"] == first
     assert running.run("dm", "me", "x", "--reply-to", "that one").returncode == 2
+    told = running.run("trace", first).stdout
+    assert "direct message from me to rae, sequence " in told
+    assert not set("{[']}") & set(told), "words, not Python"
 
 
 def test_a_channel_that_is_removed_has_no_settings_and_is_listed_no_more(running: Terminal) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tidings.broker.streams import set_gate
 from tidings.endpoint import channels, seen
 from tidings.endpoint.endpoint import JOINS_AT_ONCE
 from tidings.endpoint.supervision import Supervision
-from tidings.errors import DeniedError, LogFull, StewardUnreachable, TooLarge
+from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import gate
 from tidings.testing.history import History
@@ -530,3 +531,40 @@ async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfac
         assert await texts(bob, 1) == ["new"]
         await eventually(lambda: bob._channels.memberships["team.>"].is_whole)
         assert len(bob.inbox) == 0
+
+
+async def test_mistakes_of_a_program_are_refused_with_a_sentence_before_anything_is_sent(pair: RealSpace) -> None:
+    with pytest.raises(UsageError, match="channels is a list, not one str: write \\['general'\\]"):
+        connect(pair, "ada", channels="general")
+    async with connect(pair, "ada") as ada:
+        mistakes: list[tuple[str, dict[str, Any]]] = [
+            ("a str, not bytes: decode it", {"text": b"hello"}),
+            ("a str, not int", {"text": 42}),
+            ("nothing to say", {"text": ""}),
+            ("nothing to say", {}),
+            ("mentions is a list, not one str", {"text": "hello", "mentions": "bob"}),
+            ("parts is a list, not one bytes", {"text": "hello", "parts": b"more"}),
+        ]
+        for words, fields in mistakes:
+            with pytest.raises(UsageError, match=words):
+                await ada.send("general", **fields)
+        for ways in (ada.dm, ada.ask):
+            with pytest.raises(UsageError, match="a str, not bytes"):
+                await ways("bob", b"hello")  # type: ignore[arg-type]
+        assert await ada.history("general") == []
+        assert (await ada.send("#general", "", data={"a": 1})).seq
+
+
+async def test_whatever_is_asked_of_an_endpoint_that_is_closed_fails_at_once(pair: RealSpace) -> None:
+    async with connect(pair, "ada", channels=["general"]) as ada:
+        pass
+    async with asyncio.timeout(5):  # each would wait longer for a connection
+        acts: list[Callable[[], Awaitable[Any]]] = [
+            lambda: ada.send("general", "hello", timeout=60),
+            lambda: ada.dm(ada.id, "hello", timeout=60),
+            lambda: ada.history("general"),
+            lambda: ada.join("other"),
+        ]
+        for act in acts:
+            with pytest.raises(ConnectionLost, match="closed"):
+                await act()

@@ -767,3 +767,22 @@ async def test_ten_thousand_queued_messages_leave_in_the_order_of_their_lanes(pa
         for lane in range(lanes):
             found = await host.endpoint(sender).recall(f"lane{lane}", 0, limit=each)
             assert [m.text for m in found] == [f"{lane} {number}" for number in range(each)]
+
+
+async def test_what_is_sent_while_the_space_is_down_is_answered_at_once_and_so_is_what_waits_when_it_goes_down(
+    space: RealSpace,
+) -> None:
+    await space.add("ada")
+    async with host_in(space.home.home) as host:
+        scope = await adopt(host, space, "ada", knows=1)
+        await eventually(lambda: host.health()[0].state == "open")
+        await host.pause(scope.space_id, "so that it waits")
+        waiting = asyncio.create_task(host.send(scope, SendRequest(channel="general", text="one"), wait=300))
+        await eventually(lambda: host._waiting)
+        space.broker.stop()
+        async with asyncio.timeout(60):
+            assert (await waiting).stage == "stored"
+            await eventually(lambda: host.health()[0].state == "reconnecting")
+            sent = await host.send(scope, SendRequest(channel="general", text="two"), wait=300)
+        assert sent.stage == "stored"
+        space.broker.start()

@@ -13,6 +13,7 @@ from terminal import Screen
 from tidings.cli import error_page, output
 from tidings.cli.main import main
 from tidings.cli.output import age, size
+from tidings.cli.people import life_of
 from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
 
@@ -204,6 +205,42 @@ def test_commands_in_words_repeat_the_flags_that_lead_to_the_same_place(monkeypa
     ]
     for line in said[:3]:
         parse(line.removeprefix("next: "))
+
+
+def test_a_long_text_is_cut_on_a_terminal_only_and_the_command_that_shows_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = "word " * 1_000
+    assert output.cut(long, "tidings inbox --whole") == long, "a pipe gets everything"
+    monkeypatch.setattr(sys, "stdout", Screen())
+    shown = output.cut(long, "tidings inbox --whole")
+    assert len(shown) < 2_100
+    assert shown.endswith("…\n[5,000 characters in all: tidings inbox --whole]")
+    assert output.cut("\n" * 10 + "x\n" * 100, "tidings inbox --whole").count("\n") == output.LINES
+    assert output.cut("short\n", "tidings inbox --whole") == "short\n"
+    output.show_whole(True)
+    try:
+        assert output.cut(long, "tidings inbox --whole") == long
+    finally:
+        output.forget_flags()
+
+
+def test_the_life_of_a_message_is_told_in_words_with_names() -> None:
+    ada, bob = "U" + "A" * 55, "U" + "B" * 55
+    stored = {"stream": "DM_main", "seq": 7, "time_ns": 1_800_000_000 * 10**9, "kind": "dm", "sender": ada, "to": bob}
+    stages = {"read": "2027-01-15T08:00:02.000+00:00", "confirmed": "2027-01-15T08:00:00.000+00:00"}
+    letter = {"kind": "dm", "sender": ada, "to": bob, "seq": 7, "stage": "read", "stages": stages}
+    task = {"kind": "task", "sender": ada, "to": "reviewer", "seq": 9, "stage": "read", "stages": {}, "state": "dead"}
+    task |= {"worker": bob, "attempt": 5, "cause": "failed", "reasons": ["attempt 5: no"], "void": ["a reason"]}
+    lines = life_of({"id": "x", "stored": [stored], "receipts": [letter, task], "names": {ada: "ada", bob: "bob"}})
+    assert lines[0].startswith("direct message from ada to bob, sequence 7, 2027-01-1")
+    assert lines[1] == "direct message to bob is read"
+    assert [line.split()[0] for line in lines[2:4]] == ["confirmed", "read"], "in the order of time"
+    assert lines[4:] == [
+        "task to the role reviewer is dead by bob, attempt 5 (failed)",
+        "  attempt 5: no",
+        "  void: a reason",
+    ]
 
 
 def test_sizes_and_ages_are_short() -> None:

@@ -53,6 +53,13 @@ def opened(prepared: Prepared) -> Received:
     return received
 
 
+def test_nothing_at_all_is_not_sent() -> None:
+    for nothing in ("", " \n"):
+        with pytest.raises(UsageError, match="nothing to say"):
+            composed(channel="general", text=nothing)
+    assert composed(channel="general", text="", data=0).message.text == ""
+
+
 def test_a_message_to_a_channel_is_what_its_readers_will_verify() -> None:
     made = composed(channel="general", text="hello", mentions=["bob", "carol", KEYS["bob"].id], priority="now")
     received = opened(made.prepared)

@@ -16,7 +16,7 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, place
-from tidings.cli.talk import printable, writer
+from tidings.cli.talk import WholeOption, printable, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
 from tidings.errors import HostRuns, HostUnreachable, UnreachableError, UsageError
 from tidings.wire.names import unmarked
@@ -51,6 +51,7 @@ def inbox(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 2.0,
     count: CountOption = 50,
+    whole: WholeOption = False,
     direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -76,6 +77,7 @@ def inbox(
     if context.invoked_subcommand is not None:
         return
     where = place(space, home, acting_as)
+    output.show_whole(whole)
     if count < 1:
         raise UsageError("--count must be at least 1")
     session = session_if_any(where, direct=direct, receive=True)
@@ -194,7 +196,7 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
 
 
 def _source(where: Place) -> tuple[str, ...]:
-    where.home.read_info()
+    where.check()
     return ("home", str(where.home.home), where.home.name, where.agent)
 
 
@@ -246,7 +248,7 @@ def _show(message: Message, *, as_json: bool) -> None:
         sys.stdout.flush()
         return
     # further lines are set in, so that nobody's text can pass for a message of somebody else
-    words = printable(message["text"]).replace("\n", "\n    ")
+    words = printable(output.cut(message["text"], "tidings inbox --whole")).replace("\n", "\n    ")
     output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {writer(message['from'])}: {words}")
     sys.stdout.flush()
 

@@ -34,6 +34,25 @@ def remember_flags(**flags: str | None) -> None:
 
 def forget_flags() -> None:
     _given.clear()
+    show_whole(False)
+
+
+#: what a terminal shows of one text, unless `--whole` was said
+CHARACTERS, LINES = 2_000, 40
+_whole = False
+
+
+def show_whole(wanted: bool) -> None:
+    global _whole
+    _whole = wanted
+
+
+def cut(text: str, way: str) -> str:
+    """A text, or on a terminal the beginning of a long one, with the command that shows all of it."""
+    short = "\n".join(text[:CHARACTERS].splitlines()[:LINES])
+    if _whole or not sys.stdout.isatty() or len(short) >= len(text.rstrip("\n")):
+        return text
+    return f"{short}…\n[{len(text):,} characters in all: {as_typed(way)}]"
 
 
 def say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.host.client import Session
 
+KINDS = {"chat": "message", "dm": "direct message", "task": "task"}
+#: what `trace` says of a record and of a receipt in its first line; whatever else there is has a line of its own
+STORED = ("stream", "seq", "time_ns", "kind", "sender", "to")
+TOLD = ("kind", "sender", "to", "seq", "stage", "stages", "state", "cause", "worker", "attempt", "reasons")
 STATUSES = ("idle", "working", "waiting")
 
 
@@ -240,7 +245,37 @@ def trace(
     if not is_known:
         output.say(f"nothing is known of {message}: it is not a message {where.agent} sent or was sent, or it is gone")
         return
-    output.table(
-        ("what", "value"), [(key, printable(str(value))) for key, value in facts.items()], empty="nothing is known"
-    )
+    for line in life_of(facts):
+        output.line(printable(line))
     output.hint("tidings inbox")
+
+
+def life_of(facts: dict[str, Any]) -> list[str]:
+    """What is known of a message, a line for each thing that happened to it."""
+    names = facts.get("names", {})
+
+    def who(agent: str | None) -> str:
+        return str(names.get(agent) or f"{(agent or '?')[:10]}…")
+
+    lines = []
+    for each in facts["stored"]:
+        to = {"chat": f"#{each['to']}", "task": f"the role {each['to']}"}.get(each["kind"]) or who(each["to"])
+        when = datetime.fromtimestamp(each["time_ns"] / 1e9).astimezone()
+        lines.append(f"{KINDS[each['kind']]} from {who(each['sender'])} to {to}, sequence {each['seq']}, {when:%F %T}")
+        lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in STORED and value]
+    for each in facts["receipts"]:
+        to = f"the role {each['to']}" if each["kind"] == "task" and "to" in each else who(each.get("to"))
+        state = each.get("state") or each["stage"]
+        by = f" by {who(each['worker'])}" if each.get("worker") else ""
+        tries = f", attempt {each['attempt']}" if each.get("attempt") else ""
+        why = f" ({each['cause']})" if each.get("cause") else ""
+        lines.append(f"{KINDS[each['kind']]} to {to} is {state}{by}{tries}{why}")
+        stages = sorted(each.get("stages", {}).items(), key=lambda stage: stage[1])
+        lines += [f"  {stage} {datetime.fromisoformat(when).astimezone():%F %T}" for stage, when in stages]
+        lines += [f"  {reason}" for reason in each.get("reasons", ())]
+        lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in TOLD and value]
+    return lines
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

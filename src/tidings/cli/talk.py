@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Message = dict[str, Any]
+WholeOption = Annotated[bool, typer.Option("--whole", help="Do not cut long texts on a terminal.")]
 ReplyOption = Annotated[str | None, typer.Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
 #: messages that the host tells of at a time
 HISTORY_PAGE = 200
@@ -235,6 +236,7 @@ def history(
         str | None,
         typer.Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN"),
     ] = None,
+    whole: WholeOption = False,
     direct: DirectOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -252,6 +254,7 @@ def history(
       tidings history general -n 200 --before 1000 --json
     """
     where = place(space, home, acting_as)
+    output.show_whole(whole)
     oldest = moment("--since", since) if since is not None else None
     count = (20 if oldest is None else SINCE_COUNT) if count is None else count
     if count < 1:
@@ -301,6 +304,7 @@ def tail(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
     count: Annotated[int | None, typer.Option("--count", help="Stop after this many messages.")] = None,
+    whole: WholeOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -318,6 +322,7 @@ def tail(
       tidings tail --all --json
     """
     where = place(space, home, acting_as)
+    output.show_whole(whole)
     if bool(channels) == everything:
         raise UsageError("name the channels to watch, or --all for everything you may read; one of the two")
 
@@ -393,7 +398,9 @@ def show_heard(message: Message, *, as_json: bool) -> None:
     when = datetime.fromisoformat(message["time"]).astimezone()
     place_name = f"#{message['channel']}" if message["channel"] else "direct"
     # further lines are set in, so that nobody's text can pass for a message of somebody else
-    words = printable(message["text"]).replace("\n", "\n    ")
+    way = f"tidings history {message['channel']} --before {message['seq'] + 1} -n 1 --whole"
+    text = output.cut(message["text"], way) if message["channel"] else message["text"]
+    words = printable(text).replace("\n", "\n    ")
     output.line(f"{when:%H:%M:%S} {place_name} {writer(message['from'])}: {words}")
     sys.stdout.flush()
 

@@ -56,7 +56,7 @@ from tidings.errors import (
 )
 from tidings.space.control import collect
 from tidings.wire import message as wire
-from tidings.wire.message import Mention, Message, Part, Sender
+from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
 from tidings.wire.names import check_channel, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 
@@ -100,6 +100,7 @@ class Endpoint:
         presence: bool = True,
         beat: float | None = None,
     ) -> None:
+        check_list(channels, "channels", "'general'")
         self._retry = retry or Retry()
         self._attends, self._beat_every = presence, beat
         self._find_identity = identity
@@ -390,6 +391,7 @@ class Endpoint:
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
         channel = unmarked(channel)
+        check_said(text, parts, mentions, more=data is not None)
         mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
@@ -431,6 +433,7 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
+        check_said(text, parts, more=data is not None)
         target = await peer_id(self, to)
         composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
         stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
@@ -524,6 +527,7 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> TaskTicket:
         """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+        check_said(text, parts, mentions, more=data is not None)
         more = (*parts, *task_terms(deadline))
         fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
         return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)

@@ -119,6 +119,6 @@ class History:
                 self.on_stamp(answer.get("stamp"))
                 return answer
             except (ConnectionLost, ConflictError):  # the latter: another program of this agent reads too
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self.link.state == "stopped":
                     raise
                 await asyncio.sleep(0.05)

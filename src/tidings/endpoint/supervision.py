@@ -72,6 +72,7 @@ class Supervision:
     async def stop(self) -> None:
         self._stopping = True
         self._set("stopped")
+        self._ready.set()  # whoever waits for a connection hears now that none comes
         self._lost.set()
         self._hurry.set()
         await end_tasks([self._task])
@@ -197,6 +198,8 @@ class Supervision:
 
     @property
     def connection(self) -> Connection:
+        if self.state == "stopped":
+            raise ConnectionLost(f"this endpoint of {self.identity.name} is closed: open another one")
         if self._connection is None or self.state != "ready":
             raise Reconnecting(f"{self.identity.name} is {self.state}: wait for it, or try again")
         return self._connection

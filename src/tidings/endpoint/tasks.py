@@ -42,7 +42,7 @@ from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
-from tidings.wire.message import Message, Sender
+from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
 
 if TYPE_CHECKING:
@@ -368,6 +368,7 @@ class Tasks:
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
         if text is None and data is None:
             text = ""
+        check_said(text, more=True)
         composed = self._compose(text, data, (), reply_to=job.message.id)
         payload = wire.encode(composed)
         if len(payload) > MAX_RESULT:

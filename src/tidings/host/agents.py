@@ -100,6 +100,11 @@ class AgentSession:
         return self._endpoint is not None and self._endpoint.state == "ready"
 
     @property
+    def is_away(self) -> bool:
+        """Is it known that the space cannot be reached now? Not while the first connection is being made."""
+        return self.state == "reconnecting" or (self.state in ("waiting", "revoked") and self.error is not None)
+
+    @property
     def health(self) -> Health:
         last = self._newest_round_trip()
         age = None if last is None else max(0.0, time.monotonic() - last)

@@ -35,6 +35,7 @@ from tidings.host.proof import prove
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import connect, peer_uid, socket_path
 from tidings.wire.ids import new_id
+from tidings.wire.message import check_said
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ class Session:
     ) -> Sent:
         """Hand a message to the host, for exactly one of a channel, an agent or a role. It answers once it is on disk;
         `wait`: for so many seconds, that the space has it. Asked again under the same id it is the same message."""
+        check_said(text, parts, mentions, more=data is not None)
         chosen = id or new_id()
         fields: Json = {
             "channel": unmarked(channel) if channel is not None else None,

@@ -175,6 +175,7 @@ def in_ms(seconds: float) -> int:
 
 def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Message:
     extra = {} if request.data is None else {"data": request.data}
+    wire.check_said(request.text, request.parts, more=request.data is not None)
     try:
         return wire.compose(
             sender,

@@ -199,6 +199,7 @@ class _Agent:
     async def _on_state(self, state: SessionState) -> None:
         await self._insist(self._let_out if state in LEAVING else self._hold_back)
         self.wake_changed()
+        self.host.look_again()
 
     async def _let_out(self) -> None:
         await self.host.outbox.unblock(self.lane)
@@ -438,7 +439,7 @@ class Host:
         else:
             row, warnings = await self._accept(agent, composed), composed.warnings
         if wait > 0:
-            row = await self._moved_within(row, wait)
+            row = await self._moved_within(agent, row, wait)
             warnings = (*warnings, *await self._unheard(agent, request, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
         return Sent(row.id, row.row, row.state, stage, row.seq, (*warnings, *self._why_it_waits(agent, row)))
@@ -529,15 +530,15 @@ class Host:
             )
         return found or ["it leaves in a moment"]
 
-    async def _moved_within(self, row: OutboxRow, seconds: float) -> OutboxRow:
-        """The row once it is confirmed or has ended, or as it is when the time is over."""
+    async def _moved_within(self, agent: _Agent, row: OutboxRow, seconds: float) -> OutboxRow:
+        """The row once it is confirmed or has ended, or as it is when the time is over or its space is gone."""
         moved = asyncio.Event()
         self._waiting.setdefault(row.row, []).append(moved)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     while (row := await self.outbox.show(row.row)).state in ("pending", "inflight"):
-                        if self._hurried:
+                        if self._hurried or agent.session.is_away:
                             break
                         await moved.wait()
                         moved.clear()
@@ -550,6 +551,10 @@ class Host:
     def answer_now(self) -> None:
         """Whoever waits for a confirmation is told how far it is: what is stored is stored, and the host stops."""
         self._hurried = True
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Whoever waits for a confirmation looks whether there is still something to wait for."""
         for events in self._waiting.values():
             for event in events:
                 event.set()

@@ -18,11 +18,12 @@ from tidings.errors import ConflictError
 from tidings.steward.receipt_services import message_id
 from tidings.steward.receipts import RANK
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
+from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.steward.task_rules import Settled, TaskState
 from tidings.steward.voids import claimed_id, refusal_of
 from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.ids import id_time_ms
+from tidings.wire.names import is_agent_id
 from tidings.wire.subjects import Chat, Direct, Task
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ async def trace(steward: Steward, request: Request) -> Answer:
             if line is not None:
                 stored[stream, record.seq] = {"stream": stream, **line}
     told += await _tasks(steward, caller, mid, [line for line in stored.values() if line["kind"] == "task"])
-    return {"id": mid, "stored": list(stored.values()), "receipts": told}
+    ids = {line.get(key) for line in (*stored.values(), *told) for key in ("sender", "to", "worker")}
+    names = {each: name for each in ids if each and is_agent_id(each) and (name := name_of(steward, each))}
+    return {"id": mid, "stored": list(stored.values()), "receipts": told, "names": names}
 
 
 async def _tasks(steward: Steward, caller: str, mid: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

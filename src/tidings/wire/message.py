@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tidings.errors import MalformedMessage, TooLarge
+from tidings.errors import MalformedMessage, TooLarge, UsageError
 from tidings.wire import strict_json
 from tidings.wire.ids import ID_PATTERN, new_id
 
@@ -144,6 +144,25 @@ def _now() -> str:
 @lru_cache(maxsize=2)
 def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def check_said(text: object, parts: object = (), mentions: object = (), *, more: bool = False) -> None:
+    """UsageError for what a program hands over by mistake: bytes, nothing at all, one string where several belong."""
+    if text is not None and not isinstance(text, str):
+        advice = (
+            "decode it, or send a reference to it" if isinstance(text, bytes | bytearray | memoryview) else "use str()"
+        )
+        raise UsageError(f"the text of a message is a str, not {type(text).__name__}: {advice}")
+    check_list(parts, "parts", "TextPart('...')")
+    check_list(mentions, "mentions", "'bob'")
+    if not (more or parts or (text and text.strip())):
+        raise UsageError("there is nothing to say: the text is empty, and there is neither data nor a part")
+
+
+def check_list(given: object, what: str, such_as: str) -> None:
+    """A string is a list of its letters, and never meant so."""
+    if isinstance(given, str | bytes):
+        raise UsageError(f"{what} is a list, not one {type(given).__name__}: write [{such_as}]")
 
 
 def compose(
