@@ -232,7 +232,9 @@ def test_the_life_of_a_message_is_told_in_words_with_names() -> None:
     letter = {"kind": "dm", "sender": ada, "to": bob, "seq": 7, "stage": "read", "stages": stages}
     task = {"kind": "task", "sender": ada, "to": "reviewer", "seq": 9, "stage": "read", "stages": {}, "state": "dead"}
     task |= {"worker": bob, "attempt": 5, "cause": "failed", "reasons": ["attempt 5: no"], "void": ["a reason"]}
-    lines = life_of({"id": "x", "stored": [stored], "receipts": [letter, task], "names": {ada: "ada", bob: "bob"}})
+    void = {"kind": "chat", "sender": ada, "to": "general", "seq": 3, "stage": "void", "stages": {}, "why": "a header"}
+    told = [letter, task, void]
+    lines = life_of({"id": "x", "stored": [stored], "receipts": told, "names": {ada: "ada", bob: "bob"}})
     assert lines[0].startswith("direct message from ada to bob, sequence 7, 2027-01-1")
     assert lines[1] == "direct message to bob is read"
     assert [line.split()[0] for line in lines[2:4]] == ["confirmed", "read"], "in the order of time"
@@ -240,6 +242,8 @@ def test_the_life_of_a_message_is_told_in_words_with_names() -> None:
         "task to the role reviewer is dead by bob, attempt 5 (failed)",
         "  attempt 5: no",
         "  void: a reason",
+        "message to #general is void",
+        "  why: a header",
     ]
 
 

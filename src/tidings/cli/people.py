@@ -257,19 +257,22 @@ def life_of(facts: dict[str, Any]) -> list[str]:
     def who(agent: str | None) -> str:
         return str(names.get(agent) or f"{(agent or '?')[:10]}…")
 
+    def destination(line: dict[str, Any]) -> str:
+        to = line.get("to")
+        return {"chat": f"#{to}", "task": f"the role {to}"}.get(line["kind"]) or who(to)
+
     lines = []
     for each in facts["stored"]:
-        to = {"chat": f"#{each['to']}", "task": f"the role {each['to']}"}.get(each["kind"]) or who(each["to"])
         when = datetime.fromtimestamp(each["time_ns"] / 1e9).astimezone()
-        lines.append(f"{KINDS[each['kind']]} from {who(each['sender'])} to {to}, sequence {each['seq']}, {when:%F %T}")
+        what = f"{KINDS.get(each['kind'], each['kind'])} from {who(each['sender'])} to {destination(each)}"
+        lines.append(f"{what}, sequence {each['seq']}, {when:%F %T}")
         lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in STORED and value]
     for each in facts["receipts"]:
-        to = f"the role {each['to']}" if each["kind"] == "task" and "to" in each else who(each.get("to"))
         state = each.get("state") or each["stage"]
         by = f" by {who(each['worker'])}" if each.get("worker") else ""
         tries = f", attempt {each['attempt']}" if each.get("attempt") else ""
         why = f" ({each['cause']})" if each.get("cause") else ""
-        lines.append(f"{KINDS[each['kind']]} to {to} is {state}{by}{tries}{why}")
+        lines.append(f"{KINDS.get(each['kind'], each['kind'])} to {destination(each)} is {state}{by}{tries}{why}")
         stages = sorted(each.get("stages", {}).items(), key=lambda stage: stage[1])
         lines += [f"  {stage} {datetime.fromisoformat(when).astimezone():%F %T}" for stage, when in stages]
         lines += [f"  {reason}" for reason in each.get("reasons", ())]
