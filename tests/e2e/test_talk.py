@@ -17,7 +17,7 @@ def test_channels_are_joined_spoken_in_watched_read_and_left(terminal: Terminal)
 
     joined = json.loads(terminal.run("join", "general", "--json").stdout)
     assert (joined["state"], joined["durable"]) == ("opened", False)
-    assert "backstop is not running" in joined["reason"]
+    assert "durable delivery is not running" in joined["reason"]
     sent = json.loads(terminal.run("send", "general", "hello", "--as", "ada", "--json").stdout)
     assert sent["stage"] == "confirmed"
     assert sent["seq"] > joined["seq"]

@@ -75,7 +75,7 @@ async def test_a_joiner_who_asks_is_shown_what_was_said_before_and_told_that_it_
             await ada.send("general", f"old {number}")
         joined = await bob.join("general", backfill=100)
         assert (joined.state, joined.backfilled, joined.durable) == ("opened", 5, False)
-        assert "backstop is not running" in joined.reason
+        assert "durable delivery is not running" in joined.reason
         await ada.send("general", "new")
         received = [await bob.next_message(10) for _ in range(6)]
     assert [(m.text, m.historical) for m in received] == [*((f"old {n}", True) for n in range(5)), ("new", False)]
