@@ -1,4 +1,4 @@
-"""A host's database on a disk of one megabyte, mounted by this process in a mount namespace of its own.
+"""A host's database on a disk of a little more than one megabyte, mounted by this process in a mount namespace of its own.
 
     unshare --mount --map-root-user python small_disk_child.py full|read-only DIRECTORY
 
@@ -22,7 +22,7 @@ from tidings.host import outbox_views as views
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 
-SIZE, BALLAST, MESSAGE = 1_048_576, 300_000, 20_000
+SIZE, BALLAST, MESSAGE = 1_310_720, 300_000, 20_000
 UNTIL_FULL = 200
 
 

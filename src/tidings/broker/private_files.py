@@ -136,16 +136,13 @@ def locked(path: Path, purpose: str, *, wait: float = 0.0) -> Iterator[IO[str]]:
                 if time.monotonic() >= deadline:
                     raise SpaceBusy(f"{purpose}: held by {lock_holder(path) or 'another process'}") from None
                 time.sleep(0.02)
-        _say_holder(file, f"pid {os.getpid()} ({purpose})\n")
+        try:  # past the file's own buffer, which would try again when it is closed
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"pid {os.getpid()} ({purpose})\n".encode())
+        except OSError as error:
+            raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
         yield file
-        _say_holder(file, "")
-
-
-def _say_holder(file: IO[str], words: str) -> None:
-    """Who holds it is for people; a full disk must not keep anybody from locking."""
-    with suppress(OSError):
         os.ftruncate(file.fileno(), 0)
-        os.write(file.fileno(), words.encode())
 
 
 def lock_holder(path: Path) -> str | None:
