@@ -17,6 +17,7 @@ from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
+from tidings.space.agents import LIVE, Ledger
 from tidings.steward import task_services
 from tidings.steward.receipts import Receipts
 from tidings.steward.service import Steward
@@ -71,12 +72,17 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
             "files": [path.name for path in space.home.root.rglob("probe-*")],
             "active": [owner for owner in space.steward.table.owners() if space.steward.active_access(owner)],
             "members": space.steward.table.as_of(space.steward.position).members,
+            "agents": [row.name for row in Ledger(space.home.issued).rows() if row.state in LIVE],
         }
         async with space.core() as js:
             s = space.subjects
             for stream in (s.direct_stream, s.task_stream, s.delivery_stream):
                 state = (await js.info(stream))["state"]
                 left[stream] = (state["messages"], state["consumer_count"])
+        await space.add("ada", read=[">"])
+        async with space.agent("ada") as ada:
+            left["channels"] = (await ada.control.call("channel", "list"))["channels"]
+            left["dead"] = (await ada.control.call("health", "ping")).get("tasks", {}).get("dead", 0)
         return report, left
 
 
@@ -92,13 +98,18 @@ def _result(report: Report, name: str) -> ProbeResult:
     return next(result for result in report.results if result.name == name)
 
 
-def test_the_suite_leaves_no_agent_credential_membership_or_mail_behind(tried: tuple[Report, dict[str, Any]]) -> None:
+def test_the_suite_leaves_no_agent_channel_credential_membership_or_mail_behind(
+    tried: tuple[Report, dict[str, Any]],
+) -> None:
     report, left = tried
     assert report.cleanup == []
     assert left == {
         "files": [],
         "active": [],
         "members": {},
+        "agents": [],
+        "channels": [],
+        "dead": 0,
         "DM_main": (0, 0),
         "TASK_main": (0, 0),
         "DLV_main": (0, 0),

@@ -1,7 +1,8 @@
 """The stage of the suite: two throw-away agents, a channel of their own, and a view from inside.
 
-`probe-mal` attacks, `probe-vic` is attacked. Both are provisioned like any agent and revoked at the end; what they
-wrote into the log stays there, on channels named `probe.<random>`, because a hole in the log would be a fault.
+`probe-mal` attacks, `probe-vic` is attacked. Both are provisioned like any agent and revoked at the end, and their
+channels, named `probe.<random>`, are listed no more; what they wrote into the log stays there, because a hole in the
+log would be a fault.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ async def set_stage(home: SpaceHome, cleanup: list[str], *, deep: bool) -> Async
             await _prepare_victim(stage)
             yield stage
             await _clear_tasks(stage, cleanup)
+            await _clear_channels(stage, cleanup)
     finally:
         cleanup += await _revoke(home)
 
@@ -211,7 +213,9 @@ async def _prepare_victim(stage: Stage) -> None:
     await vic.control.call("member", "join", pattern=stage.secret)
     await vic.control.call("channel", "set", channel=stage.secret, description="probe")
     stage.frame = await stage.js.publish(s.delivery(vic.id), b"frame for the victim")
-    stage.direct = await stage.js.publish(s.direct(vic.id, vic.id), b"direct for the victim")
+    payload = wire_message.compose(wire_message.Sender(vic.id, "probe"), text="direct for the victim").raw
+    signature = signing.sign(vic.key, stage.info.id, "dm", vic.id, payload)  # a void one would be told to its sender
+    stage.direct = await stage.js.publish(s.direct(vic.id, vic.id), payload, {signing.SIGNATURE_HEADER: signature})
 
     async def hear(message: Any) -> None:
         stage.heard.append(message)
@@ -221,6 +225,16 @@ async def _prepare_victim(stage: Stage) -> None:
     for mailbox in stage.watch.mailboxes(vic.id):
         await vic.pull(mailbox)
     await vic.connection.flush()
+
+
+async def _clear_channels(stage: Stage, cleanup: list[str]) -> None:
+    """Nobody is in them once the agents are revoked; without settings nobody is shown them."""
+    nothing: dict[str, Any] = {"listed": False, "class": None, "description": ""}
+    try:
+        for row in (await stage.vic.control.call("channel", "list"))["channels"]:
+            await stage.vic.control.call("channel", "set", channel=row["channel"], **nothing)
+    except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next
+        cleanup.append(f"channels of the probes remain: {error}")
 
 
 async def _clear_tasks(stage: Stage, cleanup: list[str]) -> None:
