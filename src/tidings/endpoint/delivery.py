@@ -88,6 +88,11 @@ class DurableCopies:
         self.caught_up = 0
         #: where the last frame with messages lay
         self._last: tuple[int, int] | None = None
+        #: (series, first, last) of frames that were skipped and may still come
+        self._skipped: set[tuple[str, int, int]] = set()
+        #: frames that a session before this one had in hand and did not settle, until they come or would have come
+        self._abroad = 0
+        self._abroad_until = 0.0
         self._told: set[Lost] = set()
         self._batches: set[Batch] = set()
         self._arrived: asyncio.Queue[tuple[Unsettled, Frame, int]] = asyncio.Queue()
@@ -102,6 +107,7 @@ class DurableCopies:
         self.begun = True
         self.endpoint.seen.on_settled = self._on_settled
         self.channels.memberships.frames_through = lambda: self.caught_up
+        self.channels.memberships.older_frames = self.are_older_awaited
         self._start(self._offer_arrived())
         self._start(self.held.keep_in_progress())
         self.link.on_session(self._on_session)
@@ -149,6 +155,16 @@ class DurableCopies:
         inbox = self.endpoint.inbox
         await inbox.wait_for_room(min(inbox.size, MAX_FRAME_MESSAGES))
 
+    def expect(self, count: int) -> None:
+        """A session before this one died with so many frames in hand: the broker brings them after its patience."""
+        self._abroad = count
+        self._abroad_until = asyncio.get_running_loop().time() + GAP_PATIENCE
+
+    def are_older_awaited(self) -> bool:
+        """May frames still come that are older than those that came?"""
+        self._skipped = {each for each in self._skipped if self.numbers.missing(*each) is not None}
+        return bool(self._skipped) or (self._abroad > 0 and asyncio.get_running_loop().time() < self._abroad_until)
+
     def _is_awaited(self) -> bool:
         """Does a membership that was not read from the log wait for what frames bring, and is it being made?"""
         wanted = max((each.left_to_frames for each in self.channels.memberships.values()), default=0)
@@ -160,6 +176,8 @@ class DurableCopies:
             self.held.come_again(held, delivery)
             return
         held = self.held[delivery.seq] = Unsettled(delivery)
+        if delivery.count > 1:
+            self._abroad = max(0, self._abroad - 1)
         try:
             frame = decode_frame(data)
             if frame.owner != self.identity.id:
@@ -231,7 +249,8 @@ class DurableCopies:
     async def _offer(self, record: LiveRecord, batch: Batch, *, again: bool = False) -> None:
         redelivered = again or self.channels.is_forgotten(record)
         inbox = self.endpoint.inbox
-        while not self.channels.surfacing.offer_durable(record, redelivered=redelivered):
+        ahead = self.are_older_awaited()
+        while not self.channels.surfacing.offer_durable(record, redelivered=redelivered, ahead=ahead):
             await inbox.wait_for_room()
             await asyncio.sleep(0 if inbox.room else REFUSED_PAUSE)  # closed and full: until we are closed too
         batch.note(record, is_held=self.endpoint.seen.is_held(record.identity))
@@ -260,6 +279,7 @@ class DurableCopies:
     def _check_number(self, frame: Frame) -> None:
         skipped = self.numbers.hear(frame.series, frame.number)
         if skipped is not None:
+            self._skipped.add((frame.series, *skipped))
             self._start(self._judge_gap(frame, skipped, self._last[0] if self._last else 1))
         sequences = [(block.first, block.last) for block in frame.blocks]
         if sequences:
@@ -273,6 +293,7 @@ class DurableCopies:
         """
         await asyncio.sleep(GAP_PATIENCE)
         missing = self.numbers.missing(frame.series, *skipped)
+        self._skipped.discard((frame.series, *skipped))
         if missing is None:
             return
         first, last = missing
@@ -378,6 +399,6 @@ class DurableCopies:
             await self._until_nobody_waits()
         await self.held.finish()
         self._closed = True
-        self.channels.memberships.frames_through = None
+        self.channels.memberships.frames_through = self.channels.memberships.older_frames = None
         await self.held.give_back()
         await end_tasks(self._tasks)

@@ -144,6 +144,7 @@ class Endpoint:
         )
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
         self.seen = Seen(self._state_path)
+        self.seen.save()  # an empty memory is one too: what comes after it is known to be new
         surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)
         self._history = History(self.link, self.opener)
         self._channels = Channels(
@@ -163,6 +164,7 @@ class Endpoint:
         self.returned = Returned(self, self._retry)
         self._direct = Direct(self)
         self._delivery = DurableCopies(self, self._channels, self._history)
+        self.session.on_taken = self._delivery.expect
         self._tasks = Tasks(self, self._compose)
         try:
             await self.link.start()
@@ -212,7 +214,7 @@ class Endpoint:
         await end_tasks(self._announcing)
         await self.names.close()
         await self.link.stop()
-        self.seen.save()
+        self.seen.close()
         self.inbox.close(asyncio.CancelledError())
 
     async def _save_now_and_then(self) -> None:
@@ -613,6 +615,10 @@ class Endpoint:
 
         incoming._settle, incoming._nak = settle, self.returned.take
         self.seen.hold(record.seq, record.identity)
+        if self.events.is_heard("message"):
+            self.seen.hand_out(record.channel, record.seq)
+        else:
+            incoming._on_taken = lambda: self.seen.hand_out(record.channel, record.seq)
         self.inbox.put(incoming)
         if incoming.is_named:
             self.events.emit("message", incoming)

@@ -78,6 +78,8 @@ class Incoming:
     #: what ends it when it became a dead letter; otherwise as with `keep`
     _buried: Settle | None = field(default=None, repr=False)
     _nak: Callable[[Incoming, float | None, str], Awaitable[None]] | None = field(default=None, repr=False)
+    #: called when the application takes it from the inbox
+    _on_taken: Callable[[], None] | None = field(default=None, repr=False)
     _settled: bool = field(default=False, repr=False)
     _returned: bool = field(default=False, repr=False)
 
@@ -201,6 +203,8 @@ class Inbox:
             if queue:
                 incoming = queue.popleft()
                 self._room.set()
+                if incoming._on_taken is not None:
+                    incoming._on_taken()
                 return incoming
         return None
 

@@ -141,6 +141,8 @@ class Memberships(dict[str, Membership]):
         super().__init__()
         #: have frames brought everything up to this sequence? None while nobody pulls them
         self.frames_through: Callable[[], int] | None = None
+        #: are frames known of that are older than those that came? None while nobody pulls them
+        self.older_frames: Callable[[], bool] | None = None
 
     def holds(self, membership: Membership) -> bool:
         """Is it still one of them? It may have been left, and joined anew."""
@@ -152,8 +154,12 @@ class Memberships(dict[str, Membership]):
 
     def is_ahead(self, membership: Membership) -> bool:
         """May older messages of this membership still be on their way?"""
-        if membership.unreadable:
-            return membership.confirmed
+        if membership.watching:
+            return False
+        if membership.joined is None or membership.unreadable:  # nobody could say yet what is missing
+            return True
+        if self.older_frames is not None and membership.cls == "durable" and self.older_frames():
+            return True
         if membership.left_to_frames and self.frames_through is not None:
             return self.frames_through() < membership.left_to_frames
         return False

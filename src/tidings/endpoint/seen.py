@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from tidings.broker.private_files import write_private
+from tidings.endpoint.journal import Journal
 from tidings.endpoint.log_marks import LogMarks
 from tidings.endpoint.sequences import Sequences
 from tidings.errors import ConfigError
@@ -60,7 +61,7 @@ class ChannelSeen:
     open: list[int] = field(default_factory=list)
     #: up to here the log itself was read; what came live after it may have holes that nobody knows of yet
     read: int = 0
-    #: the newest that was surfaced
+    #: the newest that was surfaced, by this process or one before it: what comes below it comes late
     newest: int = 0
     #: subject -> the sequence above which some of it is known to be missing
     missing: dict[str, int] = field(default_factory=dict)
@@ -74,8 +75,9 @@ class ChannelSeen:
     def position(self) -> Position:
         return Position(self.through, frozenset(self.beyond))
 
-    def surface(self, seq: int, *, contiguous: bool) -> None:
-        """`contiguous`: nothing of this channel lies between what was seen and this record."""
+    def surface(self, seq: int, *, contiguous: bool, shown: bool = True) -> None:
+        """`contiguous`: nothing of this channel lies between what was seen and this record. Not `shown`: it is known,
+        and the application does not get it."""
         if not contiguous:
             self.beyond.add(seq)
         elif seq > self.through:
@@ -83,7 +85,8 @@ class ChannelSeen:
             if self.beyond:
                 self.beyond = {each for each in self.beyond if each > seq}
         self.open.append(seq)
-        self.newest = max(self.newest, seq)
+        if shown:
+            self.newest = max(self.newest, seq)
 
     def surface_missed(self, seq: int) -> None:
         """A record inside a hole: `through` may be beyond it already, and stays where it is."""
@@ -152,6 +155,13 @@ class Seen:
         self._identities: OrderedDict[tuple[str, str], None] = OrderedDict()
         #: channel messages by identity: another epoch of the log has the same sequences for other messages
         self._unsettled: dict[Identity, int] = {}
+        #: what happened since the state file was written
+        self._journal = Journal(path)
+        #: log sequence -> channel of what was handed out and not settled: by a process before this one, and by this one
+        self._handed: dict[int, str] = {}
+        self._out: dict[int, str] = {}
+        #: channel -> the newest that a process before this one surfaced, for channels that are not known yet
+        self._newest: dict[str, int] = {}
         #: direct messages have sequences of their own, so they are held by identity
         self._unsettled_direct: set[Identity] = set()
         #: log sequences of every message that was surfaced here, on any path
@@ -165,12 +175,14 @@ class Seen:
         self._dirty = not self.remembers  # an empty memory is one too: whoever reads it knows that nothing was surfaced
         if path is not None and self.remembers:
             self._load(path)
+        self._load_journal()
 
     def _load(self, path: Path) -> None:
         try:
             found = json.loads(path.read_text())
-            known = {name: ChannelSeen(int(seq), read=int(seq)) for name, seq in found["channels"].items()}
-            self.channels = OrderedDict(known)
+            self._newest = {str(name): int(seq) for name, seq in found.get("newest", {}).items()}
+            known = {str(name): int(seq) for name, seq in found["channels"].items()}
+            self.channels = OrderedDict((name, self._recalled(name, seq)) for name, seq in known.items())
             self.epoch, self.forgotten = str(found.get("epoch", "")), int(found.get("forgotten", 0))
             self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
             self.known = Sequences(found.get("sequences", []))
@@ -179,11 +191,31 @@ class Seen:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
 
+    def _load_journal(self) -> None:
+        """What happened after the state file was written, until the process ended."""
+        handed, settled = self._journal.read()
+        for channel, seq in handed:
+            self._newest[channel] = max(seq, self._newest.get(channel, 0))
+            if channel in self.channels:
+                self.channels[channel].newest = max(seq, self.channels[channel].newest)
+        for _channel, seq in settled:
+            self.known.add(seq)
+        over = {each.seq for each in settled}
+        self._handed = {each.seq: each.channel for each in handed if each.seq not in over}
+        self._dirty = self._dirty or bool(settled)
+
+    def _recalled(self, name: str, through: int) -> ChannelSeen:
+        return ChannelSeen(through, read=through, newest=max(through, self._newest.get(name, 0)))
+
+    def was_handed(self, seq: int) -> bool:
+        """Did a process before this one hand it out, and not settle it?"""
+        return seq in self._handed
+
     def channel(self, name: str) -> ChannelSeen:
         known = self.channels.get(name)
         if known is None:
             through = 0 if name in self.pinned else self.forgotten
-            known = self.channels[name] = ChannelSeen(through, read=through, newest=through)
+            known = self.channels[name] = self._recalled(name, through)
             if len(self.channels) > CHANNELS_KEPT:
                 self._forget_a_channel()
         else:
@@ -217,6 +249,8 @@ class Seen:
         self.marks.rewind(agreed)
         self._dirty = True
         self.numbers.clear()
+        self._handed = {seq: channel for seq, channel in self._handed.items() if seq <= agreed}
+        self._newest = {name: min(seq, agreed) for name, seq in self._newest.items()}
         for seen in self.channels.values():
             seen.rewind(agreed)
 
@@ -236,9 +270,14 @@ class Seen:
         self._identities.pop(identity, None)
 
     def hold(self, seq: int, identity: Identity) -> None:
-        """Handed out, not settled: it must come again after a crash."""
+        """Surfaced, not settled: it must come again after a crash."""
         self._unsettled[identity] = seq
         self.known.add(seq)
+
+    def hand_out(self, channel: str, seq: int) -> None:
+        """The application has it now: if it comes again, that is said."""
+        self._out[seq] = channel
+        self._journal.note_handed(channel, seq)
 
     def is_held(self, identity: Identity) -> bool:
         """Was this channel message handed out, and not settled yet?"""
@@ -248,6 +287,9 @@ class Seen:
         self.channel(channel).settle(seq)
         self._dirty = True
         if self._unsettled.pop(identity, None) is not None:
+            self._handed.pop(seq, None)
+            self._out.pop(seq, None)
+            self._journal.note_settled(channel, seq)
             self.on_settled(identity)
 
     def note_frames(self, numbers: Mapping[str, int]) -> None:
@@ -273,9 +315,20 @@ class Seen:
             "forgotten": self.forgotten,
             "channels": channels,
             "identities": identities[-1_024:],
+            "newest": self._newest_unsettled(channels),
             "sequences": self.known.without(self._unsettled.values()),
             "frames": self.numbers,
             "marks": msgspec.to_builtins([*self.marks.own, *self.marks.stamps]),
         }
         write_private(self.path, json.dumps(kept))
+        self._journal.restart(self._handed | self._out)
         self._dirty = False
+
+    def _newest_unsettled(self, settled: Mapping[str, int]) -> dict[str, int]:
+        """Where something newer than what is settled throughout was surfaced."""
+        newest = self._newest | {name: seen.newest for name, seen in self.channels.items()}
+        return {name: seq for name, seq in newest.items() if seq > settled.get(name, 0)}
+
+    def close(self) -> None:
+        self.save()
+        self._journal.close()

@@ -28,6 +28,8 @@ class SessionLease:
         self.session = new_id()
         self.number: int | None = None
         self.superseded = asyncio.Event()
+        #: hear how many frames the session before this one had in hand and did not settle
+        self.on_taken: Callable[[int], None] | None = None
         self._report = report
         self._wanted = False
         self._lock = asyncio.Lock()
@@ -59,6 +61,8 @@ class SessionLease:
                 self._lose()
             else:
                 self.number = int(answer["number"])
+                if self.on_taken is not None and not held:
+                    self.on_taken(int(answer.get("unsettled", 0)))
 
     def _saw(self, row: Agent) -> None:
         """Our own row: does it name our session?"""

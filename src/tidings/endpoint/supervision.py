@@ -209,6 +209,9 @@ class Supervision:
         try:
             async with asyncio.timeout(within):
                 await self._ready.wait()
+                while self._connection is None or self.state != "ready":  # it went again before we were told
+                    await asyncio.sleep(0.01)
+                    await self._ready.wait()
         except TimeoutError:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
         return self.connection

@@ -50,7 +50,7 @@ class Surfacing:
         repeated = not own and not self.seen.first_time(record.identity)
         if not own and not repeated and not self._hand_over(record, **marks):
             return False
-        seen.surface(record.seq, contiguous=contiguous)
+        seen.surface(record.seq, contiguous=contiguous, shown=not own and not repeated)
         self._note(record)
         if repeated:
             self._refused["repeated"] += 1
@@ -62,14 +62,13 @@ class Surfacing:
         """A record that others of its channel have passed."""
         if not self.seen.first_time(record.identity):
             return True
-        seen = self.seen.channel(record.channel)
-        if not self._hand_over(record, historical=historical, late=record.seq < seen.newest):
+        if not self._hand_over(record, historical=historical):
             return False
-        seen.surface_missed(record.seq)
+        self.seen.channel(record.channel).surface_missed(record.seq)
         self._note(record)
         return True
 
-    def offer_durable(self, record: LiveRecord, *, redelivered: bool) -> bool:
+    def offer_durable(self, record: LiveRecord, *, redelivered: bool, ahead: bool = False) -> bool:
         """A durable copy. A copy in the application's hands stays the only one: whoever offers this one waits until
         that was settled."""
         if self.is_own(record) or record.seq in self.seen.known:
@@ -77,10 +76,9 @@ class Surfacing:
         if not self.seen.first_time(record.identity):
             self._refused["repeated"] += 1
             return True
-        seen = self.seen.channel(record.channel)
-        if not self._hand_over(record, late=record.seq < seen.newest, redelivered=redelivered, durable=True):
+        if not self._hand_over(record, redelivered=redelivered, durable=True, ahead=ahead):
             return False
-        seen.surface_durable(record.seq)
+        self.seen.channel(record.channel).surface_durable(record.seq)
         self._note(record)
         return True
 
@@ -88,8 +86,12 @@ class Surfacing:
         if record.mark:
             self.seen.marks.note(Stamp(record.seq, record.mark))
 
-    def _hand_over(self, record: LiveRecord, **marks: bool) -> bool:
-        if self._surface(record, **marks):
+    def _hand_over(self, record: LiveRecord, *, redelivered: bool = False, **marks: bool) -> bool:
+        """`late` if a newer one of its channel was surfaced before, `redelivered` if it was itself: by whichever
+        process, as far as it is remembered."""
+        late = record.seq < self.seen.channel(record.channel).newest
+        again = redelivered or self.seen.was_handed(record.seq)
+        if self._surface(record, late=late, redelivered=again, **marks):
             return True
         self.seen.forget(record.identity)
         return False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from nats.errors import Error as NatsError
 
+from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, UsageError
 from tidings.steward.attention import StandingAttention, get_attention, set_attention
 from tidings.steward.backstop import BackstopWatch
@@ -375,7 +376,19 @@ async def take_session(steward: Steward, request: Request) -> Answer:
     if not 8 <= len(session) <= 64 or (held is not None and not 0 < held <= now_ms + CLOCK_SLACK_MS):
         raise UsageError("session take needs `session` (8 to 64 characters) and, if one was held, its number as `held`")
     number, superseded = steward.roster.table.take(request.sender, session, held, now_ms)
-    return {"number": number, "superseded": superseded, "boot": steward.roster.boot}
+    unsettled = 0 if superseded or held is not None else await _unsettled(steward, request.sender)
+    return {"number": number, "superseded": superseded, "boot": steward.roster.boot, "unsettled": unsettled}
+
+
+async def _unsettled(steward: Steward, owner: str) -> int:
+    """Frames of this agent that a session had in hand and did not settle: the broker brings them after its patience."""
+    try:
+        info = await steward.js.api(f"CONSUMER.INFO.{steward.subjects.delivery_stream}.dlv_{owner}")
+    except ApiError as error:
+        if error.err_code != NO_CONSUMER:
+            raise
+        return 0
+    return int(info.get("num_ack_pending", 0))
 
 
 ROSTER_HANDLERS: dict[tuple[str, str], Handler] = {

@@ -1,0 +1,135 @@
+"""What a message says of itself, whatever copy came first and however often the program was killed: once, and true."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.endpoint.journal import Journal
+from tidings.endpoint.membership import Membership, Memberships
+from tidings.endpoint.seen import Seen
+from tidings.endpoint.surfacing import Surfacing
+
+CHANNELS = ("general", "team.a")
+ME = "me"
+
+
+class Program:
+    """Processes that follow each other over one state file, and what each message said when it was handed out."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        #: sequences in the order they were handed out, by every process, and what was settled
+        self.handed: list[int] = []
+        self.settled: set[int] = set()
+        self.wrong: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        self.seen = Seen(self.state)
+        self.hands: set[int] = set()
+        self.surfacing = Surfacing(ME, self.seen, Counter(), self._surface)
+
+    def _surface(self, record: Any, /, *, late: bool = False, redelivered: bool = False, **_marks: bool) -> bool:
+        earlier = [seq for seq in self.handed if seq % 2 == record.seq % 2]
+        if record.seq in self.settled:
+            self.wrong.append(f"{record.seq} was settled and comes again")
+        if redelivered != (record.seq in self.handed):
+            self.wrong.append(f"{record.seq} says redelivered={redelivered}, handed out were {self.handed}")
+        if late != any(seq > record.seq for seq in earlier):
+            self.wrong.append(f"{record.seq} says late={late}, handed out were {self.handed}")
+        self.handed.append(record.seq)
+        self.hands.add(record.seq)
+        self.seen.hold(record.seq, record.identity)
+        self.seen.hand_out(record.channel, record.seq)
+        return True
+
+    def offer(self, how: str, seq: int) -> None:
+        channel, identity = CHANNELS[seq % 2], ("ada", f"message {seq}")
+        record: Any = SimpleNamespace(
+            seq=seq, channel=channel, identity=identity, mark="", received=SimpleNamespace(sender="ada")
+        )
+        if how == "live":
+            self.surfacing.offer(record, contiguous=False)
+        elif how == "durable":
+            self.surfacing.offer_durable(record, redelivered=False)
+        elif seq not in self.seen.known:
+            self.surfacing.offer_missed(record, historical=False)
+
+    def settle(self, seq: int) -> None:
+        if seq in self.hands:
+            self.hands.discard(seq)
+            self.settled.add(seq)
+            self.seen.settle(CHANNELS[seq % 2], seq, ("ada", f"message {seq}"))
+
+    def killed(self) -> None:
+        self.seen._journal.close()  # what a kill does to its file
+        self.start()
+
+
+OFFERS = st.tuples(st.sampled_from(("live", "durable", "missed")), st.integers(1, 12))
+STEPS = st.one_of(
+    OFFERS,
+    st.tuples(st.just("settle"), st.integers(1, 12)),
+    st.tuples(st.sampled_from(("save", "killed")), st.just(0)),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_late_and_redelivered_are_true_through_any_order_of_copies_and_kills(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        program = Program(Path(folder) / "state")
+        program.seen.save()
+        for what, seq in steps:
+            if what == "settle":
+                program.settle(seq)
+            elif what == "save":
+                program.seen.save()
+            elif what == "killed":
+                program.killed()
+            else:
+                program.offer(what, seq)
+        program.seen.close()
+        assert program.wrong == []
+
+
+def test_a_journal_that_was_cut_off_in_a_line_gives_the_whole_lines(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    journal = Journal(state)
+    for seq in (7, 9):
+        journal.note_handed("general", seq)
+    journal.note_settled("general", 7)
+    journal.close()
+    beside = state.with_name("state.journal")
+    assert beside.stat().st_mode & 0o777 == 0o600
+    beside.write_bytes(beside.read_bytes() + b"+1\xff\n+12")
+    handed, settled = Journal(state).read()
+    assert [each.seq for each in handed] == [7, 9]
+    assert [each.seq for each in settled] == [7]
+
+
+def test_a_journal_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "nowhere" / "state")
+    journal.note_handed("general", 1)
+    journal.restart({1: "general"})
+    assert journal.read() == ([], [])
+
+
+def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
+    memberships = Memberships()
+    waiting, watched = Membership("general"), Membership("general", joined=0, watching=True)
+    assert memberships.is_ahead(waiting), "the steward has not answered: older ones may be owed"
+    assert not memberships.is_ahead(watched), "who only looks is owed nothing"
+    waiting.joined = 5
+    assert not memberships.is_ahead(waiting)
+    waiting.unreadable = True
+    assert memberships.is_ahead(waiting)
+    waiting.unreadable = False
+    memberships.older_frames = lambda: True
+    assert memberships.is_ahead(waiting), "frames that a dead session had in hand come later"
+    waiting.facts = {"class": "live"}
+    assert not memberships.is_ahead(waiting)
