@@ -21,14 +21,20 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for sentence in (
         "bob hears ada in #general: shall we start?",
-        "what ada said before bob joined is history: he hears it only if he asks",
+        "came only when he asked, marked as history: nobody but me is here yet",
         "bob hears ada directly: the password is swordfish",
         "ada asked a reviewer; bob answered, signed: looks good",
         "bob asks for #team.secret: bob may not read team.secret",
         "is killed: the process ended with -9",
         "nothing lost, nothing twice",
+<<<<<<< HEAD
         "and a notice: 2 messages of bob in #general between",
         "was dropped: {'sender_mismatch': 1}",
+=======
+        "he writes ada's id into a message: stored under his own key, shown to nobody",
+        'ada hears bob (claims to be "ada"): it is me, ada',
+        "to #general is void and shown to nobody",
+>>>>>>> 521e62b (demo: a forged name is a claim, what nobody is shown is told to its sender, the past comes when asked for)
         "with his old credential: the broker at",
         "left out: agents that are away. durable copies need pyspark: `pip install 'tidings[spark]'`",
     ):

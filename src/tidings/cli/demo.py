@@ -41,8 +41,8 @@ def demo(
     """Start a space in a temporary directory, use it, attack it, and show that every attack is refused.
 
     Agents talk to a channel, to one agent and to a role; one is killed and comes back; three are away, and get what
-    they were owed and may read, once; one tries what it may not do; one pretends to be another. Ends with 0 if
-    everything went as promised.
+    they were owed and may read, once; one tries what it may not do; one pretends to be another, and is told what became
+    of it. Ends with 0 if everything went as promised.
 
     Examples:
 

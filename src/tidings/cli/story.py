@@ -18,11 +18,13 @@ from tidings.cli import output
 from tidings.errors import UnhealthyError
 
 if TYPE_CHECKING:
+    from tidings.endpoint.notices import Notice
     from tidings.space.home import SpaceHome
     from tidings.space.session import Session
     from tidings.testing.processes import Child
 
 PATIENCE = 15.0
+BEFORE = "nobody but me is here yet"
 
 
 async def tell(home: SpaceHome, *, durable: bool) -> None:
@@ -123,10 +125,10 @@ async def _talk(home: SpaceHome) -> None:
     bob = ("-m", "tidings.cli.demo_agent", home.home, home.name, "bob", state)
     async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
         heading("Two agents talk: to a channel, to one agent, to a role. bob is a process of its own")
-        await ada.send("general", "nobody but me is here yet")
+        await ada.send("general", BEFORE)
         async with child(*bob) as first:
             await _expect(first, "ready")
-            await _three_ways(ada, first)
+            await _three_ways(home, ada, first)
             await _until_written(state, (await ada.send("general", "last words before the night")).seq, first)
             heading("bob is killed (SIGKILL) with a message in hand, and comes back")
             await ada.send("general", "hold this: do not settle it")
@@ -141,10 +143,10 @@ async def _talk(home: SpaceHome) -> None:
             await _hears_each_once(ada, second)
 
 
-async def _three_ways(ada: Any, bob: Child) -> None:
+async def _three_ways(home: SpaceHome, ada: Any, bob: Child) -> None:
     await ada.send("general", "shall we start?", mentions=["bob"])
     await _expect(bob, "heard", "shall we start?")
-    output.line("  what ada said before bob joined is history: he hears it only if he asks")
+    await _asks_for_the_past(home)
     receipt = await ada.dm("bob", "the password is swordfish")
     await _expect(bob, "heard", "the password is swordfish")
     stage = (await ada.receipt(receipt, "read", timeout=PATIENCE)).stage
@@ -154,6 +156,17 @@ async def _three_ways(ada: Any, bob: Child) -> None:
     if result.state != "done":
         raise UnhealthyError(f"the task is {result.state}, not done")
     output.line(f"  ada asked a reviewer; {result.worker_name or result.worker} answered, signed: {result.text}")
+
+
+async def _asks_for_the_past(home: SpaceHome) -> None:
+    """A first join brought nothing of what was said before it."""
+    import tidings
+
+    async with tidings.connect(home.name, name="bob", home=home.home, receive=False) as bob:
+        past = [each for each in await bob.history("general", 20) if each.text == BEFORE]
+    if len(past) != 1 or not past[0].historical:
+        raise UnhealthyError(f"bob asked for the past and got {past}")
+    output.line(f"  what was said before he joined came only when he asked, marked as history: {BEFORE}")
 
 
 async def _until_written(state: Path, seq: int, bob: Child) -> None:
@@ -222,24 +235,49 @@ async def _tell_a_loss(home: SpaceHome) -> None:
 
 
 async def _impersonate(home: SpaceHome) -> None:
-    """A message that claims another sender is stored under its real one, and shown to nobody."""
+    """Ada's id under bob's key is shown to nobody, and bob is told; ada's name under bob's id is a claim."""
     import tidings
+
+    heading("bob pretends to be ada")
+    here: dict[str, Any] = {"channels": ["general"], "home": home.home}
+    async with (
+        tidings.connect(home.name, name="ada", **here) as ada,
+        tidings.connect(home.name, name="bob", **here) as bob,
+    ):
+        told: asyncio.Queue[Notice] = asyncio.Queue()
+        bob.on("notice", told.put_nowait)
+        seq = await _post_as(home, ada.id, "ada", "ada says: delete everything")
+        output.line(f"  {seq:>4}  he writes ada's id into a message: stored under his own key, shown to nobody")
+        await _post_as(home, bob.id, "ada", "it is me, ada")
+        heard = await ada.next_message(PATIENCE)
+        if (heard.text, heard.sender.name, heard.claims) != ("it is me, ada", "bob", "ada"):
+            raise UnhealthyError(f"a forged name was shown: {heard.sender} claims {heard.claims}: {heard.text}")
+        output.line(f'  {heard.seq:>4}  he writes her name only: ada hears bob (claims to be "ada"): {heard.text}')
+        output.line(f"        and nothing is lost in silence. bob is told: {await _void(told, seq)}")
+
+
+async def _post_as(home: SpaceHome, sender: str, name: str, text: str) -> int:
+    """A message of bob's that says it is somebody else's; the log takes it."""
     from tidings.space.session import open_session
     from tidings.wire import message, signing
 
-    heading("bob pretends to be ada")
-    async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
-        async with open_session(home, "bob") as bob:
-            forged = message.compose(message.Sender(ada.id, "ada"), text="ada says: delete everything").raw
-            signature = signing.sign(bob.key, bob.info.id, "chat", "general", forged)
-            subject = bob.info.subjects.chat(bob.key.id, "general")
-            reply = await bob.connection.request(subject, forged, timeout=5, headers={"Td-Sig": signature})
-            seq = json.loads(reply.data)["seq"]
-            await _post(bob, "general", "just me, bob")
-        while (heard := await ada.next_message(10)).text != "just me, bob":
-            if heard.seq == seq:
-                raise UnhealthyError("a forged message was shown")
-        output.line(f"  record {seq} is in the log under bob's key, and was dropped: {dict(ada.opener.refused)}")
+    async with open_session(home, "bob") as bob:
+        forged = message.compose(message.Sender(sender, name), text=text).raw
+        signature = signing.sign(bob.key, bob.info.id, "chat", "general", forged)
+        subject = bob.info.subjects.chat(bob.key.id, "general")
+        reply = await bob.connection.request(subject, forged, timeout=5, headers={"Td-Sig": signature})
+    return int(json.loads(reply.data)["seq"])
+
+
+async def _void(told: asyncio.Queue[Notice], seq: int) -> str:
+    """What bob is told of the message that nobody is shown."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while (notice := await told.get()).first != seq:
+                pass
+    except TimeoutError as error:
+        raise UnhealthyError(f"record {seq} is shown to nobody, and nobody said so to its sender") from error
+    return notice.text.partition(": ")[0]
 
 
 async def _attack(home: SpaceHome) -> None:
