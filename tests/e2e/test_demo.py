@@ -27,14 +27,10 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
         "bob asks for #team.secret: bob may not read team.secret",
         "is killed: the process ended with -9",
         "nothing lost, nothing twice",
-<<<<<<< HEAD
         "and a notice: 2 messages of bob in #general between",
-        "was dropped: {'sender_mismatch': 1}",
-=======
         "he writes ada's id into a message: stored under his own key, shown to nobody",
         'ada hears bob (claims to be "ada"): it is me, ada',
         "to #general is void and shown to nobody",
->>>>>>> 521e62b (demo: a forged name is a claim, what nobody is shown is told to its sender, the past comes when asked for)
         "with his old credential: the broker at",
         "left out: agents that are away. durable copies need pyspark: `pip install 'tidings[spark]'`",
     ):
