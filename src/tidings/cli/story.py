@@ -249,7 +249,8 @@ async def _impersonate(home: SpaceHome) -> None:
         seq = await _post_as(home, ada.id, "ada", "ada says: delete everything")
         output.line(f"  {seq:>4}  he writes ada's id into a message: stored under his own key, shown to nobody")
         await _post_as(home, bob.id, "ada", "it is me, ada")
-        heard = await ada.next_message(PATIENCE)
+        while (heard := await ada.next_message(PATIENCE)).seq < seq:
+            pass  # what she was owed from before
         if (heard.text, heard.sender.name, heard.claims) != ("it is me, ada", "bob", "ada"):
             raise UnhealthyError(f"a forged name was shown: {heard.sender} claims {heard.claims}: {heard.text}")
         output.line(f'  {heard.seq:>4}  he writes her name only: ada hears bob (claims to be "ada"): {heard.text}')
