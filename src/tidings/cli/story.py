@@ -100,9 +100,12 @@ async def _show_table(home: SpaceHome) -> None:
     heading("The table, as of each sequence: one ordered log decides who is owed what")
     async with administer(home, "demo") as admin:
         head = (await admin.ask("table"))["table"]["seq"]
+        before = ""
         for seq in range(1, head + 2):
-            table = (await admin.ask("table", seq=seq))["table"]
-            output.line(f"  as of {seq:>3}: {_members(table)}")
+            members = _members((await admin.ask("table", seq=seq))["table"])
+            if members != before:
+                output.line(f"  as of {seq:>3}: {members}")
+            before = members
 
 
 def _members(table: dict[str, Any]) -> str:
