@@ -726,6 +726,25 @@ async def _last_text(host: hosts.Host, scope: hosts.Scope, text: str) -> bool:
     return (await texts_of(host, scope))[-1] == text
 
 
+async def test_what_is_sealed_and_what_is_plain_in_the_file_is_as_the_documents_say(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    secret = "swordfish at noon"
+    async with host_in(tmp_path / "adas") as adas, host_in(tmp_path / "bobs") as bobs:
+        ada = await adopt(adas, pair, "ada", knows=2)
+        bob = await adopt(bobs, pair, "bob", receive=True)
+        await adas.send(ada, dm(secret), wait=10)
+        await has_texts(bobs, bob, [secret])
+        (row,) = await inbox_of(bobs, bob)
+        assert (row.sealed, secret.encode() in row.raw) == (1, False), "the bytes as they were signed are sealed"
+    adas_file, bobs_file = ((tmp_path / name / "host.db").read_bytes() for name in ("adas", "bobs"))
+    assert (secret.encode() in adas_file, secret.encode() in bobs_file) == (False, True)
+    for name in ("ada", "bob"):
+        creds = pair.home.agent_creds(name).read_text()
+        seed = next(line for line in creds.splitlines() if line.startswith("SU"))
+        assert seed.encode() not in adas_file + bobs_file, "no key is in it"
+
+
 async def test_an_agent_that_only_sent_begins_to_receive_when_asked(pair: RealSpace, tmp_path: Path) -> None:
     async with host_in(tmp_path / "host") as host:
         ada = await adopt(host, pair, "ada", knows=2)
