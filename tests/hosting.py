@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,7 +39,14 @@ async def adopt(host: Host, space: RealSpace, name: str, *, receive: bool = Fals
 
 
 async def inbox_of(host: Host, scope: Scope) -> list[InboxRow]:
-    return await host.inbox.listed(scope.space_id, scope.agent, EVERYTHING)
+    """The messages; what Tidings itself tells beside them is `notices_of`."""
+    rows = await host.inbox.listed(scope.space_id, scope.agent, EVERYTHING)
+    return [row for row in rows if row.kind != "notice"]
+
+
+async def notices_of(host: Host, scope: Scope) -> list[dict[str, Any]]:
+    rows = await host.inbox.listed(scope.space_id, scope.agent, EVERYTHING)
+    return [json.loads(row.raw) for row in rows if row.kind == "notice"]
 
 
 async def texts_of(host: Host, scope: Scope) -> list[str]:

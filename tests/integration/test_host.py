@@ -20,7 +20,7 @@ import pytest
 import tidings
 from crowd import revoke
 from duplicate_window import STREAM, forget_ids
-from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, texts_of
+from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import (
     AuthRevoked,
@@ -696,9 +696,6 @@ async def test_a_flood_fills_nobodys_inbox_and_what_was_not_kept_is_told_with_ra
         await eventually(lambda: host.health()[0].receiving)
         await host.endpoint(bob).join("general")
 
-        async def told() -> list[dict[str, Any]]:
-            return [json.loads(row.raw) for row in await inbox_of(host, bob) if row.kind == "notice"]
-
         senders = [tidings.connect("main", name=name, home=space.home.home, receive=False) for name in ("ada", "eve")]
         async with senders[0] as ada, senders[1] as eve:
             flood = [(await ada.send("general", f"flood {number}")).seq for number in range(200)]
@@ -706,12 +703,12 @@ async def test_a_flood_fills_nobodys_inbox_and_what_was_not_kept_is_told_with_ra
 
             async def heard() -> bool:
                 texts = await texts_of(host, bob)
-                return "a word of mine" in texts and sum(each["count"] for each in await told()) == 160
+                return "a word of mine" in texts and sum(each["count"] for each in await notices_of(host, bob)) == 160
 
             await eventually(heard, within=30, what="the flood is told, and others are heard")
-            rows = [row for row in await inbox_of(host, bob) if row.kind == "channel"]
+            rows = await inbox_of(host, bob)
             assert [row.text for row in rows] == [*(f"flood {number}" for number in range(40)), "a word of mine"]
-            notices = await told()
+            notices = await notices_of(host, bob)
             assert {(each["kind"], each["channel"]) for each in notices} == {("flood", "general")}
             assert (notices[0]["first"], notices[-1]["last"]) == (flood[40], flood[-1])
             await host.mark_read(bob, [row.row for row in rows])
@@ -719,7 +716,7 @@ async def test_a_flood_fills_nobodys_inbox_and_what_was_not_kept_is_told_with_ra
             await eventually(lambda: _last_text(host, bob, "after it was read"), what="there is room again")
     async with host_in(tmp_path / "host", bound=bound) as host:
         await eventually(lambda: host.health()[0].receiving)
-        assert sum(each["count"] for each in await told()) == 160, "told once, restarts included"
+        assert sum(each["count"] for each in await notices_of(host, bob)) == 160, "told once, restarts included"
 
 
 async def _last_text(host: hosts.Host, scope: hosts.Scope, text: str) -> bool:
