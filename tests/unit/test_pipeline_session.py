@@ -134,3 +134,63 @@ def test_a_space_without_durable_delivery_is_in_a_mode_of_its_own_which_is_named
 ) -> None:
     found = mode_of(told, facts)
     assert (found is None) if says is None else (found is not None and says in found)
+
+
+class DeadSession:
+    """What is left of a session whose JVM was killed: everything it is asked raises."""
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802  Spark's name
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_ending_a_session_without_a_jvm_raises_nothing_that_would_hide_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    folder = session._socket_folder(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(session, "_socket_folders", [folder])
+    monkeypatch.setattr(pyspark.SparkContext, "_gateway", None)
+    session.stop_session(DeadSession())  # type: ignore[arg-type]
+    assert not folder.exists()
+
+
+def test_a_socket_folder_is_short_private_empty_and_has_the_same_name_at_each_start(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * session.LONGEST_SOCKET_FOLDER)
+    deep.mkdir()
+    folder = session._socket_folder(deep)
+    try:
+        assert len(str(folder)) <= session.LONGEST_SOCKET_FOLDER
+        (folder / "left.sock").touch()
+        assert session._socket_folder(deep) == folder
+        assert list(folder.iterdir()) == []
+        folder.rmdir()
+        folder.symlink_to(tmp_path)
+        other = session._socket_folder(deep)
+        assert other != folder, "one that somebody else put there is not used"
+        other.rmdir()
+        folder.unlink()
+    finally:
+        if folder.is_dir():
+            folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("master", "makes"),
+    [
+        ("local", True),
+        ("local[*]", True),
+        ("local[4]", True),
+        ("local[2,3]", True),
+        ("yarn", True),
+        ("k8s://https://x:443", True),
+        ("spark://x:7077", False),
+        ("local-cluster[2,1,512]", False),
+    ],
+)
+def test_spark_makes_a_secret_for_itself_everywhere_but_on_a_cluster_that_has_its_own(master: str, makes: bool) -> None:
+    assert session.makes_its_own_secret(master) is makes

@@ -38,6 +38,8 @@ OLDEST_JAVA = 17
 #: a socket's path has at most 107 bytes, and Spark adds 42
 LONGEST_SOCKET_FOLDER = 64
 SHORT = Path("/tmp")  # noqa: S108  only for folders of mode 0700 below it
+#: those of this process, removed with its session
+_socket_folders: list[Path] = []
 _LOCAL = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
 PACKAGES = ("pyspark", "pyarrow", "deltalake")
 REMEDY = "`pip install 'tidings[spark]'`"
@@ -208,10 +210,10 @@ def stop_session(session: SparkSession, patience: float = 10.0) -> None:
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    sockets = session.sparkContext._conf.get("spark.python.unix.domain.socket.dir", None) or "/nonexistent"
     with suppress(Exception):  # a JVM that is gone already, or does not answer: it is ended below
         session.stop()
-    shutil.rmtree(sockets, ignore_errors=True)
+    while _socket_folders:
+        shutil.rmtree(_socket_folders.pop(), ignore_errors=True)
     process = getattr(gateway, "proc", None)
     if process is None:
         return
@@ -248,8 +250,11 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     if makes_its_own_secret(settings.master):
         chosen |= {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
     if _LOCAL.fullmatch(settings.master):
-        sockets = str(_socket_folder(settings.work))
-        chosen |= {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": sockets}
+        _socket_folders.append(_socket_folder(settings.work))
+        chosen |= {
+            "spark.python.unix.domain.socket.enabled": "true",
+            "spark.python.unix.domain.socket.dir": str(_socket_folders[-1]),
+        }
     return chosen
 
 
