@@ -1,4 +1,4 @@
-"""A host's database on a disk of a little more than one megabyte, mounted by this process in a mount namespace of its own.
+"""A host's database on a disk of a little more than one megabyte, mounted by this process in a namespace of its own.
 
     unshare --mount --map-root-user python small_disk_child.py full|read-only DIRECTORY
 

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,15 @@ from tidings.broker.private_files import (
 from tidings.errors import ConfigError, SpaceBusy
 
 
-def test_a_secret_is_written_for_its_owner_only(tmp_path: Path) -> None:
-    os.umask(0)
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Whatever this process creates is open to all unless it says otherwise; other tests have their umask back."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_a_secret_is_written_for_its_owner_only(tmp_path: Path, no_umask: None) -> None:
     write_private(tmp_path / "seed", "secret")
     assert stat.S_IMODE((tmp_path / "seed").stat().st_mode) == 0o600
     assert read_private(tmp_path / "seed") == "secret"
@@ -94,8 +102,7 @@ def test_a_lock_ends_with_the_process_that_held_it(tmp_path: Path) -> None:
     assert lock_holder(path) is None
 
 
-def test_a_lock_is_its_owners_only_whoever_made_it(tmp_path: Path) -> None:
-    os.umask(0)
+def test_a_lock_is_its_owners_only_whoever_made_it(tmp_path: Path, no_umask: None) -> None:
     (tmp_path / "old").touch(0o644)
     for name in ("new", "old"):
         with locked(tmp_path / name, "testing"):
