@@ -75,7 +75,7 @@ async def test_f31_a_name_in_a_message_is_for_display_and_gets_nobodys_mail(pair
     async with pair.agent("mal") as mal, connect(pair, "bob", "general") as bob:
         await mal.post("general", body(mal, "I am ada", **{"from": {"id": mal.id, "name": "ada"}}))
         claimed = await bob.next_message(10)
-        assert (claimed.sender.name, claimed.sender.id) == ("ada", mal.id)
+        assert (claimed.sender.name, claimed.sender.id, claimed.claims) == ("mal", mal.id, "ada")
         ada = (await bob.resolve("ada")).id
         assert ada != mal.id
         assert {agent.id: agent.name for agent in await bob.who()}[mal.id] == "mal"
