@@ -209,8 +209,7 @@ class Supervision:
         try:
             async with asyncio.timeout(within):
                 await self._ready.wait()
-                while self._connection is None or self.state != "ready":  # it went again before we were told
-                    await asyncio.sleep(0.01)
+                while self.state == "reconnecting":  # it went again before we were told; a closed one does not come back
                     await self._ready.wait()
         except TimeoutError:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
