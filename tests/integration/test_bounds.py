@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,8 +18,9 @@ from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes
 from tidings.steward.watcher import Breach, Watcher
 from tidings.testing.attacks import ATTACKS, Attacker
-from tidings.testing.real_space import RealSpace
+from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.keys import KeyPair
 
 MB = 1_000_000
 
@@ -114,6 +117,111 @@ async def test_a_watcher_that_cannot_watch_says_so_and_watches_again_when_it_can
         await eventually(lambda: not notes[-1]["running"] and bool(notes[-1]["why"]))
         write_private(space.home.watcher_creds, good)
         await eventually(lambda: bool(notes[-1]["running"]))
+
+
+@asynccontextmanager
+async def supervised(space: RealSpace) -> AsyncIterator[None]:
+    """Does for the steward in this process what a supervisor does: runs the administrator when asked."""
+    assert space.steward is not None
+    running: list[asyncio.Task[None]] = []
+
+    async def cut(agent: str, why: str, *, void: bool) -> None:
+        async with space.administer() as admin:
+            await (admin.bar if void else admin.withhold)(agent, why)
+
+    def heed(said: dict[str, Any]) -> None:
+        asked = said.get("bar") or said.get("withhold")
+        if asked:
+            running.append(asyncio.create_task(cut(asked["id"], asked["why"], void="bar" in said)))
+
+    space.steward.tell_supervisor = heed
+    yield
+    await asyncio.gather(*running)
+
+
+async def put(client: AgentClient, subject: str, size: int, **headers: str) -> dict[str, Any]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()} or None
+    reply = await client.connection.request(subject, b"x" * size, timeout=5, headers=named)
+    return dict(json.loads(reply.data))
+
+
+async def direct_senders(space: RealSpace) -> set[str]:
+    async with space.core() as js:
+        found = await js.subjects_of(space.subjects.direct_stream, f"{space.subjects.root}.dm.>")
+    return {subject.rpartition(".")[2] for subject in found}
+
+
+async def test_who_holds_more_than_its_share_of_the_direct_messages_loses_it_and_is_named(space: RealSpace) -> None:
+    for name in ("mal", "ada", "bob"):
+        await space.add(name)
+    async with supervised(space), space.agent("mal") as mal, space.agent("ada") as ada, space.agent("bob") as bob:
+        assert "seq" in await put(ada, space.subjects.direct(bob.id, ada.id), 1000)
+        answers = [await put(mal, space.subjects.direct(KeyPair.generate().id, mal.id), 250_000) for _ in range(28)]
+        assert "seq" in answers[-1]
+        await eventually(lambda: "MB of direct messages" in withheld(space, "mal"))
+        async with asyncio.timeout(10):
+            while mal.id in await direct_senders(space):
+                await asyncio.sleep(0.05)
+        assert ada.id in await direct_senders(space)
+        assert "seq" in await put(ada, space.subjects.direct(bob.id, ada.id), 1000)
+        health = await ada.control.call("health", "ping")
+        assert health["mail"]["beyond_share"] >= 28
+        assert any(each.startswith("mal may not post since") for each in health["withheld"])
+
+
+async def test_a_shared_stream_that_is_full_is_unhealthy_and_says_whose_it_is(space: RealSpace) -> None:
+    for name in ("ada", "bob"):
+        await space.add(name)
+    async with space.agent("ada") as ada, space.agent("bob") as bob:
+        for client in (ada, bob):
+            for _ in range(16):
+                await put(client, space.subjects.direct(bob.id, client.id), 255_000)
+        async with asyncio.timeout(10):
+            while not (said := await full(ada)):
+                await asyncio.sleep(0.05)
+        assert said[0].startswith("DM_main is full")
+        async with asyncio.timeout(10):
+            while not all(f"{name} " in said[0] for name in ("ada", "bob")):
+                said = await full(ada)
+                await asyncio.sleep(0.05)
+
+
+async def full(client: AgentClient) -> list[str]:
+    return [each for each in (await client.control.call("health", "ping"))["problems"] if "is full" in each]
+
+
+@pytest.mark.parametrize("what", ["id", "subject"])
+async def test_an_id_or_a_subject_that_is_longer_than_anybody_needs_costs_the_credential(
+    space: RealSpace, what: str
+) -> None:
+    await space.add("mal", post=["general", "general.>"])
+    async with supervised(space), space.agent("mal") as mal:
+        await put(mal, space.subjects.chat(mal.id, "general"), 10)
+        await asyncio.sleep(0.6)  # a look has seen where the log is
+        if what == "id":
+            await put(mal, space.subjects.chat(mal.id, "general"), 10, Nats_Msg_Id="i" * 2_000)
+        else:
+            await put(mal, f"{space.subjects.chat(mal.id, 'general')}.{'s' * 2_000}", 10)
+        await eventually(lambda: "its credential is void" in withheld(space, "mal"))
+        assert f"a {'message id' if what == 'id' else 'subject'} of 2," in withheld(space, "mal")
+
+
+async def test_a_flood_of_control_requests_is_cut_and_others_are_answered_meanwhile(space: RealSpace) -> None:
+    await space.add("mal")
+    await space.add("vic")
+    async with supervised(space), space.agent("vic") as vic:
+        where = "--url", space.info.url, "--space", space.info.name, "--creds", str(space.home.agent_creds("mal"))
+        attacker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tidings.testing.attacks", "control_many", *where, "--seconds", "30"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        running = asyncio.create_task(attacker.communicate())
+        while not running.done():
+            await vic.control.call("member", "list")
+            await asyncio.wait({running}, timeout=0.05)
+        said, _ = await running
+        assert json.loads(said)["locked_out"]
+        assert "control requests or" in withheld(space, "mal")
 
 
 async def test_connections_that_do_not_read_cost_the_broker_little_and_are_cut(space: RealSpace) -> None:

@@ -45,7 +45,8 @@ async def supervised(space: RealSpace) -> AsyncIterator[None]:
             await admin.withhold(asked["id"], asked["why"])
 
     def heed(said: dict[str, Any]) -> None:
-        running.append(asyncio.create_task(withhold(said["withhold"])))
+        if "withhold" in said:
+            running.append(asyncio.create_task(withhold(said["withhold"])))
 
     space.steward.tell_supervisor = heed
     yield

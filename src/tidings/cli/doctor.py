@@ -51,7 +51,7 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
 def security(
     space: SpaceOption = None,
     home: HomeOption = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also flood it with 50,000 junk requests.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also flood it with 15,000 junk requests.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Attack a running space with raw clients: everything an agent must not do is tried and must be refused.

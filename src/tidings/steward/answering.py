@@ -1,6 +1,6 @@
 """Every control request is answered: junk at once, work in its turn, our own bugs too.
 
-    message -> request -> its sender's line (`turns.py`) -> a task -> its handler -> one answer
+    message -> admitted (`admission.py`) -> request -> its sender's line (`turns.py`) -> a task -> its handler -> answer
 
 One slow request delays nobody, and beats of presence wait in no line. A request that only waits for something gives
 its place to one that works (`idle`). What a service does is in the module its handlers come from; this one knows their
@@ -10,14 +10,17 @@ names, and that a lost lease ends the steward.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge
+from tidings.steward.admission import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission
 from tidings.steward.arguments import check_arguments
 from tidings.steward.dead_mail import DEAD_MAIL_HANDLERS
 from tidings.steward.finding import FINDING_HANDLERS
@@ -50,6 +53,10 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     **ADMIN_HANDLERS,
     **HEALTH_HANDLERS,
 }
+TOO_MANY = refusal(
+    ConflictError(f"more than {REQUESTS:,} control requests or {BYTES / 1e6:.0f} MB a second: wait, then ask again")
+)
+FLOOD = f"more than {MOST_REQUESTS:,} control requests or {MOST_BYTES / 1e6:.0f} MB of them a second"
 log = logging.getLogger(__name__)
 #: whose request a task works on
 _asking: ContextVar[str] = ContextVar("asking")
@@ -60,8 +67,22 @@ class Answering:
 
     def __init__(self, steward: Steward) -> None:
         self.steward = steward
-        self.counts = {"requests": 0, "refused": 0, "failed": 0}
+        self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
+        self.admission = Admission()
         self.turns: Turns[tuple[Any, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
+
+    def hear(self, message: Any) -> None:
+        """A request of an agent, where it is read: what is too much ends here."""
+        sender = message.subject.rpartition(".")[2]
+        admitted = self.admission.judge(sender, len(message.data), time.monotonic())
+        if admitted == "yes":
+            self.steward.spawn(self.take(message))
+            return
+        self.counts["not_admitted"] += 1
+        if admitted == "later":
+            self.steward.spawn(_reply(message, TOO_MANY))
+        else:
+            self.steward.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
 
     async def take(self, message: Any) -> None:
         """Junk is answered and beats are taken here; work gets a task."""

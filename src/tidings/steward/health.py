@@ -61,6 +61,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
             "invented": steward.mail.invented,
             "receipts_unrecorded": steward.receipts.unrecorded,
             "dead": steward.dead_mail.count,
+            "beyond_share": steward.shares.removed,
         },
         "tasks": {**await steward.desk.lookup.figures(), "invented": steward.floods.invented_tasks},
         "removed": {"log": steward.removed, **steward.sides.removed},
@@ -169,8 +170,9 @@ def _held_by(steward: Steward) -> str | None:
 def problems_of(steward: Steward) -> list[str]:
     full = gate.problem_of(steward.gate, _held_by(steward), steward.disk.look()) if steward.gate is not None else None
     return [
-        *([full] if full else []),
+        *([full + steward.shares.whose_log()] if full else []),
         *steward.sides.problems(),
+        *steward.shares.problems(),
         *steward.floods.problems(),
         *steward.marks.problems(),
         *steward.store.problems(),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: per second and sender, over `WINDOWS` looks in a row
 DEFAULT_RECORDS = 1_000
-DEFAULT_BYTES = 16 * 1024 * 1024
+DEFAULT_BYTES = 8_000_000
 WINDOWS = 3
 #: a sender over its quota that took this share of the log's budget meanwhile is not watched any longer
 SHARE_AT_ONCE = 0.2
@@ -157,6 +157,8 @@ class Cut:
 
     why: str
     seq: int
+    #: its credential goes too, not only its posting
+    void: bool = False
     asked: float = float("-inf")
 
 
@@ -170,6 +172,7 @@ class FloodWatch:
         self.invented_tasks = 0
         self._heads: dict[str, int] = {}
         self._looked = time.monotonic()
+        self._told: int | None = DEFAULT_BYTES
         s = steward.subjects
         self._streams = (s.log_stream, s.direct_stream, s.task_stream)
         self._everything = f"{s.root}.>"
@@ -186,16 +189,23 @@ class FloodWatch:
             fresh[stream] = (self._heads.get(stream, head) + 1, head)
             self._heads[stream] = head
         limits = Limits.of(self.steward.table.space_at(self.steward.position))
+        self._tell_quota(limits)
         used: dict[str, Usage] = {}
         if limits.could_be_exceeded(sum(end - start + 1 for start, end in fresh.values()), seconds):
             for stream, (start, end) in fresh.items():
-                used = added(used, await self._used(stream, start, end))
+                used = added(used, await self.usage(stream, start, end))
         budget = self.steward.gate.budget if self.steward.gate else self.steward.info.budget
         for sender in self.rules.note(used, seconds, limits, budget):
             self._owe(sender, reason(used[sender], seconds, limits, datetime.now(UTC)))
         self._ask_for_cuts(moment)
 
-    async def _used(self, stream: str, start: int, end: int) -> dict[str, Usage]:
+    def _tell_quota(self, limits: Limits) -> None:
+        """The watcher in the supervisor counts bytes of connections against the same quota."""
+        if limits.size != self._told and self.steward.tell_supervisor is not None:
+            self._told = limits.size
+            self.steward.tell_supervisor({"quota": {"bytes": limits.size}})
+
+    async def usage(self, stream: str, start: int, end: int) -> dict[str, Usage]:
         """By strata of equal width, each told by one page: large records, of which a page holds one, count too."""
         found: dict[str, Usage] = {}
         for first, last in strata(start, end, POINTS):
@@ -205,11 +215,11 @@ class FloodWatch:
                 stream, self._everything, begin, last, page=POINT_RECORDS, max_bytes=POINT_BYTES
             )
             page: list[StoredRecord] = await anext(reading, [])
-            sampled = ((self._sender(record.subject), stored_size(record)) for record in page)
+            sampled = ((self.sender_of(record.subject), stored_size(record)) for record in page)
             found = added(found, usage_of(sampled, width))
         return found
 
-    def _sender(self, subject: str) -> str | None:
+    def sender_of(self, subject: str) -> str | None:
         """Whose record this is, by where the broker pins the sender; rulings and links do not count."""
         kind, *rest = subject.split(".")[2:]
         sender = rest[0] if kind == "chat" else rest[-1] if kind in ("dm", "task") else None
@@ -220,11 +230,25 @@ class FloodWatch:
 
     # --- cuts ---
 
-    def _owe(self, sender: str, why: str) -> None:
-        access = self._access(sender)
-        if access is not None and not access.withheld and sender not in self.owed:
+    def withhold(self, sender: str, why: str) -> None:
+        """Have the posting of an agent withheld; asked for at once."""
+        self._owe(sender, why)
+        self._ask_for_cuts(time.monotonic())
+
+    def bar(self, sender: str, why: str) -> None:
+        """Have the credential of an agent voided; asked for at once."""
+        self._owe(sender, why, void=True)
+        self._ask_for_cuts(time.monotonic())
+
+    def _owe(self, sender: str, why: str, *, void: bool = False) -> None:
+        access, before = self._access(sender), self.owed.get(sender)
+        if access is None or access.revoked or "credential is void" in access.withheld:
+            return
+        if not void and (access.withheld or before is not None):
+            return
+        if before is None or (void and not before.void):
             log.error("%s (%s) floods; it may not post %s", access.name, sender, why)
-            self.owed[sender] = Cut(why, self._access_seq(sender))
+            self.owed[sender] = Cut(why, self._access_seq(sender), void)
 
     def _ask_for_cuts(self, moment: float) -> None:
         # whatever an administrator did to its access meanwhile settles it; if it goes on, it is found anew
@@ -233,7 +257,7 @@ class FloodWatch:
         for sender, cut in self.owed.items():
             if tell is not None and moment - cut.asked >= ASK_AGAIN:
                 cut.asked = moment
-                tell({"withhold": {"id": sender, "why": cut.why}})
+                tell({"bar" if cut.void else "withhold": {"id": sender, "why": cut.why}})
 
     def _access_seq(self, sender: str) -> int:
         return self.steward.writer.last_op.get(self.steward.subjects.access(sender), ("", 0))[1]

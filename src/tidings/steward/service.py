@@ -45,6 +45,7 @@ from tidings.steward.receipts import Receipts
 from tidings.steward.retention import Retention, SideStreams, claim_floor, read_floor
 from tidings.steward.roster import RosterService
 from tidings.steward.services import JoinPace, now
+from tidings.steward.shares import Shares
 from tidings.steward.signing_key import SigningKey
 from tidings.steward.tasks import TaskDesk
 from tidings.steward.trace import Traces
@@ -53,7 +54,7 @@ from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Parts, Space
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import ADMIN_SERVICE, AGENT_SERVICES, Subjects
 from tidings.wire.tags import tag
 
 #: seconds between two requests to start a broker again that stores nothing
@@ -99,6 +100,7 @@ class Steward:
         self.mail = Mail(self)
         self.floods = FloodWatch(self)
         self.voids = VoidWatch(self)
+        self.shares = Shares(self)
         self.sides = SideStreams(self)
         self.log_write = LogWrite(self)
 
@@ -106,18 +108,26 @@ class Steward:
 
     async def run(self, *, after: str | None = None) -> None:
         """Serve until `stop` or until the lease is lost. `after`: a holder known to be dead."""
-        connection = await self._connect()
+        connection, intake = await self._connect(f"steward of {self.info.name}", self._on_reconnected), None
         try:
             await self._take_over(connection, after)
-            subscription = await connection.subscribe(
-                f"{self.subjects.root}.ctl.>", cb=self.answering.take, pending_bytes_limit=512 * 1024 * 1024
-            )
+            # Agents are heard on a connection of their own: one that floods may have it cut by the broker, and the
+            # lease, the streams and the administrator go on.
+            intake = await self._connect("steward, intake", self._on_heard_again)
+            admin = await connection.subscribe(f"{self.subjects.root}.ctl.{ADMIN_SERVICE}.*", cb=self.answering.take)
+            heard = [
+                await intake.listen(f"{self.subjects.root}.ctl.{service}.*", self.answering.hear)
+                for service in AGENT_SERVICES
+            ]
             await connection.flush()
+            await intake.flush()
             self.ready.set()
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
             await self._serve()
             self.desk.close()
             if not connection.is_closed:
+                await admin.unsubscribe()
+            for subscription in [] if intake.is_closed else heard:
                 await subscription.unsubscribe()
             await self._finish_requests()
             if self._failure is None and connection.is_connected:
@@ -128,6 +138,8 @@ class Steward:
         finally:
             for task in self._tasks:
                 task.cancel()
+            if intake is not None:
+                await close_quietly(intake)
             await close_quietly(connection)
         if self._failure is not None:
             raise self._failure
@@ -147,20 +159,23 @@ class Steward:
         self._failure = self._failure or error
         self._stop.set()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, name: str, on_reconnected: Callable[[], Awaitable[None]]) -> Connection:
         key = KeyPair(read_private(self.home.creds / "steward.user").strip())
         return await connect(
             self.info.url,
             self.home.creds / "steward.creds",
             key.id,
-            name=f"steward of {self.info.name}",
+            name=name,
             on_closed=self._on_closed,
-            on_reconnected=self._on_reconnected,
+            on_reconnected=on_reconnected,
         )
 
     async def _on_closed(self) -> None:
         if not self._stop.is_set():
             self.fail(UnreachableError("the steward's connection to the broker was closed for good"))
+
+    async def _on_heard_again(self) -> None:
+        log.warning("the connection on which agents are heard was cut and is back")
 
     async def _on_reconnected(self) -> None:
         """The broker may have come back with an older store, or with another steward."""

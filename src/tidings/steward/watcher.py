@@ -1,7 +1,7 @@
-"""Who takes more of the broker than one agent may: found within a quarter of a second, cut and named.
+"""Who takes more of the broker than one agent may: found in a fraction of a second, cut and named.
 
 `AgentBounds` decides, pure: connections by the broker's own words (each CONNECT and DISCONNECT of the agents' account),
-bytes and subscriptions by its list of connections, asked four times a second. `Watcher` is the thin shell: a narrow
+bytes and subscriptions by its list of connections, asked ten times a second. `Watcher` is the thin shell: a narrow
 user of the system account that may hear those words, ask for that list, and close a connection. Whoever is over a
 bound loses its connections at once and its credential by the administrator, whom the supervisor starts; until that is
 done every new connection of it is closed too. What an agent stores is watched by the steward (`quotas.py`).
@@ -44,7 +44,7 @@ MOST_SUBSCRIPTIONS = 4_000
 BURST = 32 * 1024 * 1024
 #: what an agent may send in an hour: this share of the log's budget, and no less than this many bytes
 HOUR_SHARE, HOUR_LEAST = 0.05, 64 * 1024 * 1024
-LOOK_EVERY = 0.25
+LOOK_EVERY = 0.1
 SUBSCRIPTIONS_EVERY = 1.0
 #: connections asked about at each look: those that sent most
 LOOKED_AT = 128
