@@ -19,7 +19,7 @@ from tidings.errors import (
     TaskDead,
     UsageError,
 )
-from tidings.steward import task_lookup
+from tidings.steward import task_lookup, task_settling
 from tidings.testing.history import History
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -107,6 +107,21 @@ async def test_a_task_that_keeps_failing_becomes_a_dead_letter_that_says_why(spa
         assert attempts == [1, 2, 3, 4, 5]
         assert (result.state, result.cause) == ("dead", "failed")
         assert result.reasons[-1] == "attempt 5: no luck 5"
+
+
+async def test_large_dead_letters_of_one_asker_do_not_push_out_those_of_others(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_settling, "MOST_DEAD_WHOLE", 2)
+    async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
+        for text in ("x" * 20_000, "x" * 20_000, "x" * 20_000, "small"):
+            ticket = await ada.ask("reviewer", text)
+            seq = (await bob.control.call("task", "claim", role="reviewer", wait=3))["task"]["seq"]
+            assert seq == ticket.seq
+            await bob.control.call("task", "fail", seq=seq, reason="no", retry=False)
+        dead = [each["seq"] for each in reversed((await raw.control.call("dead", "list"))["dead"])]
+        kept = [(await raw.control.call("dead", "show", seq=seq))["record"] is not None for seq in dead]
+        assert kept == [True, True, False, True]
 
 
 async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(space: RealSpace) -> None:

@@ -351,7 +351,7 @@ async def snapshot(steward: Steward, request: Request) -> Answer:
         "next": page[-1].id if len(found) > 1 else None,
         "ttl": roster.table.ttl,
         "epoch": steward.marks.file.epoch,
-        "damage": [] if after else steward.store.told_to(request.sender),
+        "damage": [] if after else [*steward.store.told_to(request.sender), *steward.shares.told_to(request.sender)],
         "rotations": rotations,
         "attention": msgspec.to_builtins(standing) if standing else None,
         **msgspec.to_builtins(facts),

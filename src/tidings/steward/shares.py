@@ -4,9 +4,10 @@ The broker bounds these streams by bytes for all together, and by records per pa
 agent, who may write to any number of targets. So the fill of both is looked at four times a second, which costs two
 questions. Only when a stream holds more than one agent may is it counted whose that is: records per sender exactly,
 their size by a sample. Above its share an agent's posting is withheld and what it had put there is removed; it is told,
-by receipts and by the reason. At every look some of what is new is read too: a message id or a subject that is
-longer than any program of ours makes costs the broker memory for as long as it is remembered, and the credential of
-whoever sent it.
+by receipts and by the reason, and so are those it was for.
+
+At every look some of what is new is read too: a message id or a subject that is longer than any program of ours makes
+costs the broker memory for as long as it is remembered, and the credential of whoever sent it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.steward.gate import WARN_AT
 from tidings.steward.receipts import tell_senders
 from tidings.steward.retention import stored_size
+from tidings.steward.services import name_of
 from tidings.steward.task_store import MSG_ID
 from tidings.wire.headers import values_of
+from tidings.wire.subjects import Direct
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -37,7 +41,7 @@ LONGEST_ID, LONGEST_SUBJECT = 128, 512
 SAMPLED, SAMPLED_BYTES = 8, 128 * 1024
 POINTS = 4
 #: what a sender hears of one by one when all it had put into the mailboxes is removed
-MOST_TOLD = 200
+MOST_TOLD, MOST_TARGETS = 200, 1_000
 COUNT_AGAIN, LOG_AGAIN = 2.0, 10.0
 log = logging.getLogger(__name__)
 
@@ -78,6 +82,8 @@ class Shares:
         self._fills = {s.log_stream: _Fill(), s.direct_stream: _Fill(), s.task_stream: _Fill()}
         #: records removed because their sender held more than its share
         self.removed = 0
+        #: (target, what it is told, how many, a name of this loss), the newest; another steward does not know them
+        self._told: deque[tuple[str, str, int, str]] = deque(maxlen=MOST_TARGETS)
 
     async def run(self) -> None:
         """One look. Of the log, which has its own gate and quota, only what is too long, and whose it is."""
@@ -126,7 +132,8 @@ class Shares:
         s = self.steward.subjects
         kind = "dm" if stream == s.direct_stream else "task"
         records: Counter[str] = Counter()
-        for subject, count in (await self.steward.js.counts_of(stream, f"{s.root}.{kind}.>")).items():
+        subjects = await self.steward.js.counts_of(stream, f"{s.root}.{kind}.>")
+        for subject, count in subjects.items():
             records[subject.rpartition(".")[2]] += count
         most = share_of(fill.limit)
         held: dict[str, float] = {}
@@ -134,6 +141,7 @@ class Shares:
             mine = f"{s.root}.dm.*.*.{sender}" if kind == "dm" else f"{s.root}.task.*.{sender}"
             held[sender] = count * await self._mean_size(stream, mine, first, fill.head)
             if held[sender] > most:
+                self._tell_targets(sender, {each: n for each, n in subjects.items() if each.endswith(f".{sender}")})
                 await self._take_away(stream, kind, mine, sender, held[sender], most)
         fill.held = tuple(sorted(held.items(), key=lambda item: -item[1]))
 
@@ -155,6 +163,25 @@ class Shares:
         removed = await self.steward.js.purge(stream, subject_filter=mine)
         self.removed += removed
         log.error("%s held %s: removed %d records of %s", sender, why, removed, stream)
+
+    def _tell_targets(self, sender: str, subjects: Mapping[str, int]) -> None:
+        """Note for agents, and for the sender, what they will not get: said when they next ask who is here."""
+        at = datetime.now(UTC)
+        whose = name_of(self.steward, sender) or sender
+        for subject, count in subjects.items():
+            parsed = self.steward.subjects.parse(subject)
+            if isinstance(parsed, Direct) and self.steward.active_access(parsed.target) is not None:
+                text = f"{count} direct messages of {whose} were removed: it held more than its share of the mail"
+                self._told.append((parsed.target, text, count, f"share of {sender}, {at.isoformat()}, {parsed.target}"))
+
+    def told_to(self, agent: str) -> list[dict[str, Any]]:
+        """What was removed of what an agent was to get, in the words of a notice."""
+        nowhere = {"channel": None, "first": None, "last": None}
+        return [
+            {"text": text, "cause": cause, "count": count, **nowhere}
+            for target, text, count, cause in self._told
+            if target == agent
+        ]
 
     # --- health ---
 

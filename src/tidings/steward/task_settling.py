@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidings import failpoints
+from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UsageError
 from tidings.steward.task_rules import Cause, Settled, TaskState, put_back, take_back, with_reason
@@ -21,6 +22,8 @@ from tidings.steward.task_rules import Cause, Settled, TaskState, put_back, take
 if TYPE_CHECKING:
     from tidings.steward.tasks import TaskDesk
 
+#: dead letters of one asker above so many bytes that are kept whole
+MOST_DEAD_WHOLE, SMALL_DEAD = 100, 8 * 1024
 log = logging.getLogger(__name__)
 
 
@@ -89,7 +92,9 @@ class TaskSettling:
     ) -> Settled:
         task = with_reason(task, reason)
         found = record or await self.desk.records.task_record(task)
-        settled = await self.desk.records.write_dead(task, cause, found, op)
+        settled = await self.desk.records.write_dead(
+            task, cause, found, op, most=self._room_for_dead(task.asker, found)
+        )
         failpoints.reach("tasks.after_dead")
         self.unsure.pop(task.seq, None)
         await self._let_go(task, settled)
@@ -98,6 +103,13 @@ class TaskSettling:
                 await self.desk.records.forget_dead(task.seq, keep=1)
         log.warning("task %d of %s is a dead letter (%s): %s", task.seq, task.role, cause, reason)
         return settled
+
+    def _room_for_dead(self, asker: str, record: StoredRecord | None) -> int:
+        """How large a dead letter may be that is kept whole: one asker must not push out the letters of others."""
+        if record is None or len(record.payload) <= SMALL_DEAD:
+            return MAX_MESSAGE
+        many = sum(1 for each in self.book.settled.values() if each.state == "dead" and each.asker == asker)
+        return MAX_MESSAGE if many < MOST_DEAD_WHOLE else SMALL_DEAD
 
     async def _let_go(self, task: TaskState, settled: Settled) -> None:
         self.book.settle(settled)

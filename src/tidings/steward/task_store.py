@@ -135,15 +135,17 @@ class TaskRecords:
         }
         return await self._write(self.subjects.audit("result", task.asker), payload, headers, facts)
 
-    async def write_dead(self, task: TaskState, cause: Cause, record: StoredRecord | None, op: str) -> Settled:
-        """The record as it was, and why nobody finished it. One that leaves no room for that keeps its digest only."""
+    async def write_dead(
+        self, task: TaskState, cause: Cause, record: StoredRecord | None, op: str, *, most: int = MAX_MESSAGE
+    ) -> Settled:
+        """The record as it was, and why nobody finished it. One above `most` bytes keeps its digest only."""
         facts = Settled(
             **_known(task), state="dead", record=0, worker=task.worker, cause=cause, ended_by=op, at=time.time()
         )
         payload, block = (record.payload, record.own_block) if record else (b"", b"")
         more: dict[str, Any] = {"subject": self.subjects.task(task.role, task.asker)}
         size = len(payload) + len(block) * 4 // 3 + len(_header(facts)) + MARGIN
-        if size > MAX_MESSAGE:
+        if size > most:
             more["cut"] = hashlib.sha256(payload).hexdigest()
             payload, block = b"", b""
         more["headers"] = base64.b64encode(block).decode()

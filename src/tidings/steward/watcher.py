@@ -253,8 +253,9 @@ class Watcher:
             if came:
                 self._came(link, str(client["user"]), int(client["id"]), now)
             else:
-                received = int((said.get("received") or {}).get("bytes", 0))
-                self._judge(link, self._bounds.disconnected(int(client["id"]), received, now))
+                # "sent" is the client's sending, "received" what the broker sent to it
+                sent = int((said.get("sent") or {}).get("bytes", 0))
+                self._judge(link, self._bounds.disconnected(int(client["id"]), sent, now))
 
     def _came(self, link: Connection, agent: str, connection: int, now: float) -> None:
         too_many, breach = self._bounds.connected(agent, connection, now)
