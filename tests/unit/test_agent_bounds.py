@@ -18,6 +18,8 @@ def test_an_agent_has_so_many_connections_and_those_beyond_are_one_too_many() ->
     watched.disconnected(32, 0, 0.0)
     assert watched.connected("ada", 50, 0.0) == (False, None)
     assert watched.connected("bob", 51, 0.0) == (False, None)
+    watched.forget(watched.known() - {51})
+    assert [watched.connected("ada", n, 0.0)[0] for n in range(60, 60 + MOST_CONNECTIONS)] == [False] * 32
 
 
 def test_whoever_comes_back_too_often_while_it_has_all_it_may_have_breaks_the_bound() -> None:

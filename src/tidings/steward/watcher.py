@@ -45,7 +45,7 @@ BURST = 32 * 1024 * 1024
 #: what an agent may send in an hour: this share of the log's budget, and no less than this many bytes
 HOUR_SHARE, HOUR_LEAST = 0.05, 64 * 1024 * 1024
 LOOK_EVERY = 0.1
-SUBSCRIPTIONS_EVERY = 1.0
+SUBSCRIPTIONS_EVERY, COMPARE_EVERY = 1.0, 30.0
 #: connections asked about at each look: those that sent most
 LOOKED_AT = 128
 ASK_AGAIN = 5.0
@@ -153,11 +153,15 @@ class AgentBounds:
             if count > MOST_SUBSCRIPTIONS
         ]
 
-    def forget_gone(self, present: set[int]) -> None:
-        """Keep only connections that are there, should a word of the broker have been lost."""
-        for connection in self._known.keys() - present:
-            agent, _ = self._known.pop(connection)
-            self._taken[agent].connections.discard(connection)
+    def known(self) -> set[int]:
+        return set(self._known)
+
+    def forget(self, connections: Iterable[int]) -> None:
+        """These are gone, although the broker's word of it was lost."""
+        for connection in connections:
+            agent, _ = self._known.pop(connection, ("", 0))
+            if agent in self._taken:
+                self._taken[agent].connections.discard(connection)
 
 
 class Watcher:
@@ -214,9 +218,12 @@ class Watcher:
             await link.listen(f"{words}.DISCONNECT", lambda message: self._heard(link, message.data, came=False))
             await self._learn(link)
             self._note({"running": True, "why": None, "at": time.time()})
-            looked = 0.0
+            looked = compared = 0.0
             while link.is_connected:
                 now = time.monotonic()
+                if now - compared >= COMPARE_EVERY:
+                    compared = now
+                    await self._forget_gone(link)
                 await self._look(link, now)
                 if now - looked >= SUBSCRIPTIONS_EVERY:
                     looked = now
@@ -243,6 +250,15 @@ class Watcher:
             for row in page:
                 if is_agent_id(agent := str(row.get("authorized_user"))):
                     self._came(link, agent, int(row["cid"]), now)
+
+    async def _forget_gone(self, link: Connection) -> None:
+        """A word that was lost must not count against an agent for ever."""
+        known, present = self._bounds.known(), set[int]()
+        while page := await self._list(link, limit=1024, offset=len(present)):
+            present |= {int(row["cid"]) for row in page}
+            if len(page) < 1024:
+                break
+        self._bounds.forget(known - present)
 
     def _heard(self, link: Connection, data: bytes, *, came: bool) -> None:
         """A word of the broker about a connection. Called where it is read, so it must not raise."""
