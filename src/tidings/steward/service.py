@@ -257,6 +257,7 @@ class Steward:
         beats = self.pace.lease_ttl / 3
         loops = [
             asyncio.create_task(self._every(beats, self._beat)),
+            asyncio.create_task(self._every(self.pace.shares, self.shares.run)),
             asyncio.create_task(self._every(self.pace.gate, self._tend_gate)),
             asyncio.create_task(self._every(self.pace.retention, self._retain)),
             asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
