@@ -209,7 +209,7 @@ class Supervision:
         try:
             async with asyncio.timeout(within):
                 await self._ready.wait()
-                while self.state == "reconnecting":  # it went again before we were told; a closed one does not come back
+                while self.state == "reconnecting":  # it went again before we were told; a closed one stays so
                     await self._ready.wait()
         except TimeoutError:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
