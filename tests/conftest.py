@@ -82,7 +82,7 @@ def spark(spark_session: "SparkSession") -> "SparkSession":
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """The one session of this process, with the nats source; skipped without Spark or Java, except in CI."""
     try:
-        from tidings.pipeline.session import SessionSettings, start_session
+        from tidings.pipeline.session import SessionSettings, start_session, stop_session
         from tidings.pipeline.source import NatsSource
 
         work = tmp_path_factory.mktemp("spark")
@@ -95,7 +95,7 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSe
         pytest.skip(f"needs Spark and Java (`pip install 'tidings[spark]'`): {error}")
     session.dataSource.register(NatsSource)
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture(scope="module")
