@@ -18,6 +18,8 @@ from tidings.endpoint.identity import local_identity
 from tidings.host.claims import Claims
 from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
+from tidings.mcp.host_desk import HostDesk
+from tidings.mcp.server import build_server
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 
@@ -99,6 +101,21 @@ class CodingAgent:
 async def coding(home: Path, *names: str) -> AsyncIterator[list[CodingAgent]]:
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(coding_with(command(home, name))) for name in names]
+        for each in found:
+            await each.connected()
+        yield found
+
+
+@asynccontextmanager
+async def coding_here(space: RealSpace, *names: str) -> AsyncIterator[list[CodingAgent]]:
+    """The same with servers in this process, over the real host: for tests of what is answered, not of processes."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for name in names:
+            session = await peer(space, name)
+            desk = HostDesk(lambda: HostClient(space.home.home), lambda _, opened=session: opened)  # type: ignore[misc]
+            stack.push_async_callback(asyncio.to_thread, desk.close)
+            found.append(CodingAgent(await stack.enter_async_context(Client(build_server(desk)))))
         for each in found:
             await each.connected()
         yield found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mcp.shared.exceptions import MCPError
 
-from coding_agents import CodingAgent, coding, hosted, words
+from coding_agents import CodingAgent, coding_here, hosted, words
 from tidings.mcp.ids import short
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -36,7 +36,7 @@ async def test_every_message_is_seen_by_exactly_its_audience_through_every_tool_
     await space.add("cal", read=CHANNELS, post=CHANNELS)
     await space.add("dee", read=[], post=[])
     names = ("ada", "bob", "bob", "cal", "dee")
-    async with hosted(space.home.home), coding(space.home.home, *names) as agents:
+    async with hosted(space.home.home), coding_here(space, *names) as agents:
         ada, bob, _, cal, _ = agents
         told = await said(ada, bob, cal)
         await eventually(lambda: arrived(told, names, agents), what="every inbox has what it should", within=20)
