@@ -82,7 +82,8 @@ async def _read_page(
     showable = [record for record in recent if shown.shows(record)]
     kept, all_fit = _within_bytes(showable)
     last = (found if all_fit else kept)[-1:]
-    stamp = await steward.marks.stamp(head)
+    # whoever has read everything up to the head remembers what was there
+    stamp = await steward.marks.stamp(head) if all_fit and complete else None
     return {
         "records": [encoded(record) for record in kept],
         "more": not all_fit or not complete,
