@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from nats.errors import Error as NatsError
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
-from tidings.errors import ConflictError, UsageError
+from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.steward.attention import StandingAttention, get_attention, set_attention
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.history import encoded
@@ -384,9 +383,7 @@ async def _unsettled(steward: Steward, owner: str) -> int:
     """Frames of this agent that a session had in hand and did not settle: the broker brings them after its patience."""
     try:
         info = await steward.js.api(f"CONSUMER.INFO.{steward.subjects.delivery_stream}.dlv_{owner}")
-    except ApiError as error:
-        if error.err_code != NO_CONSUMER:
-            raise
+    except TidingsError:  # boundary: no mailbox, or no answer; that costs a flag, and must not cost the session
         return 0
     return int(info.get("num_ack_pending", 0))
 
