@@ -1,6 +1,7 @@
 """A log that went backwards is noticed, said, and mended as far as the ledger knows; an ordinary restart is not one."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tidings.broker.private_files import write_private
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
-from tidings.testing.real_space import RealSpace
+from tidings.testing.real_space import TEST_PACE, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
 
@@ -151,6 +152,39 @@ async def test_what_the_log_forgot_of_access_and_revocation_is_written_again(spa
     with pytest.raises(AuthRevoked):
         async with space.agent("bob"):
             pass
+
+
+async def test_direct_messages_of_an_agent_the_log_forgot_are_kept_for_it(space: RealSpace, backup: Backup) -> None:
+    """The steward judges mail before the administrator has written again who is an agent."""
+    await space.add("ada")
+    await mark_head(space)
+    await backup.take()
+    fred = (await space.add("fred")).row.id
+    async with tidings.connect(space.home.name, name="ada", home=space.home.home, receive=False) as ada:
+        for number in range(3):
+            await ada.dm(fred, f"unread {number}")
+        nobody = KeyPair.generate().id
+        await ada.dm(nobody, "is anybody there?")
+    await mark_head(space)
+    await space.stop_steward()
+    space.broker.stop()
+    (log_of_now,) = space.home.store.glob("jetstream/*/streams/LOG_main")
+    shutil.rmtree(log_of_now)
+    shutil.copytree(backup.folder / log_of_now.relative_to(space.home.store), log_of_now)
+    space.broker.start()
+    steward = await space.start_steward(replace(TEST_PACE, mail_grace=0.1, mail=0.1))
+    assert steward.table.access_at(fred, steward.position) is None
+    async with space.core() as js:
+
+        async def only_of_fred() -> bool:
+            return list(await js.counts_of("DM_main", ">")) == [space.subjects.direct(fred, ada.id)]
+
+        await eventually(only_of_fred, what="mail for nobody is removed")
+        await steward.mail.run()
+        assert await js.counts_of("DM_main", ">") == {space.subjects.direct(fred, ada.id): 3}
+    assert await reconcile(space) == ["wrote the access of fred again: the log had lost it"]
+    async with tidings.connect(space.home.name, name="fred", home=space.home.home) as reader:
+        assert [(await reader.next_message(10)).text for _ in range(3)] == [f"unread {number}" for number in range(3)]
 
 
 async def test_a_wiped_store_is_noticed_and_the_agents_are_granted_again(space: RealSpace, backup: Backup) -> None:

@@ -5,6 +5,8 @@
     to nobody             target never added: goes after a grace; revoked: at once; its sender is told `undeliverable`
     to many invented      more targets that never were than anybody has by mistake: goes at once, counted, not told
 
+Who was never added is not decided by the log alone: one that was put back has forgotten agents, and the administrator
+writes them again from the ledger only after we serve. Mail for whoever the ledger knows as an agent stays.
 The archive counts unless the space record switches it off; not starting it is not switching it off. An ack floor is
 acted on one round after it was seen, so that a receipt which speaks of the record still finds it. Telling comes before
 removing, and each round does a bounded amount.
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
+from tidings.errors import ConfigError
+from tidings.space.agents import LIVE, Ledger
 from tidings.steward.quotas import MOST_INVENTED
 from tidings.steward.receipts import tell_senders
 from tidings.steward.retention import archive_needs
@@ -40,6 +44,7 @@ class Mail:
     def __init__(self, steward: Steward) -> None:
         self.steward = steward
         self.stream = steward.subjects.direct_stream
+        self._ledger = Ledger(steward.home.issued)
         self.removed = 0
         #: of these, to more invented targets than one sender may have
         self.invented = 0
@@ -123,10 +128,20 @@ class Mail:
         return gone
 
     def _is_invented(self, target: str) -> bool:
-        return self.steward.table.access_at(target, self.steward.position) is None
+        known = self.steward.table.access_at(target, self.steward.position) is not None
+        return not known and not self._is_in_ledger(target)
 
     def _is_reachable(self, target: str) -> bool:
-        return self.steward.active_access(target) is not None
+        return self.steward.active_access(target) is not None or self._is_in_ledger(target)
+
+    def _is_in_ledger(self, target: str) -> bool:
+        """Whether a key was issued to it that nobody took back, whatever the log has forgotten."""
+        try:
+            row = self._ledger.get(target)
+        except ConfigError as error:
+            log.warning("%s: what is for it is kept", error)
+            return True
+        return row is not None and row.state in LIVE
 
     async def _archive_limit(self, head: int) -> int:
         """The last sequence the archive has no more need of."""

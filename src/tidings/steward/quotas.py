@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
+from tidings.space.agents import LIVE, Ledger
 from tidings.steward.retention import stored_size
 from tidings.wire.rulings import Access, Space
 
@@ -295,6 +296,10 @@ class FloodWatch:
         s, js = self.steward.subjects, self.steward.js
         accesses = (self._access(owner) for owner in self.steward.table.owners())
         held = {role for access in accesses if access is not None for role in access.roles}
-        pairs = (subject.split(".")[3:5] for subject in await js.subjects_of(s.task_stream, f"{s.root}.task.*.*"))
-        for role, sender in excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED):
+        pairs = [subject.split(".")[3:5] for subject in await js.subjects_of(s.task_stream, f"{s.root}.task.*.*")]
+        beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
+        if beyond:  # a log that was put back has forgotten roles, and nobody wrote them again yet
+            held |= {role for row in Ledger(self.steward.home.issued).rows() if row.state in LIVE for role in row.roles}
+            beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
+        for role, sender in beyond:
             self.invented_tasks += await js.purge(s.task_stream, subject_filter=f"{s.root}.task.{role}.{sender}")
