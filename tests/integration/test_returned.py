@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.errors import DeadLetter, UsageError
+from tidings.broker.answers import ApiError
+from tidings.endpoint import returned
+from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.steward import backstop
+from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
 from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import TEST_PACE, RealSpace
@@ -77,6 +80,38 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         assert (await ada.receipt(first, "delivered", timeout=10)).stage == "delivered", "and it was not read"
         assert pair.steward is not None
         assert (await health_of(pair.steward))["mail"]["dead"] == 67
+
+
+@pytest.mark.requirement("D10")
+async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_it_is(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full stream, a closed gate, a bug of the steward's: none of them costs the message."""
+    monkeypatch.setattr(returned, "RETRY_PAUSE", 0.02)
+    steward = pair.steward
+    assert steward is not None
+    keep = steward.dead_mail.keep
+    full = ApiError("publish", {"err_code": 10077, "description": "maximum bytes exceeded"})
+    failures: list[Exception] = [LogFull("no room"), full, ZeroDivisionError()]
+    unsettled: list[int] = []
+
+    async def failing(letter: Letter, payload: bytes = b"") -> Letter:
+        unsettled.append(len(bob._direct.held))
+        if failures:
+            raise failures.pop(0)
+        return await keep(letter, payload)
+
+    monkeypatch.setattr(steward.dead_mail, "keep", failing)
+    async with connect(pair, "ada") as ada, connect(pair, "bob", retry=QUICK) as bob:
+        worker, errors = Worker(bob), list[BaseException]()
+        bob.on("error", errors.append)
+        written = await ada.dm(bob.id, "poison")
+        await eventually(lambda: len(worker.buried) == 1, what="it is kept at last")
+        assert unsettled == [1, 1, 1, 1]
+        assert [each["letter"] for each in await letters(bob)] == [f"direct-{written.seq}"]
+        assert "could not be kept" not in worker.buried[0]
+        told = [type(each) for each in errors if isinstance(each, tidings.TidingsError)]
+        assert told == [LogFull, DeadLetter], "and its program hears why, not at every try"
 
 
 async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped_when_it_is_settled(

@@ -6,6 +6,7 @@ import pytest
 
 import tidings
 from tidings.endpoint.notices import Notice
+from tidings.errors import ConnectionLost
 from tidings.steward.health import health_of
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace
 from tidings.testing.waiting import eventually
@@ -90,3 +91,28 @@ async def test_a_flood_of_void_messages_is_counted_and_told_in_bounds(
             await raw.post("general", b"no message at all")
     await eventually(lambda: steward.voids.found["malformed"] == 25, what="all are found, some in each round")
     assert 3 <= sum(life.channel == "general" for life in steward.receipts.lives.values()) <= 12
+
+
+async def test_a_round_in_which_nobody_could_be_told_is_done_again(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker restarts between the look and the receipt: the sender is told once it is back."""
+    steward = pair.steward
+    assert steward is not None
+    await eventually(lambda: bool(steward.voids._saved), what="a first look, which is remembered though nothing came")
+    tell, failed = steward.receipts.tell_void, list[str]()
+
+    async def cut_off(sender: str, mid: str, *rest: Any, **more: Any) -> None:
+        if len(failed) < 2:
+            failed.append(mid)
+            raise ConnectionLost("the broker restarts")
+        await tell(sender, mid, *rest, **more)
+
+    monkeypatch.setattr(steward.receipts, "tell_void", cut_off)
+    async with connect(pair, "ada", channels=["general"]) as ada, pair.agent("ada") as raw:
+        s = pair.subjects
+        mid = await write_void(raw, s.chat(raw.id, "general"), "chat", "general", "KV-Foo", s.log_stream)
+        await eventually(lambda: bool(steward.voids.found), what="a round that told its sender")
+        assert failed == [mid, mid]
+        assert [each["stage"] for each in (await ada.trace(mid))["receipts"]] == ["void"]
+        assert steward.voids.found == {"header": 1}, "and it counts once"

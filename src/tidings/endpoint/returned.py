@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
-from tidings.errors import ConflictError, DeadLetter, OutcomeUnknown, TidingsError, UnreachableError, UsageError
+from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.wire.roster import Agent
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
 
-RETRY_PAUSE = 1.0
+#: before the steward is asked again; for a letter that it cannot keep now, the pause doubles up to the longest
+RETRY_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 LONGEST_ERROR = 500
 
 
@@ -87,12 +88,16 @@ class Returned:
     # --- dead letters ---
 
     async def _bury(self, incoming: Incoming, error: str) -> None:
-        """Have the steward keep it, for as long as that takes, and only then settle it."""
+        """Have the steward keep it, for as long as that takes, and only then settle it.
+
+        Only a refusal that no later try can change ends this: the message is gone or not ours, or we may not ask.
+        """
         ref = f"{incoming.kind}-{incoming.seq}"
         told = DeadLetter(
             f"{ref} from {incoming.sender.name} was given back {incoming.attempt} times and is a dead letter now "
             f"(`tidings dead show {ref}`): {error or 'no error was said'}"
         )
+        pause, is_told = RETRY_PAUSE, False
         while True:
             try:
                 await self.endpoint.link.call(
@@ -103,11 +108,15 @@ class Returned:
                     error=error[:LONGEST_ERROR],
                     attempts=incoming.attempt,
                 )
-            except (UnreachableError, OutcomeUnknown, ConflictError):
-                await asyncio.sleep(RETRY_PAUSE)
-                continue
-            except TidingsError as refusal:
+            except (UsageError, DeniedError) as refusal:
                 told = DeadLetter(f"{told}; it could not be kept: {refusal}")
+            except TidingsError as failure:
+                if not is_told and not isinstance(failure, UnreachableError):
+                    is_told = True
+                    self.endpoint.events.emit("error", failure)
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+                continue
             break
         await incoming._bury()
         self.endpoint.events.emit("error", told)

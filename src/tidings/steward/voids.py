@@ -47,6 +47,7 @@ class VoidWatch:
         #: void messages by reason, found by this steward
         self.found: Counter[str] = Counter()
         self._looked: dict[str, int] | None = None
+        self._saved: dict[str, int] = {}
         self._revision = 0
 
     async def run(self) -> int:
@@ -56,15 +57,16 @@ class VoidWatch:
         heads = {
             name: int((await self.steward.js.info(place[0]))["state"]["last_seq"]) for name, place in places.items()
         }
-        looked = await self._load(heads)
+        looked = dict(await self._load(heads))
         void: list[tuple[StoredRecord, Refused]] = []
-        before = dict(looked)
         for name, (stream, subject_filter) in places.items():
             if looked[name] > heads[name]:  # it went backwards
                 looked[name] = heads[name]
             looked[name] = await self._look(stream, subject_filter, looked[name] + 1, heads[name], void)
-        await self._tell(void)
-        if looked != before:
+        await self._tell(void)  # a round that fails here is done again: whoever was told already is known
+        self._looked = looked
+        self.found.update(refused.reason for _, refused in void)
+        if looked != self._saved:
             await self._save(looked)
         return len(void)
 
@@ -73,13 +75,15 @@ class VoidWatch:
         if self._looked is None:
             entry = await self.steward.state.get(KEY)
             known = entry.value if entry else {}
-            self._looked = {name: int(known.get(name, head)) for name, head in heads.items()}
+            self._saved = {name: int(place) for name, place in known.items()}
+            self._looked = {**heads, **self._saved}
             self._revision = entry.revision if entry else 0
         return self._looked
 
     async def _save(self, looked: dict[str, int]) -> None:
         try:
             self._revision = await self.steward.state.put(KEY, dict(looked), self._revision)
+            self._saved = looked
         except ConflictError:  # a steward before this one was slow: it tells nobody twice, receipts are known
             entry = await self.steward.state.get(KEY)
             self._revision = entry.revision if entry else 0
@@ -102,7 +106,6 @@ class VoidWatch:
     async def _tell(self, void: list[tuple[StoredRecord, Refused]]) -> None:
         told: Counter[str] = Counter()
         for record, refused in void:
-            self.found[refused.reason] += 1
             parsed = self.steward.subjects.parse(record.subject)
             if not isinstance(parsed, Chat | Direct):
                 continue
