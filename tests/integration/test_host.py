@@ -20,7 +20,7 @@ import pytest
 import tidings
 from crowd import revoke
 from duplicate_window import STREAM, forget_ids
-from hosting import Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
+from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import (
     AuthRevoked,
@@ -35,7 +35,8 @@ from tidings.errors import (
 from tidings.host import composing, receiving
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
-from tidings.host.inbox import Arrival, Bound
+from tidings.host.inbox import Arrival, Bound, InboxRow
+from tidings.host.mailbox import Mailbox, open_mailbox
 from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
@@ -521,6 +522,63 @@ async def test_channels_are_followed_again_after_a_restart_and_what_was_missed_c
             await has_texts(host, bob, ["while it runs", "while it does not"])
             await ada.send("general", "again")
             await has_texts(host, bob, ["while it runs", "while it does not", "again"])
+
+
+async def test_an_older_inbox_put_back_or_none_at_all_gets_what_came_since_again_and_its_agent_is_told(
+    space: RealSpace, tmp_path: Path
+) -> None:
+    home = tmp_path / "host"
+    source = ("home", str(space.home.home), space.home.name, "bob")
+    await space.add("ada", post=["team.a"])
+    await space.add("bob", read=["team.*"])
+
+    async def told(host: hosts.Host, bob: hosts.Scope) -> list[str]:
+        return [each["kind"] for each in await notices_of(host, bob)]
+
+    async with tidings.connect("main", name="ada", home=space.home.home, receive=False) as ada:
+        async with host_in(home) as host:
+            bob = await adopt(host, space, "bob", receive=True)
+            await eventually(lambda: health_of(host, bob).receiving)
+            await host.endpoint(bob).join("team.*")
+            await ada.send("team.a", "before the copy")
+            await has_texts(host, bob, ["before the copy"])
+        shutil.copy(home / "host.db", tmp_path / "older")
+        async with host_in(home) as host:
+            await ada.send("team.a", "after the copy")
+            await ada.dm("bob", "to you alone")
+            await eventually(lambda: _has_all(host, bob, {"before the copy", "after the copy", "to you alone"}))
+            assert await told(host, bob) == []
+
+        shutil.copy(tmp_path / "older", home / "host.db")
+        async with open_mailbox(home, source) as mailbox, mailbox.receive():
+            rows = await eventually(lambda: _rows_besides_notices(mailbox, 2), what="what came since")
+            assert [row.text for row in rows] == ["before the copy", "after the copy"]
+        async with host_in(home) as host:
+            await has_texts(host, bob, ["before the copy", "after the copy"])
+            assert await told(host, bob) == ["set_back"], "once"
+            (notice,) = await notices_of(host, bob)
+            assert "an older host.db was put back" in notice["text"]
+            await ada.send("team.a", "later")
+            await has_texts(host, bob, ["before the copy", "after the copy", "later"])
+
+        (home / "host.db").unlink()
+        async with host_in(home) as host:
+            assert await adopt(host, space, "bob", receive=True) == bob
+            await has_texts(host, bob, ["before the copy", "after the copy", "later"])
+            assert await told(host, bob) == ["set_back"]
+        async with host_in(home) as host:
+            await ada.send("team.a", "at the end")
+            await has_texts(host, bob, ["before the copy", "after the copy", "later", "at the end"])
+            assert await told(host, bob) == ["set_back"]
+
+
+async def _has_all(host: hosts.Host, scope: hosts.Scope, texts: set[str]) -> bool:
+    return set(await texts_of(host, scope)) == texts
+
+
+async def _rows_besides_notices(mailbox: Mailbox, count: int) -> list[InboxRow]:
+    rows = [row for row in await mailbox.listed(EVERYTHING) if row.kind != "notice"]
+    return rows if len(rows) >= count else []
 
 
 async def test_receipts_are_told_from_what_is_on_disk_also_after_a_restart(pair: RealSpace, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.journal import Journal
+from tidings.endpoint.journal import Journal, KeptAs
 from tidings.endpoint.membership import Membership, Memberships
 from tidings.endpoint.seen import Seen
 from tidings.endpoint.surfacing import Surfacing
@@ -110,6 +110,44 @@ def test_a_journal_that_was_cut_off_in_a_line_gives_the_whole_lines(tmp_path: Pa
     handed, settled = Journal(state).read()
     assert [each.seq for each in handed] == [7, 9]
     assert [each.seq for each in settled] == [7]
+
+
+def test_where_the_newest_that_was_settled_is_kept_is_known_after_a_kill_and_torn_lines_say_nothing(
+    tmp_path: Path,
+) -> None:
+    program = Program(tmp_path / "state")
+    program.seen.save()
+    program.seen.note_kept(KeptAs(3, "ada", "message 3"))
+    program.seen.note_kept(KeptAs(2, "ada", "message 2"))
+    assert Journal(program.state).read_kept() is None, "an id has no blanks"
+    program.seen.note_kept(KeptAs(4, "ada", "four"))
+    program.killed()
+    assert program.seen.kept_as == KeptAs(4, "ada", "four")
+    program.seen.settle("general", 1, ("ada", "1"))
+    program.seen.save()
+    beside = program.state.with_name("state.journal")
+    assert not beside.exists()
+    beside.write_text("=9 ada fi\n=10 ad=11 ada five =\n=12 ada fi-7 general\n=13 ada")
+    program.killed()
+    assert program.seen.kept_as == KeptAs(4, "ada", "four")
+
+
+def test_a_memory_that_is_forgotten_knows_its_channels_and_reads_all_of_them_again_however_often_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    program = Program(tmp_path / "state")
+    for seq in (2, 3):
+        program.offer("live", seq)
+        program.settle(seq)
+    program.seen.note_kept(KeptAs(2, "ada", "two"))
+    program.seen.save()
+    program.seen.forget_all()
+    program.seen.close()
+    program.killed()
+    seen = program.seen
+    assert (seen.kept_as, seen.is_blank, seen.reads_again) == (None, True, True)
+    assert {name: each.settled_through for name, each in seen.channels.items()} == dict.fromkeys(CHANNELS, 0)
+    assert seen.covered_by("team.*") == ["team.a"]
 
 
 def test_a_journal_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:

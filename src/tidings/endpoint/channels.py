@@ -244,6 +244,8 @@ class Channels:
 
     def _comes_as_frames(self, membership: Membership) -> bool:
         """Is what was missed on its way as frames? Else it is read from the log, so that nobody waits for Spark."""
+        if self.seen.reads_again:
+            return False
         backstop = membership.backstop
         level = backstop.running and backstop.behind is not None and backstop.behind <= NEARLY_LEVEL
         return level and membership.facts.get("class") == "durable" and self.memberships.frames_through is not None

@@ -2,8 +2,9 @@
 
 A state file is written now and then, because it is large and reaches the disk. What a program was killed in between
 must not forget goes here at once, a few bytes that survive the process: which messages were handed out (`+`), so that
-they say `redelivered` when they come again, and which were settled (`-`), so that they do not. A power cut may lose the
-last lines; that costs a flag or a repetition, never a message. A journal that cannot be written costs the same.
+they say `redelivered` when they come again, and which were settled (`-`), so that they do not; and before that, where
+an inbox keeps them (`=`). A power cut may lose the last lines; that costs a flag or a repetition, never a message. A
+journal that cannot be written costs the same.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ class Handed(NamedTuple):
 
     channel: str
     seq: int
+
+
+class KeptAs(NamedTuple):
+    """The newest row of an inbox that holds what was settled, and what is in it."""
+
+    row: int
+    sender: str
+    id: str
 
 
 class Journal:
@@ -39,6 +48,21 @@ class Journal:
                 if kind in "+-" and number.isascii() and number.isdigit() and channel:
                     (handed if kind == "+" else settled).append(Handed(channel, int(number)))
         return handed, settled
+
+    def read_kept(self) -> KeptAs | None:
+        """Where the newest that was settled is kept, if a line says so."""
+        found: KeptAs | None = None
+        if self.path is None:
+            return found
+        with suppress(OSError):
+            for line in self.path.read_text(errors="replace").splitlines():
+                row, *rest = line[1:].split(" ")
+                if line[:1] == "=" and row.isascii() and row.isdigit() and len(rest) == 3 and rest[2] == "=":
+                    found = KeptAs(int(row), rest[0], rest[1])
+        return found
+
+    def note_kept(self, kept: KeptAs) -> None:
+        self._append(f"={kept.row} {kept.sender} {kept.id} =\n")  # the end shows that it is whole
 
     def note_handed(self, channel: str, seq: int) -> None:
         self._append(f"+{seq} {channel}\n")

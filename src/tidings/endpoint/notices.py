@@ -19,7 +19,7 @@ from tidings.errors import DeliveryLost, LogRegressed
 
 #: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
 #: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
-#: set_back: the log went backwards. flood: more than the inbox keeps of one sender
+#: set_back: the log went backwards, or the inbox. flood: more than the inbox keeps of one sender
 NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood"]
 
 
@@ -67,6 +67,16 @@ def of_loss(error: DeliveryLost) -> Notice:
 
 def of_regress(error: LogRegressed) -> Notice:
     return Notice("set_back", str(error), cause=str(error))
+
+
+def of_inbox_set_back(name: str, cause: str) -> Notice:
+    """The file of an inbox is older than what was received into it, or another one."""
+    text = (
+        f"the inbox of {name} lost what it had received: an older host.db was put back, or it was made anew. What was "
+        "said in its channels is read again from the log, as far as the log has it; direct messages that came since do "
+        "not come again: ask their senders"
+    )
+    return Notice("set_back", text, cause=cause)
 
 
 def of_damage(row: dict[str, Any]) -> Notice:

@@ -8,6 +8,8 @@ number of channels is remembered, those used last: a channel that was forgotten 
 
 Whether a durable copy was surfaced before is asked of `known` alone, which is exact: `through` moves with live copies,
 and one of those may have been lost without anybody noticing. That is what durable copies are for.
+
+Whoever settles what it has in an inbox on disk says where (`note_kept`): a memory must not outlive the inbox it is of.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from tidings.broker.private_files import write_private
-from tidings.endpoint.journal import Journal
+from tidings.endpoint.journal import Journal, KeptAs
 from tidings.endpoint.log_marks import LogMarks
 from tidings.endpoint.sequences import Sequences
 from tidings.errors import ConfigError
@@ -170,6 +172,13 @@ class Seen:
         self.numbers: dict[str, int] = {}
         #: what a process before this one surfaced and settled is known
         self.remembers = path is not None and path.exists()
+        #: where the newest that was settled is kept; None if nobody said
+        self.kept_as: KeptAs | None = None
+        #: made before anybody said where what was settled is kept
+        self.is_unproven = False
+        #: it was forgotten once (`forget_all`): frames that were acknowledged before that do not come again, so what is
+        #: missing is read from the log. For good, because it costs a look there at each start and nothing else
+        self.reads_again = False
         #: hear (sender, id) of a channel message when it is settled
         self.on_settled: Callable[[Identity], None] = lambda _identity: None
         self._dirty = not self.remembers  # an empty memory is one too: whoever reads it knows that nothing was surfaced
@@ -188,12 +197,17 @@ class Seen:
             self.known = Sequences(found.get("sequences", []))
             self.numbers = {str(series): int(number) for series, number in found.get("frames", {}).items()}
             self.marks = LogMarks(found.get("marks", []))
+            self.reads_again, self.is_unproven = bool(found.get("reads_again", False)), "kept_as" not in found
+            if found.get("kept_as"):
+                row, sender, mid = found["kept_as"]
+                self.kept_as = KeptAs(int(row), str(sender), str(mid))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
 
     def _load_journal(self) -> None:
         """What happened after the state file was written, until the process ended."""
         handed, settled = self._journal.read()
+        self.kept_as = max(filter(None, (self.kept_as, self._journal.read_kept())), default=None)
         for channel, seq in handed:
             self._newest[channel] = max(seq, self._newest.get(channel, 0))
             if channel in self.channels:
@@ -254,6 +268,30 @@ class Seen:
         for seen in self.channels.values():
             seen.rewind(agreed)
 
+    @property
+    def is_blank(self) -> bool:
+        """Was nothing ever settled?"""
+        return not self._identities and not len(self.known)
+
+    def note_kept(self, kept: KeptAs) -> None:
+        """What is settled from now on is in an inbox up to this row."""
+        if self.kept_as is None or kept.row > self.kept_as.row:
+            self.kept_as, self._dirty = kept, True
+            self._journal.note_kept(kept)
+
+    def forget_all(self) -> None:
+        """What was settled is kept nowhere any more: everything comes again, as far as the log has it.
+
+        Which channels there are stays, so that all of them are read; so does which log it was.
+        """
+        self.channels = OrderedDict((name, ChannelSeen()) for name in self.channels)
+        self.forgotten = 0
+        self.known = Sequences()
+        self.numbers = {}
+        self.kept_as, self.is_unproven, self.reads_again, self._dirty = None, False, True, True
+        for memory in (self._identities, self._handed, self._out, self._newest):
+            memory.clear()
+
     def first_time(self, identity: tuple[str, str]) -> bool:
         """Was (sender, id) never surfaced here? A message is surfaced once, whatever record holds it."""
         if identity in self._identities:
@@ -307,7 +345,9 @@ class Seen:
         """Write what was settled. Cheap when nothing was."""
         if self.path is None or not self._dirty:
             return
-        channels = {name: seen.settled_through for name, seen in self.channels.items() if seen.settled_through}
+        channels = {name: seen.settled_through for name, seen in self.channels.items()}
+        if not self.reads_again:
+            channels = {name: seq for name, seq in channels.items() if seq}
         unsettled = {*self._unsettled, *self._unsettled_direct}
         identities = [identity for identity in self._identities if identity not in unsettled]
         kept = {
@@ -318,6 +358,8 @@ class Seen:
             "newest": self._newest_unsettled(channels),
             "sequences": self.known.without(self._unsettled.values()),
             "frames": self.numbers,
+            "kept_as": self.kept_as,
+            "reads_again": self.reads_again,
             "marks": msgspec.to_builtins([*self.marks.own, *self.marks.stamps]),
         }
         write_private(self.path, json.dumps(kept))

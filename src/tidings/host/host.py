@@ -183,6 +183,8 @@ class _Agent:
             )
         self.host.check_anchor(found)
         self.identity = found
+        # the endpoint that asks this reads its state file next
+        await self.receiver.check_memory(self.host.state_file(self.scope))
         return found
 
     async def _on_open(self, endpoint: Endpoint) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from tidings.endpoint.journal import KeptAs
 from tidings.endpoint.notices import Notice
 from tidings.store.database import Database
 
@@ -329,6 +330,19 @@ def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: 
 # --------------------------------------------------------------------------------------------------------- reading
 
 
+def holds(connection: sqlite3.Connection, space: str, recipient: str, kept: KeptAs) -> bool:
+    """Is this message in this row? Rows are for ever and written in order: then so is all that came before it."""
+    return _row_of(connection, (space, recipient, kept.sender, kept.id)) == kept.row
+
+
+def newest_kept(connection: sqlite3.Connection, space: str, recipient: str) -> KeptAs | None:
+    """The newest row of this recipient, whether its content is still there or not."""
+    # unless told, SQLite goes through the mail of everybody else
+    query = """SELECT max(row), sender, id FROM inbox INDEXED BY inbox_ids WHERE space = ? AND recipient = ?"""
+    row, sender, mid = connection.execute(query, (space, recipient)).fetchone()
+    return None if row is None else KeptAs(row, sender, mid)
+
+
 def listed(connection: sqlite3.Connection, space: str, recipient: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
     """A page in the order of arrival; direct messages before the others if asked for."""
     where, asked = _filters(space, recipient, wanted)
@@ -552,6 +566,12 @@ class InboxStore:
 
     async def search(self, space: str, recipient: str, text: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
         return await self._read(lambda c: search(c, space, recipient, text, wanted, words=self.words))
+
+    async def holds(self, space: str, recipient: str, kept: KeptAs) -> bool:
+        return await self._read(lambda c: holds(c, space, recipient, kept))
+
+    async def newest_kept(self, space: str, recipient: str) -> KeptAs | None:
+        return await self._read(lambda c: newest_kept(c, space, recipient))
 
     async def last(self, space: str, recipient: str) -> int:
         return await self._read(lambda c: last(c, space, recipient))

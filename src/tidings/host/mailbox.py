@@ -104,6 +104,7 @@ class Mailbox:
         At the end senders are told what was read. Whom that does not reach is told by whoever receives next.
         """
         state = state_file(self.home, self.scope)
+        await self._receiver.check_memory(state)
         endpoint = Endpoint(lambda: identity_of(self._source), state=state, presence=False)
         endpoint.on("notice", self._receiver.keep_notice)
         async with endpoint:

@@ -6,6 +6,9 @@ Nothing is acknowledged that is not on disk here; what cannot be stored as a mes
 the reason; what an agent is told that is no message is kept as a notice, and so is how much found no room. Receipts are
 told from notes on disk, so a restart forgets none. Whatever channels the agent is a member of are followed again with
 each endpoint. When another session of the agent receives, this one stands back.
+
+What an endpoint remembers beside the inbox is of this inbox: if that was put back to an older copy, or is another one,
+the memory is dropped before the endpoint opens, and the agent is told (`check_memory`).
 """
 
 from __future__ import annotations
@@ -14,15 +17,18 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Incoming, Kept
-from tidings.endpoint.notices import Notice
+from tidings.endpoint.journal import KeptAs
+from tidings.endpoint.notices import Notice, of_inbox_set_back
+from tidings.endpoint.seen import Seen
 from tidings.errors import DeniedError, OutcomeUnknown, StoreError, Superseded, TidingsError, UnreachableError
 from tidings.failpoints import reach
-from tidings.host.inbox import Arrival, InboxStore, Receipt
+from tidings.host.inbox import TIDINGS, Arrival, InboxStore, Receipt
 from tidings.host.registry import Scope
 
 #: messages that are committed together
@@ -34,6 +40,8 @@ OVERFLOW_TOLD, OVERFLOW_TOLD_AT_MOST = 1.0, 60.0
 RETRY_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 #: what says that a message will never fit a table; any other failure of SQLite passes
 UNSTORABLE = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, ValueError, OverflowError)
+#: no row of any inbox
+NOTHING = KeptAs(0, "", "")
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -84,11 +92,38 @@ class Receiver:
         self._untold = asyncio.Event()
         self._overflowed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._endpoint: Endpoint | None = None
+        #: the newest row that was written here
+        self._newest: KeptAs | None = None
+
+    async def check_memory(self, state: Path) -> None:
+        """Before an endpoint goes on from this state file: is what it says was received in this inbox?"""
+        self._endpoint = None
+        seen = await asyncio.to_thread(Seen, state)
+        cause = await self._insist(lambda: self._why_not_in_inbox(seen))
+        if not cause:
+            return
+        # told first: whoever is killed in between finds the same again, and tells the same
+        await self.keep_notice(of_inbox_set_back(self.scope.name, cause))
+        seen.forget_all()
+        await asyncio.to_thread(seen.close)
+
+    async def _why_not_in_inbox(self, seen: Seen) -> str:
+        """Empty if it is."""
+        mine, last = (self.scope.space_id, self.scope.agent), seen.kept_as
+        if last is not None:
+            there = await self.inbox.holds(*mine, last)
+            return "" if there else f"host.db does not have row {last.row} with message {last.id}"
+        self._newest = await self.inbox.newest_kept(*mine)
+        # a state file of before it was noted where things are kept: what came since nobody can tell
+        lost = seen.is_unproven and not seen.is_blank and self._newest is None
+        return "host.db has nothing of this agent" if lost else ""
 
     async def begin(self, endpoint: Endpoint) -> None:
         """Receive from this endpoint, in the place of the one before."""
         await self.end()
-        self.error = None
+        self.error, self._endpoint = None, endpoint
+        self._note_kept()
         endpoint.keep_aside, endpoint.tells_delivered = self._keep_aside, False
         self._untold.set()
         self._overflowed.set()  # what the run before did not tell
@@ -133,6 +168,7 @@ class Receiver:
         # In this order they are queued, and so written.
         news = await asyncio.gather(*(self._until_stored(incoming) for incoming in batch))
         reach("inbox.kept")
+        self._note_kept()
         if any(news):
             self._untold.set()
             self._on_kept()
@@ -156,13 +192,20 @@ class Receiver:
 
     async def _stored(self, incoming: Incoming) -> bool:
         try:
-            kept = await self.inbox.keep(arrival_of(self.scope, incoming))
+            arrival = arrival_of(self.scope, incoming)
+            kept = await self.inbox.keep(arrival)
         except UNSTORABLE as error:
             await self._keep_aside(incoming.raw, f"message {incoming.id} cannot be stored: {error}")
             return False
         if not kept.kept:
             self._overflowed.set()
+        self._newest = max(self._newest or NOTHING, KeptAs(kept.row, arrival.sender, arrival.id))
         return kept.new
+
+    def _note_kept(self) -> None:
+        """The endpoint remembers up to which row it goes, before it remembers what is in it."""
+        if self._endpoint is not None and self._newest is not None and self._newest.row:
+            self._endpoint.seen.note_kept(self._newest)
 
     async def _keep_aside(self, raw: bytes, reason: str) -> None:
         log.warning("something for %s in %s was kept aside: %s", self.scope.name, self.scope.space, reason)
@@ -173,6 +216,8 @@ class Receiver:
         """What this agent is told becomes a row of its inbox; it may be told again, and is kept once."""
         log.info("%s in %s is told: %s", self.scope.name, self.scope.space, notice.text)
         kept = await self._insist(lambda: self.inbox.keep_notice(self.scope.space_id, self.scope.agent, notice))
+        self._newest = max(self._newest or NOTHING, KeptAs(kept.row, TIDINGS, notice.id))
+        self._note_kept()
         if kept.new:
             self._on_kept()
 
