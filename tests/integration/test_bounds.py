@@ -158,6 +158,33 @@ async def test_a_watcher_that_cannot_watch_says_so_and_watches_again_when_it_can
         await eventually(lambda: bool(notes[-1]["running"]))
 
 
+async def test_a_watcher_that_lost_its_link_holds_what_was_sent_before_against_nobody(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "BURST", 1 * MB)
+    links: list[Any] = []
+
+    async def connected(*args: Any, **options: Any) -> Any:
+        links.append(await real_connect(*args, **options))
+        return links[-1]
+
+    real_connect = watching.connect
+    monkeypatch.setattr(watching, "connect", connected)
+    await space.add("mal")
+    await space.add("vic")
+    async with space.agent("vic") as vic, space.agent("mal") as mal:
+        for _ in range(40):
+            await put(vic, space.subjects.chat(vic.id, "general"), 40_000)
+        async with watched(space) as notes:
+            await links[0].close()
+            await eventually(lambda: len(links) == 2 and bool(notes[-1]["running"]))
+            for _ in range(15):
+                await mal.connection.publish(space.subjects.chat(mal.id, "general"), b"x" * 200_000)
+            await eventually(lambda: "MB a second" in withheld(space, "mal"))
+            assert withheld(space, "vic") == ""
+            assert vic.connection.is_connected
+
+
 @asynccontextmanager
 async def supervised(space: RealSpace) -> AsyncIterator[None]:
     """Does for the steward in this process what a supervisor does: runs the administrator when asked."""

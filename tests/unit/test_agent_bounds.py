@@ -54,6 +54,24 @@ def test_what_a_short_connection_sent_counts() -> None:
     assert [breach for breach in found if breach] != []
 
 
+def test_what_was_sent_before_anybody_watched_counts_against_nobody() -> None:
+    watched = bounds()
+    watched.connected("ada", 1, 0.0, sent=100 * BURST)
+    assert watched.sent(1, 100 * BURST, 0.0) is None
+    assert watched.sent(1, 100 * BURST + 1 * MB, 0.0) is None
+    assert watched.sent(1, 101 * BURST + 1, 0.0) is not None
+
+
+def test_a_connection_that_is_learned_again_keeps_what_was_counted_of_it() -> None:
+    watched = bounds()
+    watched.connected("ada", 1, 0.0)
+    watched.sent(1, 8 * MB, 0.0)
+    watched.connected("ada", 1, 0.0, sent=4 * MB)
+    assert watched.sent(1, BURST, 0.0) is None
+    watched.connected("ada", 1, 0.0, sent=10 * BURST)
+    assert watched.sent(1, BURST + 1, 0.0) is not None
+
+
 def test_an_hour_of_less_than_the_rate_costs_the_posting_and_not_the_credential() -> None:
     watched = bounds()
     watched.connected("ada", 1, 0.0)

@@ -93,11 +93,15 @@ class AgentBounds:
     def agent_of(self, connection: int) -> str | None:
         return self._known[connection][0] if connection in self._known else None
 
-    def connected(self, agent: str, connection: int, now: float) -> tuple[bool, Breach | None]:
-        """Note a connection. Answers whether it is one too many, and a breach if that happens too often."""
+    def connected(self, agent: str, connection: int, now: float, sent: int = 0) -> tuple[bool, Breach | None]:
+        """Note a connection. Answers whether it is one too many, and a breach if that happens too often.
+
+        `sent`: what came over it before anybody watched, which counts against nobody.
+        """
         taken = self._taken.setdefault(agent, _Taken(at=now, hour_began=now))
         taken.connections.add(connection)
-        self._known[connection] = (agent, 0)
+        if self.agent_of(connection) != agent:
+            self._known[connection] = (agent, sent)
         if len(taken.connections) <= MOST_CONNECTIONS:
             return False, None
         taken.returns.append(now)
@@ -249,7 +253,7 @@ class Watcher:
             offset += len(page)
             for row in page:
                 if is_agent_id(agent := str(row.get("authorized_user"))):
-                    self._came(link, agent, int(row["cid"]), now)
+                    self._came(link, agent, int(row["cid"]), now, int(row["in_bytes"]))
 
     async def _forget_gone(self, link: Connection) -> None:
         """A word that was lost must not count against an agent for ever."""
@@ -273,8 +277,8 @@ class Watcher:
                 sent = int((said.get("sent") or {}).get("bytes", 0))
                 self._judge(link, self._bounds.disconnected(int(client["id"]), sent, now))
 
-    def _came(self, link: Connection, agent: str, connection: int, now: float) -> None:
-        too_many, breach = self._bounds.connected(agent, connection, now)
+    def _came(self, link: Connection, agent: str, connection: int, now: float, sent: int = 0) -> None:
+        too_many, breach = self._bounds.connected(agent, connection, now, sent)
         self._judge(link, breach)
         if too_many or agent in self._barred:
             self._close(link, connection)
