@@ -2,9 +2,10 @@
 
 The broker bounds these streams by bytes for all together, and by records per pair or queue; neither is a bound for one
 agent, who may write to any number of targets. So the fill of both is looked at four times a second, which costs two
-questions. Only when a stream holds more than one agent may is it counted whose that is: records per sender exactly,
-their size by a sample. Above its share an agent's posting is withheld and what it had put there is removed; it is told,
-by receipts and by the reason, and so are those it was for.
+questions. Only when a stream holds more than one agent may is it read, once and in order, whose what is new is: that
+is what each put there. Of whoever put in more than its share, what waits there now is summed up record by record; what
+its target is done with and only the archive still needs does not count. Above its share an agent's posting is withheld
+and what it had put there is removed; it is told, by receipts and by the reason, and so are those it was for.
 
 At every look some of what is new is read too: a message id or a subject that is longer than any program of ours makes
 costs the broker memory for as long as it is remembered, and the credential of whoever sent it.
@@ -17,10 +18,12 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tidings.broker.answers import NO_CONSUMER, ApiError
+from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.steward.gate import WARN_AT
 from tidings.steward.receipts import tell_senders
@@ -28,7 +31,7 @@ from tidings.steward.retention import stored_size
 from tidings.steward.services import name_of
 from tidings.steward.task_store import MSG_ID
 from tidings.wire.headers import values_of
-from tidings.wire.subjects import Direct
+from tidings.wire.subjects import Direct, Task
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -39,7 +42,10 @@ FULL = 0.95
 #: longer than anything we spell
 LONGEST_ID, LONGEST_SUBJECT = 128, 512
 SAMPLED, SAMPLED_BYTES = 8, 128 * 1024
-POINTS = 4
+#: pages (1 MiB each) that one look reads of what is new, and that summing up one agent reads at most
+PAGES_OF_NEW, PAGES_OF_ONE = 32, 192
+#: above every record: its subject and the broker's own bytes come on top of a message
+LARGEST_RECORD = MAX_MESSAGE + 1024
 #: what a sender hears of one by one when all it had put into the mailboxes is removed
 MOST_TOLD, MOST_TARGETS = 200, 1_000
 COUNT_AGAIN, LOG_AGAIN = 2.0, 10.0
@@ -49,6 +55,17 @@ log = logging.getLogger(__name__)
 def share_of(limit: int) -> int:
     """Bytes of a stream with this limit that one agent may hold."""
     return int(max(SHARE * limit, min(LEAST_SHARE, MOST_OF_SMALL * limit)))
+
+
+def sender_of(subject: str) -> str:
+    """Who put a record of a mailbox or queue there: the broker lets nobody write another's name."""
+    return subject.rpartition(".")[2]
+
+
+def suspects(put: Mapping[str, int], records: Mapping[str, int], most: int) -> list[str]:
+    """Of whom it must be summed up what waits: who put in more than it may hold, and can still hold so much."""
+    over = [sender for sender, size in put.items() if min(size, records.get(sender, 0) * LARGEST_RECORD) > most]
+    return sorted(over, key=lambda sender: -put[sender])
 
 
 def too_long(record: StoredRecord) -> str | None:
@@ -73,6 +90,20 @@ class _Fill:
     counted: float = float("-inf")
     #: agents by what they hold, the largest first, when it was last counted
     held: tuple[tuple[str, float], ...] = ()
+    #: how far it was read, and what each agent put there since it was last summed up: no less than it holds
+    read: int = 0
+    put: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What waits of one agent, and of what was read on the way to that."""
+
+    size: int = 0
+    #: the first that wait, as many as are told of one by one
+    waiting: list[StoredRecord] = field(default_factory=list)
+    #: by subject, those its target is done with
+    done: Counter[str] = field(default_factory=Counter)
 
 
 class Shares:
@@ -131,35 +162,78 @@ class Shares:
         fill.counted = moment
         s = self.steward.subjects
         kind = "dm" if stream == s.direct_stream else "task"
-        records: Counter[str] = Counter()
         subjects = await self.steward.js.counts_of(stream, f"{s.root}.{kind}.>")
+        records: Counter[str] = Counter()
         for subject, count in subjects.items():
-            records[subject.rpartition(".")[2]] += count
+            records[sender_of(subject)] += count
+        await self._read_new(stream, f"{s.root}.{kind}.>", fill, first)
         most = share_of(fill.limit)
-        held: dict[str, float] = {}
-        for sender, count in records.most_common(16):
+        for sender in suspects(fill.put, records, most):
             mine = f"{s.root}.dm.*.*.{sender}" if kind == "dm" else f"{s.root}.task.*.{sender}"
-            held[sender] = count * await self._mean_size(stream, mine, first, fill.head)
-            if held[sender] > most:
-                self._tell_targets(sender, {each: n for each, n in subjects.items() if each.endswith(f".{sender}")})
-                await self._take_away(stream, kind, mine, sender, held[sender], most)
-        fill.held = tuple(sorted(held.items(), key=lambda item: -item[1]))
+            found = await self._sum(stream, kind, mine, first, fill.read, most)
+            fill.put[sender] = found.size
+            if found.size > most:
+                left = {each: n - found.done[each] for each, n in subjects.items() if sender_of(each) == sender}
+                self._tell_targets(sender, left)
+                await self._take_away(stream, kind, mine, sender, found, most)
+                del fill.put[sender]
+        fill.put = Counter({sender: size for sender, size in fill.put.items() if records[sender]})
+        fill.held = tuple((sender, float(min(size, fill.used))) for sender, size in fill.put.most_common(16))
 
-    async def _mean_size(self, stream: str, subject_filter: str, first: int, last: int) -> float:
-        sizes: list[int] = []
-        for _ in range(POINTS):
-            page = await self._page(stream, subject_filter, random.randint(first, max(first, last)), last)
-            page = page or await self._page(stream, subject_filter, first, last)
-            sizes += map(stored_size, page)
-        return sum(sizes) / len(sizes) if sizes else 0.0
+    async def _read_new(self, stream: str, everything: str, fill: _Fill, first: int) -> None:
+        """Note whose the next records are, as far as one look reads."""
+        if fill.read > fill.head:  # an older store was put back
+            fill.read, fill.put = 0, Counter()
+        pages = 0
+        async for page in self.steward.js.read(stream, everything, max(first, fill.read + 1), fill.head):
+            for record in page:
+                fill.put[sender_of(record.subject)] += stored_size(record)
+            fill.read, pages = page[-1].seq, pages + 1
+            if pages >= PAGES_OF_NEW:
+                return
+        fill.read = fill.head
 
-    async def _take_away(self, stream: str, kind: str, mine: str, sender: str, size: float, most: int) -> None:
+    async def _sum(self, stream: str, kind: str, mine: str, first: int, last: int, most: int) -> _Sum:
+        """What waits of one agent, exactly, or until it is more than it may be."""
+        found, floors, pages = _Sum(), dict[str, int](), 0
+        async for page in self.steward.js.read(stream, mine, first, last):
+            for record in page:
+                if record.subject not in floors:
+                    floors[record.subject] = await self._done_through(stream, kind, record.subject)
+                if record.seq <= floors[record.subject]:
+                    found.done[record.subject] += 1
+                    continue
+                found.size += stored_size(record)
+                if len(found.waiting) < MOST_TOLD:
+                    found.waiting.append(record)
+            pages += 1
+            if found.size > most or pages >= PAGES_OF_ONE:
+                break
+        return found
+
+    async def _done_through(self, stream: str, kind: str, subject: str) -> int:
+        """The last sequence up to which the target of a subject is done with what was sent there."""
+        parsed = self.steward.subjects.parse(subject)
+        if isinstance(parsed, Direct):
+            whose = parsed.target if self.steward.active_access(parsed.target) is not None else None
+        else:
+            whose = parsed.role if isinstance(parsed, Task) else None
+        if whose is None:
+            return 0
+        try:
+            info = await self.steward.js.api(f"CONSUMER.INFO.{stream}.{kind}_{whose}")
+        except ApiError as error:
+            if error.err_code != NO_CONSUMER:
+                raise
+            return 0
+        return int(info["ack_floor"]["stream_seq"])
+
+    async def _take_away(self, stream: str, kind: str, mine: str, sender: str, found: _Sum, most: int) -> None:
         what = "direct messages" if kind == "dm" else "tasks"
-        why = f"{size / 1e6:,.0f} MB of {what}, where {most / 1e6:,.0f} MB are its share; they were removed"
+        why = f"more than {most / 1e6:,.0f} MB of {what}, which are its share; they were removed"
         self.steward.floods.withhold(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}")
         if kind == "dm":
-            going: list[StoredRecord] = await anext(self.steward.js.read(stream, mine, 1, 2**62, page=MOST_TOLD), [])
-            await tell_senders(self.steward, going, "undeliverable")
+            await tell_senders(self.steward, found.waiting, "undeliverable")
         removed = await self.steward.js.purge(stream, subject_filter=mine)
         self.removed += removed
         log.error("%s held %s: removed %d records of %s", sender, why, removed, stream)
@@ -170,7 +244,7 @@ class Shares:
         whose = name_of(self.steward, sender) or sender
         for subject, count in subjects.items():
             parsed = self.steward.subjects.parse(subject)
-            if isinstance(parsed, Direct) and self.steward.active_access(parsed.target) is not None:
+            if count > 0 and isinstance(parsed, Direct) and self.steward.active_access(parsed.target) is not None:
                 text = f"{count} direct messages of {whose} were removed: it held more than its share of the mail"
                 self._told.append((parsed.target, text, count, f"share of {sender}, {at.isoformat()}, {parsed.target}"))
 
