@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.broker import client as broker
 from tidings.broker.private_files import write_private
 from tidings.errors import AuthRevoked
 from tidings.space.agents import AgentFile, Ledger
@@ -165,10 +166,9 @@ async def test_a_watcher_that_lost_its_link_holds_what_was_sent_before_against_n
     links: list[Any] = []
 
     async def connected(*args: Any, **options: Any) -> Any:
-        links.append(await real_connect(*args, **options))
+        links.append(await broker.connect(*args, **options))
         return links[-1]
 
-    real_connect = watching.connect
     monkeypatch.setattr(watching, "connect", connected)
     await space.add("mal")
     await space.add("vic")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
-from tidings.steward import shares as module
+from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
@@ -40,7 +40,7 @@ class Stream:
 
     async def info(self, stream: str) -> dict[str, Any]:
         mine = self.records.values() if stream.startswith("DM_") else ()
-        used = sum(map(module.stored_size, mine))
+        used = sum(map(stored_size, mine))
         state = {"last_seq": self.head, "first_seq": min(self.records, default=1), "bytes": used}
         return {"state": state, "config": {"max_bytes": LIMIT}}
 
