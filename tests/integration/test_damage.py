@@ -1,13 +1,14 @@
 """A store that lost something: said in status, told to whom it concerns, and everything can be read once."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidings
+from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -141,24 +142,97 @@ async def test_records_of_the_log_that_are_missing_above_its_floor_are_said_and_
     assert found["LOG_main", junk].startswith("malformed: ")
 
 
-async def test_one_flipped_bit_in_the_log_is_found_by_reading_and_told_to_sender_and_members(space: RealSpace) -> None:
+def flip_record(space: RealSpace, stream: str, number: int, of: int) -> None:
+    """One bit inside a record of a stopped store; the broker's index of the block stays as it is."""
+    (block,) = (stream_folder(space, stream) / "msgs").glob("*.blk")
+    assert (block.parent / "index.db").exists()
+    data = bytearray(block.read_bytes())
+    data[int(len(data) * (number - 0.4) / of)] ^= 1
+    block.write_bytes(data)
+
+
+async def test_one_bit_that_flipped_while_the_space_was_down_is_found_said_and_told(space: RealSpace) -> None:
     """The broker counts the record as if it were there, and shows it to nobody."""
     for name in ("ada", "bob", "carol"):
-        await space.add(name)
+        await space.add(name, roles=["builder"])
     async with connect(space, "bob") as bob:
         await bob.join("general")
     async with connect(space, "ada") as ada:
         for number in range(20):
             await ada.send("general", f"{number}")
+        for number in range(4):
+            await ada.dm("bob", f"mail {number}")
+            await ada.ask("builder", f"task {number}")
     (block,) = (stream_folder(space, "LOG_main") / "msgs").glob("*.blk")
-    await struck(space, lambda: flip(block))
+
+    def damage() -> None:
+        flip(block)
+        flip_record(space, "DM_main", 2, 4)
+        flip_record(space, "TASK_main", 3, 4)
+
+    await struck(space, damage)
 
     async def is_said() -> bool:
-        return any("LOG_main lost 1 record between" in problem for problem in (await health(space))["problems"])
+        said = [line.partition(" between")[0] for line in (await health(space))["problems"]]
+        return sorted(said) == [f"{each}_main lost 1 record" for each in ("DM", "LOG", "TASK")]
+
+    await eventually(is_said, what="the records that cannot be read are said")
+    for name, channels in (("ada", [None, None, "general"]), ("bob", [None, "general"]), ("carol", [])):
+        assert [each.channel for each in await told(space, name)] == channels
+    assert [(each.first, each.last, each.count) for each in await told(space, "bob")][:1] == [(2, 2, 1)]
+    report = await read_store(space.home)
+    missing = {each.stream: (each.first, each.what) for each in report.found if each.is_missing}
+    assert missing["DM_main"] == (2, "the broker counts it and cannot read it")
+    assert missing["TASK_main"] == (3, "the broker counts it and cannot read it")
+    assert (sorted(missing), report.wrong, report.said) == (["DM_main", "LOG_main", "TASK_main"], 3, 3)
+    assert report.advice == "`tidings status` says what was lost"
+
+
+async def test_a_record_that_cannot_be_read_is_told_from_what_is_removed_while_the_store_is_read(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ada", "bob"):
+        await space.add(name)
+    async with connect(space, "ada") as ada:
+        for number in range(4):
+            await ada.dm("bob", f"mail {number}")
+    read = JetStream.read
+
+    async def removing(js: JetStream, stream: str, *arguments: Any, **named: Any) -> AsyncIterator[list[StoredRecord]]:
+        """While the direct messages are read, the first one of them is settled and goes, time after time."""
+        async for page in read(js, stream, *arguments, **named):
+            yield page
+            if stream == "DM_main":
+                await js.purge(stream, subject_filter=page[0].subject, below=page[0].seq + 1)
+
+    monkeypatch.setattr(JetStream, "read", removing)
+    await struck(space, lambda: flip_record(space, "DM_main", 4, 4))
+
+    async def is_said() -> list[str]:
+        said = (await health(space))["problems"]
+        return [line for line in said if line.startswith("DM_main lost 1 record between 4 and 4")]
 
     await eventually(is_said, what="the record that cannot be read is said")
-    for name, channels in (("ada", ["general"]), ("bob", ["general"]), ("carol", [])):
-        assert [each.channel for each in await told(space, name)] == channels
+    assert [(each.first, each.last, each.count) for each in await told(space, "bob")] == [(4, 4, 1)]
+
+
+async def test_what_the_steward_remembers_of_a_mailbox_is_named_by_whoever_reads_the_store(space: RealSpace) -> None:
+    """A record that is gone from the middle of the direct messages looks like one that was read."""
+    for name in ("ada", "bob"):
+        await space.add(name)
+    async with connect(space, "ada") as ada:
+        for number in range(3):
+            await ada.dm("bob", f"mail {number}")
+    await space.stop_steward()
+    async with space.core() as js:
+        await js.api("STREAM.MSG.DELETE.DM_main", {"seq": 2})
+    await space.start_steward()
+    (finding,) = (await read_store(space.home)).found
+    assert finding.what.startswith("DM_main lost 1 record (fewer records than when the steward stopped), noticed ")
+    assert [each.count for each in await told(space, "bob")] == [1]
+    async with space.administer() as admin:
+        await admin.ask("acknowledge")
+    assert (await read_store(space.home)).found == []
 
 
 async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:

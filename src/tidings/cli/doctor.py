@@ -90,7 +90,8 @@ def security(
 def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Read everything a running space holds once, and name what does not verify or is missing.
 
-    Signatures, JSON, durable copies, and sequences above the floor of the log. Nothing is changed.
+    Signatures, JSON, durable copies, sequences above the floor of the log, records the broker counts and cannot read.
+    What the steward knows to be lost is named too. Nothing is changed.
 
     Examples:
 
@@ -112,7 +113,7 @@ def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOptio
     if report.wrong:
         raise UnhealthyError(
             f"{report.wrong} times something does not verify or is missing among {sum(report.read.values())} records: "
-            "`tidings status` says what was lost"
+            f"{report.advice}"
         )
     output.say(f"{sum(report.read.values())} records read, every one verifies")
     output.hint("tidings status")

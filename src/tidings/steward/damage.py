@@ -4,7 +4,7 @@
     records the broker itself calls lost        every stream
     a sequence that is not there above the floor           the log: nothing but retention takes records, below its floor
     fewer records than when the steward stopped in order   every stream but DLV, which readers empty themselves
-    fewer records that can be read than the broker counts  every stream: a flipped bit is not found before it is read
+    records that cannot be read and are not deleted        every stream: a flipped bit is not found before it is read
 
 The first four are looked at when the steward starts, when the broker came back, and now and then; everything is read
 after a start and once a day, slowly. Whose records they were is known from how many each subject had. What was rightly
@@ -17,12 +17,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidings.broker.private_files import write_private
+from tidings.space.home import SpaceHome
 from tidings.steward.services import name_of, now
+from tidings.steward.unreadable import MOST_DELETED, Gaps, unreadable
 from tidings.wire.names import is_agent_id
 from tidings.wire.subjects import Audit, Chat, Delivery, Direct, Task, Via
 
@@ -31,12 +34,15 @@ if TYPE_CHECKING:
 
 #: of a stream with more subjects it is not remembered how many records each has
 MOST_SUBJECTS = 5_000
-#: records that are read to find out whose were lost, and deleted sequences that are asked for
-MOST_READ, MOST_DELETED = 100_000, 50_000
+#: records that are read to find out whose were lost
+MOST_READ = 100_000
 KEPT = 100
 #: between two pages of four megabytes at most
 READ_PAUSE = 0.2
+#: readings of a stream from which records are removed meanwhile
+TRIES = 3
 ABOVE_FLOOR = "missing above the floor"
+UNREADABLE = "the broker counts it and cannot read it"
 log = logging.getLogger(__name__)
 
 
@@ -74,23 +80,29 @@ class StoreFile(msgspec.Struct):
     damages: list[Damage] = []
 
 
+def _path(home: SpaceHome) -> Path:
+    return home.marks.with_name(f"{home.name}.store.json")
+
+
+def load(home: SpaceHome, space_id: str) -> StoreFile:
+    """What is remembered of the store of a space; nothing if that is lost or of another space of the name."""
+    try:
+        found = msgspec.json.decode(_path(home).read_bytes(), type=StoreFile)
+    except (OSError, msgspec.MsgspecError):
+        return StoreFile(space=space_id)
+    return found if found.space == space_id else StoreFile(space=space_id)
+
+
 class StoreWatch:
     """Marks and counts of every stream of a space."""
 
     def __init__(self, steward: Steward) -> None:
         self.steward = steward
-        self.path = steward.home.marks.with_name(f"{steward.home.name}.store.json")
-        self.file = self._load()
+        self.path = _path(steward.home)
+        self.file = load(steward.home, steward.info.id)
         s = steward.subjects
         self.log = s.log_stream
         self.streams = (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream)
-
-    def _load(self) -> StoreFile:
-        try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=StoreFile)
-        except (OSError, msgspec.MsgspecError):
-            return StoreFile(space=self.steward.info.id)
-        return found if found.space == self.steward.info.id else StoreFile(space=self.steward.info.id)
 
     # --- looking ---
 
@@ -112,45 +124,57 @@ class StoreWatch:
 
     async def _note(self, found: list[Damage]) -> None:
         known = {each.is_about for each in self.file.damages}
-        fresh = [each for each in found if each.is_about not in known]
+        fresh = _told_once([each for each in found if each.is_about not in known])
         for each in fresh:
-            log.error("%s: %s", _words(each), self._whom(each) or "nobody knows whose")
+            log.error("%s: %s", words(each), self._whom(each) or "nobody knows whose")
         await self.steward.lease.prove()  # a stale steward would write its old memory over the new one's
         if fresh:
             self.file.damages = [*self.file.damages, *fresh][-KEPT:]
             self._save()
 
     async def read_all(self) -> None:
-        """Read every stream through, slowly: what cannot be read shows only then."""
-        for stream in self.streams:
-            await self._note(await self._read_through(stream))
+        """Read every stream through, slowly: what cannot be read shows only then. What is soon removed comes first."""
+        for stream in (*self.streams[1:], self.log):
+            for left in reversed(range(TRIES)):
+                found, is_quiet = await self._read_through(stream)
+                if is_quiet or not left:
+                    await self._note(found)
+                    break
 
-    async def _read_through(self, stream: str) -> list[Damage]:
+    async def _read_through(self, stream: str) -> tuple[list[Damage], bool]:
+        """What cannot be read; and whether nothing was removed meanwhile, so that it is known whose it was."""
         js = self.steward.js
         before = (await js.info(stream))["state"]
         few = before["num_subjects"] <= MOST_SUBJECTS if before["messages"] else False
         counted = await js.counts_of(stream, ">") if few else {}
         end, there = int(before["last_seq"]), Counter[str]()
-        expected, holes = self.steward.table.floor + 1, list[tuple[int, int]]()
+        gaps = Gaps(self.steward.table.floor + 1 if stream == self.log else int(before["first_seq"]))
         async for page in js.read(stream, ">", 1, end):
             there.update(record.subject for record in page)
-            for record in page:
-                if record.seq > expected:
-                    holes.append((expected, record.seq - 1))
-                expected = max(expected, record.seq + 1)
+            gaps.note(page)
             if await self.steward.stopped_within(READ_PAUSE):
-                return []
+                return [], True
+        holes = gaps.close(end) if before["messages"] else []
+        is_quiet = True
         if stream == self.log:
             floor = self.steward.table.floor  # what retention removed meanwhile lies below it
-            holes = [(max(first, floor + 1), last) for first, last in [*holes, (expected, end)] if last > floor]
-            found = [(first, last, last - first + 1, ABOVE_FLOOR) for first, last in holes if first <= last]
+            holes = [(max(first, floor + 1), last) for first, last in holes if last > floor]
+            found = [(first, last, last - first + 1, ABOVE_FLOOR) for first, last in holes]
         else:
+            lost = await unreadable(js, stream, holes)
             after = (await js.info(stream))["state"]
             removed = before["messages"] - (after["messages"] - (after["last_seq"] - end))
             unread = before["messages"] - there.total()
-            found = [(0, 0, unread, "they cannot be read")] if unread > 0 and not removed else []
-        whose = {subject: count - there[subject] for subject, count in counted.items() if count > there[subject]}
-        return [Damage(stream, *each, noticed=now(), subjects=whose) for each in found]
+            if lost is None:  # too many holes to tell one from the other: counts say it, if nothing was removed
+                found = [(0, 0, unread, UNREADABLE)] if unread > 0 and not removed else []
+                is_quiet = not removed
+            else:
+                found = [(first, last, last - first + 1, UNREADABLE) for first, last in lost]
+                is_quiet = not (lost and removed)
+        # after the last try some of these may have been read and rightly removed: more than is lost is said of nobody
+        most = sum(count for _, _, count, _ in found)
+        whose = {subject: min(n - there[subject], most) for subject, n in counted.items() if n > there[subject]}
+        return [Damage(stream, *each, noticed=now(), subjects=whose) for each in found], is_quiet
 
     async def _remember(self, *, clean: bool) -> None:
         streams = {stream: await self._mark(stream) for stream in self.streams}
@@ -233,7 +257,7 @@ class StoreWatch:
 
     def problems(self) -> list[str]:
         return [
-            f"{_words(each)}; whom it concerns is told, `tidings logs steward` says who; `tidings doctor store` reads "
+            f"{words(each)}; whom it concerns is told, `tidings logs steward` says who; `tidings doctor store` reads "
             "everything, `tidings space acknowledge` once you have seen to it"
             for each in self.file.damages
             if not each.acknowledged
@@ -271,7 +295,9 @@ class StoreWatch:
                         f"the store of this space lost {count} record{'' if count == 1 else 's'} "
                         f"({self._subject_words(subject)}; noticed {each.noticed}): send again what matters"
                     )
-                    facts = {"first": each.first or None, "last": each.last or None, "count": count}
+                    is_there = each.first and count <= each.last - each.first + 1
+                    where = (each.first, each.last) if is_there else (None, None)
+                    facts = {"first": where[0], "last": where[1], "count": count}
                     rows.append(
                         {"text": text, "channel": channel or None, "cause": f"{each.cause}, {subject}", **facts}
                     )
@@ -296,10 +322,20 @@ class StoreWatch:
         return None
 
 
-def _words(damage: Damage) -> str:
+def words(damage: Damage) -> str:
     count = f"{damage.count} record{'' if damage.count == 1 else 's'}" if damage.count else "records"
     where = f" between {damage.first} and {damage.last}" if damage.first else ""
     return f"{damage.stream} lost {count}{where} ({damage.cause})"
+
+
+def _told_once(found: list[Damage]) -> list[Damage]:
+    """Whose records are gone is known of a stream, not of each of its holes: the first one says it."""
+    told: set[str] = set()
+    once = []
+    for each in found:
+        once.append(msgspec.structs.replace(each, subjects={}) if each.stream in told else each)
+        told.add(each.stream)
+    return once
 
 
 def _runs(seqs: Iterable[int]) -> Iterable[tuple[int, int]]:

@@ -1,8 +1,10 @@
 """`tidings doctor store`: every record of every stream read once, and what does not verify named.
 
 Messages are opened as every reader opens them (signature, strict JSON, sender), rulings are folded, durable copies are
-unpacked, and a sequence that is missing above the floor of the log is a hole. Nothing is changed. What an agent wrote
-badly on purpose is found too: it was stored as it is. Needs the keys of the space, so it is for its owner.
+unpacked, and a sequence that is missing above the floor of the log is a hole; so is one of another stream that the
+broker counts and cannot read. What only the memory of the steward knows, records that were there and are gone, is named
+as it has it. Nothing is changed. What an agent wrote badly on purpose is found too: it was stored as it is. Needs the
+keys of the space, so it is for its owner.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
 from tidings.space.state import StateBucket
+from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, load, words
 from tidings.steward.retention import read_floor
+from tidings.steward.unreadable import Gaps, unreadable
 from tidings.wire.envelope import Refused, open_record
 from tidings.wire.frames import decode_frame, open_block
 from tidings.wire.subjects import RULING_KINDS, Chat, Delivery, Direct, Task, Via
@@ -38,6 +42,8 @@ class Finding:
     first: int
     last: int
     what: str
+    #: it is not there, in contrast to: it does not verify
+    is_missing: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +51,17 @@ class StoreReport:
     read: Counter[str] = field(default_factory=Counter)
     found: list[Finding] = field(default_factory=list)
     wrong: int = 0
+    #: losses that `status` speaks of
+    said: int = 0
+
+    @property
+    def advice(self) -> str:
+        """What to do next; `status` is named only for what it says."""
+        if self.said:
+            return "`tidings status` says what was lost"
+        if any(each.is_missing for each in self.found):
+            return "`tidings status` says so once the steward has read everything, after a start and once a day"
+        return "nobody is shown what does not verify; who has the original sends it again"
 
     def name(self, finding: Finding) -> None:
         self.wrong += 1
@@ -64,7 +81,21 @@ async def read_store(home: SpaceHome) -> StoreReport:
         judge = _Judge(info, floor)
         for stream in (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream):
             await _read_stream(js, stream, report, judge, floor if stream == s.log_stream else None)
+    _name_what_is_remembered(report, load(home, info.id).damages)
     return report
+
+
+def _name_what_is_remembered(report: StoreReport, damages: list[Damage]) -> None:
+    """What the steward noticed and nobody has acknowledged, unless it was just found."""
+    holes = [each for each in report.found if each.is_missing]
+    for each in damages:
+        if each.acknowledged:
+            continue
+        report.said += 1
+        if not any(
+            hole.stream == each.stream and hole.first <= each.last and each.first <= hole.last for hole in holes
+        ):
+            report.name(Finding(each.stream, each.first, each.last, f"{words(each)}, noticed {each.noticed}"))
 
 
 @asynccontextmanager
@@ -80,22 +111,32 @@ async def _core(home: SpaceHome, info: SpaceInfo) -> AsyncIterator[JetStream]:
 
 async def _read_stream(js: JetStream, stream: str, report: StoreReport, judge: _Judge, floor: int | None) -> None:
     state = (await js.info(stream))["state"]
-    last, expected = int(state["last_seq"]), None if floor is None else floor + 1
+    last = int(state["last_seq"])
+    gaps = Gaps(int(state["first_seq"]) if floor is None else floor + 1)
     report.read[stream] = 0
     async for page in js.read(stream, ">", 1, last):
+        gaps.note(page)
         for record in page:
             report.read[stream] += 1
-            if expected is not None and record.seq >= expected:
-                if record.seq > expected:
-                    report.name(Finding(stream, expected, record.seq - 1, "missing above the floor"))
-                expected = record.seq + 1
             if wrong := judge.wrong(record):
                 report.name(Finding(stream, record.seq, record.seq, wrong))
-    if expected is not None and expected <= last:
-        report.name(Finding(stream, expected, last, "missing above the floor"))
+    holes = gaps.close(last) if state["messages"] or floor is not None else []
+    missing, what = (holes, ABOVE_FLOOR) if floor is not None else (await unreadable(js, stream, holes), UNREADABLE)
+    for first, end in missing or []:
+        report.name(Finding(stream, first, end, what, is_missing=True))
+    if missing is None and (unread := await _unread(js, stream, state, report.read[stream])) > 0:
+        report.name(Finding(stream, 0, last, f"{unread} records cannot be read", is_missing=True))
     if lost := state.get("lost"):
         gone = lost.get("msgs") or [0]
-        report.name(Finding(stream, min(gone), max(gone), f"the broker cannot read {lost.get('bytes', 0)} bytes"))
+        what = f"the broker cannot read {lost.get('bytes', 0)} bytes"
+        report.name(Finding(stream, min(gone), max(gone), what, is_missing=True))
+
+
+async def _unread(js: JetStream, stream: str, before: dict[str, Any], read: int) -> int:
+    """By counts, where deleted sequences are too many to tell them from others: what was removed may have been read."""
+    after = (await js.info(stream))["state"]
+    removed = before["messages"] - (after["messages"] - (after["last_seq"] - before["last_seq"]))
+    return int(before["messages"] - read - removed)
 
 
 class _Judge:
