@@ -11,6 +11,8 @@ import pytest
 
 from terminal import TIDINGS, Terminal
 from tidings import __version__
+from tidings.broker.private_files import write_private
+from tidings.space.administration import create_space
 from tidings.wire.ids import new_id
 
 
@@ -125,6 +127,11 @@ def test_an_agent_of_another_home_is_imported_and_is_itself_on_the_command_line_
         assert (taken.returncode, json.loads(taken.stdout)["name"]) == (0, "far")
         nobody = elsewhere.run("who", "--as", "other")
         assert (nobody.returncode, "there is no space 'main'" in nobody.stderr) == (2, True)
+        asked = elsewhere.run("status")
+        assert (asked.returncode, "(far), and it runs elsewhere. Ask there" in asked.stderr) == (2, True), asked
+        for words in (("up",), ("up", "--detach")):
+            refused = elsewhere.run(*words)
+            assert (refused.returncode, "tidings agent forget far --space main" in refused.stderr) == (6, True), refused
         assert elsewhere.run("send", "past", "from afar", "--as", "far").returncode == 0
         assert "far: from afar" in running.run("history", "past").stdout
         assert elsewhere.run("host", "up").returncode == 0
@@ -138,6 +145,15 @@ def test_an_agent_of_another_home_is_imported_and_is_itself_on_the_command_line_
         assert (served.returncode, "tidings mcp: far in main" in served.stderr) == (0, True)
         assert running.run("dm", "far", "welcome").returncode == 0
         assert "me: welcome" in elsewhere.run("inbox", "--as", "far", "--wait", "10").stdout
+        assert elsewhere.run("host", "down").returncode == 0
+        assert elsewhere.run("agent", "forget", "far").returncode == 0
+        create_space(elsewhere.home, port=None, open_space=True, budget=None)
+        refused = elsewhere.run("agent", "import", str(bundle))
+        assert (refused.returncode, "another space main of its own" in refused.stderr) == (6, True), refused
+        # a home from before that was refused
+        write_private(elsewhere.home.imported("far"), bundle.read_text())
+        lost = elsewhere.run("who", "--as", "far")
+        assert (lost.returncode, "tidings agent forget far --space main" in lost.stderr) == (6, True), lost
     finally:
         elsewhere.run("host", "down")
         elsewhere.close()

@@ -176,8 +176,11 @@ async def test_there_is_one_inbox_with_the_host_and_without(terminal: Terminal, 
     direct = await mail(terminal, "--as", "bob", "--wait", "10", "-n", "2")
     assert sorted(each["text"] for each in direct) == ["to all", "to you"]
     assert await mail(terminal, "--as", "bob", "--wait", "0") == [], "what was shown is read"
+    unmet = await run(terminal, "inbox", "--as", "bob", "--wait", "0.1")
+    assert (unmet.returncode, unmet.stdout) == (1, ""), unmet
     async with daemon_in(terminal.home.home):
-        assert await mail(terminal, "--as", "bob", "--unread", "--wait", "1") == []
+        unmet = await run(terminal, "inbox", "--as", "bob", "--unread", "--wait", "1")
+        assert (unmet.returncode, unmet.stdout) == (1, ""), unmet
         kept = await mail(terminal, "--as", "bob")
         assert [(each["row"], each["id"]) for each in kept] == [(each["row"], each["id"]) for each in direct]
         assert all(each["read"] for each in kept)

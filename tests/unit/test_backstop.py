@@ -15,7 +15,8 @@ class Scene:
     def __init__(self) -> None:
         self.now, self.floor, self.looks = 1_000.0, 0, 0
         self.beat: dict[str, bool] = {}
-        self.watch = BackstopWatch(self, lambda: self.now)  # type: ignore[arg-type]
+        self.is_starting = False
+        self.watch = BackstopWatch(self, lambda: self.now, lambda: self.is_starting)  # type: ignore[arg-type]
 
     async def get(self, key: str) -> Entry | None:
         self.looks += 1
@@ -40,6 +41,16 @@ def test_a_pipeline_that_beats_without_a_query_does_not_run(scene: Scene) -> Non
     assert not scene.after(1, 10, 10).running
     scene.beat = {"query": True}
     assert scene.after(1, 10, 10).running
+
+
+def test_one_that_is_being_started_is_not_called_absent(scene: Scene) -> None:
+    scene.beat = {"released": True}
+    assert scene.after(1, 10, 10).delay == "durable delivery is not running: durable copies delayed"
+    scene.is_starting = True
+    assert scene.after(1, 12, 10).delay == "durable delivery is starting: durable copies delayed, 2 behind"
+    scene.beat = {}
+    known = scene.after(1, 12, 12)
+    assert (known.running, known.starting, known.delay) == (True, False, ""), "the supervisor hears of it later"
 
 
 def test_copies_that_always_lag_a_little_are_not_late_however_long_that_goes_on(scene: Scene) -> None:

@@ -37,11 +37,69 @@ def test_the_default_home_follows_xdg(tmp_path: Path) -> None:
     assert Settings({}, {"HOME": "/h", "XDG_DATA_HOME": "/x"}, tmp_path)["home"] == "/x/tidings"
 
 
-@pytest.mark.parametrize("text", ["spcae = 'x'", "space = ", "\x00"])
-def test_a_file_that_makes_no_sense_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "tidings.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"tidings\.toml"):
-        Settings({}, {"HOME": str(tmp_path)}, tmp_path)
+BROKEN = {
+    b"as = 'a'\nspcae = 'x'": "unknown setting 'spcae' (at line 2)",
+    b"as = 'a'\n\n[ 'servers' ]\nx = 1": "unknown setting 'servers' (at line 3)",
+    b"as = 'a'\nspace = ['b']": "space is not one value (at line 2)",
+    b"as = 'a'\nspace = ": "(at line 2, the last one)",
+    b"\x00": "(at line 1",
+    b"as = 'a'\n\x7fELF\xff\xfe": "line 2 is not UTF-8 text",
+    b"#" * 70_000: "it is larger than",
+}
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_a_file_that_makes_no_sense_is_refused_with_its_line_and_a_way_on(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tidings.toml").write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDINGS_HOME", str(tmp_path / "home"))
+    for words in (["config"], ["send", "general", "hello"], ["status"], ["host", "status"], ["agent", "list"]):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1), words
+        assert f"tidings: {tmp_path}/tidings.toml cannot be read as settings: " in said.err
+        assert BROKEN[data] in said.err
+        assert said.err.endswith("; mend it, remove it, or go to another directory\n")
+    (tmp_path / "tidings.toml").rename(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match=r"config\.toml .*; mend it or remove it$"):
+        Settings({"home": str(tmp_path)}, {}, tmp_path)
+
+
+def test_what_is_no_plain_file_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "tidings.toml"
+    for target in (file, tmp_path, Path("/dev/null"), Path("/dev/zero")):
+        file.symlink_to(target)
+        (note,) = Settings({}, {"HOME": str(tmp_path)}, tmp_path).notes
+        assert note.startswith(f"{file} is ignored: it is not a plain file")
+        file.unlink()
+
+
+def test_a_folder_that_chooses_whom_one_acts_as_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, environ = tmp_path / "tidings.toml", {"HOME": str(tmp_path)}
+    file.write_text('as = "mal"\n')
+    said = f"because {file} says so; `--as NAME` acts as another"
+    assert Settings({}, environ, tmp_path).chosen_by_folder == f"acting as mal, {said}"
+    assert Settings({"as": "ada"}, environ, tmp_path).chosen_by_folder == ""
+    assert Settings({}, environ | {"TIDINGS_AS": "ada"}, tmp_path).chosen_by_folder == ""
+    file.write_text('as = "mal"\nspace = "lab"\n')
+    assert Settings({}, environ, tmp_path).chosen_by_folder == f"acting as mal in space lab, {said}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDINGS_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TIDINGS_AS", raising=False)
+    assert main(["send", "general", "hello"]) == 2
+    assert capsys.readouterr().err.count(f"note: acting as mal in space lab, {said}\n") == 1
+    assert main(["send", "general", "hello", "--as", "ada"]) == 2
+    assert main(["agent", "list"]) == 2
+    assert "acting as" not in capsys.readouterr().err, "nobody is acted as"
+    file.write_text('space = "lab"\n')
+    assert Settings({}, environ, tmp_path).chosen_by_folder == ""
+    file.write_text('as = "mal"\n')
+    file.chmod(0o666)
+    assert Settings({}, environ, tmp_path).chosen_by_folder == "", "a file that is ignored chooses nobody"
 
 
 def test_a_folder_decides_neither_which_server_runs_nor_where_the_home_is(tmp_path: Path) -> None:

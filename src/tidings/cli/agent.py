@@ -14,6 +14,7 @@ from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
 from tidings.errors import ConflictError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
+from tidings.wire.names import check_agent_name
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
 
@@ -346,12 +347,18 @@ def import_agent(
     found = bundle_identity(file.absolute())
     where = place(found.subjects.space, home, found.name)
     if where.home.exists and where.home.read_info().id != found.space_id:
-        raise ConflictError(f"this home has another space {where.home.name}: import {file} into another one (--home)")
+        raise ConflictError(
+            f"{where.home.home} has another space {where.home.name} of its own: "
+            f"import {file} into another home (--home)"
+        )
     if where.home.agent_creds(found.name).exists():
         raise ConflictError(f"agent {found.name} of space {where.home.name} is in this home already")
     kept = where.home.imported(found.name)
     if kept.exists() and bundle_identity(kept).space_id != found.space_id:
-        raise ConflictError(f"{kept} is of another space that is called {where.home.name}: remove it first")
+        raise ConflictError(
+            f"{kept} is of another space that is called {where.home.name}: "
+            f"`tidings agent forget {found.name} --space {where.home.name}` first"
+        )
     for folder in (where.home.home, kept.parent.parent, kept.parent):
         private_dir(folder)
     write_private(kept, read_private(file.absolute()))
@@ -362,6 +369,26 @@ def import_agent(
     output.say(f"agent {found.name} of space {where.home.name} ({found.url}) can be used here")
     output.line(found.id)
     output.hint(f"tidings who --space {where.home.name} --as {found.name}")
+
+
+@app.command("forget")
+def forget(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Forget an agent that was imported: its bundle is removed from this home. Where its space runs nothing changes.
+
+    Example:
+
+      tidings agent forget ada --space main
+    """
+    where = place(space, home)
+    kept = where.home.imported(check_agent_name(name))
+    try:
+        kept.unlink()
+    except FileNotFoundError:
+        raise UsageError(f"no agent {name} of a space {where.home.name} was imported into {where.home.home}") from None
+    if as_json:
+        output.data({"name": name, "space": where.home.name, "forgotten": str(kept)})
+        return
+    output.say(f"agent {name} of space {where.home.name} is forgotten here; where its space runs it may go on")
 
 
 @app.command("export")

@@ -31,6 +31,8 @@ Message = dict[str, Any]
 #: messages that the host tells of at a time
 PAGE = 500
 WITH_HOST = ("from", "search", "follow")
+#: seconds for the first message unless --wait says otherwise
+WAIT = 2.0
 #: without a host: what came is shown until nothing more comes for so long
 QUIET = 0.5
 LOOK_EVERY = 0.2
@@ -49,7 +51,9 @@ def inbox(
     ] = None,
     search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 2.0,
+    wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for the first message, by default 2; if none comes, exit 1.")
+    ] = None,
     count: CountOption = 50,
     whole: WholeOption = False,
     direct: DirectOption = False,
@@ -83,7 +87,7 @@ def inbox(
     session = session_if_any(where, direct=direct, receive=True)
     if session is None:
         _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
-        _without_host(where, channel, wait, count, as_json=as_json)
+        _check_met(_without_host(where, channel, WAIT if wait is None else wait, count, as_json=as_json), wait)
         return
     _take_back(session, where)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
@@ -96,11 +100,18 @@ def inbox(
         except KeyboardInterrupt:
             output.say("stopped")
         return
-    found = _list(session, wanted, count, wait, as_json=as_json)
+    found = _list(session, wanted, count, WAIT if wait is None else wait, as_json=as_json)
     if not found:
         output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
     fresh = [message["row"] for message in found if message["read"] is None]
     output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
+    _check_met(len(found), wait)
+
+
+def _check_met(shown: int, wait: float | None) -> None:
+    """Whoever asked to wait and waited in vain is told so by the exit code, too. `--wait 0` waits for nothing."""
+    if wait and not shown:
+        raise typer.Exit(1)
 
 
 def _list(session: Session, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool) -> list[Message]:
@@ -123,7 +134,8 @@ def _check_without_host(where: Place, given: dict[str, Any], *, direct: bool) ->
         raise HostUnreachable(f"--{named[0]} needs the host, which keeps mail, and this {why}")
 
 
-def _without_host(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> None:
+def _without_host(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> int:
+    """How many messages were shown."""
     from tidings.host.mailbox import OTHERS_PATIENCE, held_mail, is_wanted
 
     home = where.home.home
@@ -138,6 +150,7 @@ def _without_host(where: Place, channel: str | None, wait: float, count: int, *,
     if shown < count and delay:
         output.say(f"note: {delay}")
     output.hint("tidings who")
+    return shown
 
 
 async def _show_unread(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> tuple[int, str]:

@@ -56,6 +56,9 @@ class Place:
 
     @property
     def agent(self) -> str:
+        """Whom the command acts as. If the working directory chose that it is said: whoever prepared it did."""
+        if self.settings.chosen_by_folder:
+            _note(self.settings.chosen_by_folder)
         return self.settings["as"]
 
     def check(self) -> None:

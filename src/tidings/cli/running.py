@@ -54,6 +54,7 @@ def up(
     where = place(space, home, nats_server=nats_server, budget=budget, pipeline="off" if no_pipeline else None)
     checked_budget(where)
     where.settings.switch("pipeline")
+    where.home.check_free()
     if detach:
         _detach(where, open_space=open_space, port=port)
     else:

@@ -187,7 +187,7 @@ def remove(
       tidings space remove lab --yes
     """
     where = place(name, home)
-    where.home.read_info()
+    where.home.read_info("`tidings space list` shows those there are")
     if not yes and not typer.confirm(f"Delete space {name} and everything in it?", err=True):
         raise typer.Exit(1)
     where.home.remove()

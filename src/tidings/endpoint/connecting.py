@@ -50,7 +50,7 @@ def connect(
             identity = bundle_identity(Path(bundle))
         else:
             settings = Settings({"space": space, "as": name, "home": str(home) if home else None})
-            for note in settings.notes:
+            for note in (*settings.notes, *filter(None, [settings.chosen_by_folder])):
                 log.warning(note)
             identity = await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
         return replace(identity, url=url) if url else identity

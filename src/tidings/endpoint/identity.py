@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidings.broker import jwt
 from tidings.broker.private_files import read_private, write_private
-from tidings.errors import ConfigError, UsageError, WireError
+from tidings.errors import ConfigError, ConflictError, UsageError, WireError
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
 from tidings.wire.keys import KeyPair
@@ -66,6 +66,11 @@ async def local_identity(home: SpaceHome, name: str) -> Identity:
     if (imported := imported_identity(home, name)) is not None:
         return imported
     info = home.read_info()
+    if home.imported(name).exists() and not home.agent_creds(name).exists():
+        raise ConflictError(
+            f"agent {name} was imported from another space {info.name} than the one in {home.home}: import it into "
+            f"another home (--home), or `tidings agent forget {name} --space {info.name}`"
+        )
     await ensure_agent(home, name)
     path = home.agent_creds(name)
     _, key = jwt.split_credentials(read_private(path))

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 def create_space(home: SpaceHome, *, port: int | None, open_space: bool, budget: int | None) -> SpaceInfo:
     """Keys, credentials and `space.toml`, which is written last: a space exists when it is complete."""
+    home.check_free()
     home.make()
     with locked(home.admin_lock, f"creating space {home.name}", wait=30):
         if home.exists:

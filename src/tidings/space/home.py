@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tidings.broker.private_files import locked, private_dir, read_plain, write_private
-from tidings.errors import ConfigError, SpaceBusy, UsageError
+from tidings.errors import ConfigError, ConflictError, SpaceBusy, UsageError
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects
 
@@ -115,14 +115,32 @@ class SpaceHome:
         """Where the bundle of an agent from elsewhere is kept."""
         return self.home / "imported" / self.name / f"{name}.json"
 
-    def read_info(self) -> SpaceInfo:
+    def imports(self) -> list[str]:
+        """Names of the agents that were imported from a space elsewhere which is called like this one."""
+        return sorted(path.stem for path in (self.home / "imported" / self.name).glob("*.json"))
+
+    def check_free(self) -> None:
+        """May a space of this name be made here? Agents that were imported under it would no longer be found."""
+        if not self.exists and (names := self.imports()):
+            raise ConflictError(
+                f"agents of another space {self.name} were imported into {self.home} ({', '.join(names)}): choose "
+                "another name (`tidings up --space NAME`), or forget them "
+                f"(`tidings agent forget {names[0]} --space {self.name}`)"
+            )
+
+    def read_info(self, instead: str = "") -> SpaceInfo:
+        """`instead`: what to do if there is no such space, where making one is no advice."""
         try:
             found = tomllib.loads(read_plain(self.info_path))
             return SpaceInfo(**found)
         except FileNotFoundError:
-            raise UsageError(
-                f"there is no space {self.name!r} in {self.home}: create it with `tidings up --space {self.name}`"
-            ) from None
+            advice = instead or f"create it with `tidings up --space {self.name}`"
+            if names := self.imports():
+                advice = (
+                    f"agents of it were imported ({', '.join(names)}), and it runs elsewhere. Ask there for its "
+                    f"status; here one can be these agents: `tidings who --space {self.name} --as {names[0]}`"
+                )
+            raise UsageError(f"there is no space {self.name!r} in {self.home}: {advice}") from None
         except PermissionError as error:
             raise ConfigError(f"cannot read {self.info_path}: permission denied") from error
         except (tomllib.TOMLDecodeError, TypeError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -35,6 +36,9 @@ KNOWN: dict[str, tuple[str, str]] = {
 
 #: what a ./tidings.toml may not decide: whoever prepares a folder would run programs as whoever enters it
 NOT_FROM_FOLDER = ("home", "nats_server")
+
+#: more is no file of settings
+MOST_BYTES = 65_536
 
 #: what a switch may say; TOML's own words arrive as Python's
 SWITCH = {"on": True, "off": False, "True": True, "False": False}
@@ -81,7 +85,8 @@ class Settings:
         self._found = {name: self._resolve(name, layers) for name in KNOWN}
 
     def _from_folder(self, folder: Path) -> tuple[str, dict[str, str]]:
-        source, values = self._read(folder / "tidings.toml")
+        source, values = self._read(folder / "tidings.toml", "mend it, remove it, or go to another directory")
+        self._folder = source
         for name in NOT_FROM_FOLDER:
             if values.pop(name, None) is not None:
                 self.notes.append(
@@ -90,11 +95,15 @@ class Settings:
                 )
         return source, values
 
-    def _read(self, path: Path) -> tuple[str, dict[str, str]]:
-        text, why_not = _own_text(path)
-        if why_not:
-            self.notes.append(f"{path} is ignored: {why_not}")
-        return str(path), _parsed(path, text) if text else {}
+    def _read(self, path: Path, way_on: str = "mend it or remove it") -> tuple[str, dict[str, str]]:
+        """`way_on`: what to do about a file that makes no sense, which is refused with it."""
+        try:
+            text, why_not = _own_text(path)
+            if why_not:
+                self.notes.append(f"{path} is ignored: {why_not}")
+            return str(path), _parsed(text) if text else {}
+        except ValueError as error:
+            raise ConfigError(f"{path} cannot be read as settings: {error}; {way_on}") from error
 
     def _from_environ(self) -> tuple[str, dict[str, str]]:
         named = {name: self._environ.get(f"TIDINGS_{name.upper()}") for name in KNOWN}
@@ -114,6 +123,15 @@ class Settings:
 
     def all(self) -> list[Setting]:
         return list(self._found.values())
+
+    @property
+    def chosen_by_folder(self) -> str:
+        """A sentence if the folder one stands in decides whom one acts as; else empty."""
+        names = [name for name in ("as", "space") if self._found[name].source == self._folder]
+        if "as" not in names:
+            return ""
+        where = f" in space {self['space']}" if "space" in names else ""
+        return f"acting as {self['as']}{where}, because {self._folder} says so; `--as NAME` acts as another"
 
     @property
     def home(self) -> Path:
@@ -144,32 +162,58 @@ def _first(name: str, layers: list[tuple[str, dict[str, str]]]) -> tuple[str, st
 
 
 def _own_text(path: Path) -> tuple[str, str]:
-    """The text of a file of this user (or root's), and why it is not read if it is another's."""
+    """The text of a file of this user (or root's), and why it is not read if it is another's. ValueError: no text."""
     try:
         # what somebody put there may be a pipe, and opening one waits
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            for found in (os.lstat(path), os.fstat(file.fileno())):
-                if found.st_uid not in (os.geteuid(), 0):
-                    return "", "it belongs to another user"
-            if not stat.S_ISREG(found.st_mode):
-                return "", "it is not a plain file"
-            if found.st_mode & stat.S_IWOTH:
-                return "", f"everybody may write it; `chmod o-w {path}`"
-            return file.read(), ""
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return "", ""
     except PermissionError:
         return "", "this user may not read it"
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    except OSError as error:  # a socket, a link to itself
+        return "", f"it is not a plain file ({error.strerror})"
+    try:
+        for found in (os.lstat(path), os.fstat(file)):
+            if found.st_uid not in (os.geteuid(), 0):
+                return "", "it belongs to another user"
+        if not stat.S_ISREG(found.st_mode):
+            return "", "it is not a plain file"
+        if found.st_mode & stat.S_IWOTH:
+            return "", f"everybody may write it; `chmod o-w {path}`"
+        return _decoded(os.read(file, MOST_BYTES + 1)), ""
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+    finally:
+        os.close(file)
 
 
-def _parsed(path: Path, text: str) -> dict[str, str]:
+def _decoded(data: bytes) -> str:
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+    try:
+        # as a file that is opened as text
+        return data.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line} is not UTF-8 text") from error
+
+
+def _parsed(text: str) -> dict[str, str]:
+    """ValueError says what is wrong, and on which line."""
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
-    unknown = sorted(set(found) - set(KNOWN))
-    if unknown:
-        raise ConfigError(f"{path} has unknown settings: {', '.join(unknown)}; known are {', '.join(KNOWN)}")
+    except tomllib.TOMLDecodeError as error:  # it names the line, but for the last one
+        last = f"at line {len(text.splitlines())}, the last one"
+        raise ValueError(str(error).replace("at end of document", last)) from error
+    for name, value in found.items():
+        if name not in KNOWN:
+            raise ValueError(f"unknown setting {name!r} (at line {_line_of(name, text)}); known are {', '.join(KNOWN)}")
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"{name} is not one value (at line {_line_of(name, text)})")
     return {name: str(value) for name, value in found.items()}
+
+
+def _line_of(name: str, text: str) -> int:
+    """Where a key, or the table of this name, first stands."""
+    key = re.compile(rf"""[\s\["']*{re.escape(name)}\b""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if key.match(line)), 1)

@@ -22,8 +22,16 @@ MOST_WAITING = 64
 
 
 class BackstopWatch:
-    def __init__(self, state: StateBucket, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        state: StateBucket,
+        clock: Callable[[], float] = time.monotonic,
+        is_starting: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._state = state
+        #: whether the supervisor is starting it
+        self._is_starting = is_starting
+        self._starting = False
         self._clock = clock
         self._looked = float("-inf")
         self._revision: int | None = None
@@ -43,6 +51,7 @@ class BackstopWatch:
         if self._clock() - self._looked < LOOK_EVERY:
             return
         self._looked = self._clock()
+        self._starting = self._is_starting()
         self._hear(await self._state.get(BEAT_KEY))
         floor = await self._state.get(FLOOR_KEY)
         self._floor = int(floor.value["seq"]) if floor else None
@@ -59,10 +68,13 @@ class BackstopWatch:
 
     def fact(self, head: int) -> Backstop:
         """For agents. `behind` is None while nothing was ever delivered."""
+        running = self.running
+        starting = self._starting and not running
         if self._floor is None:
-            return Backstop(running=self.running)
+            return Backstop(running=running, starting=starting)
         late = round(self._late(head, self._floor), 1)
-        return Backstop(running=self.running, behind=max(0, head - self._floor), floor=self._floor, late_s=late)
+        behind = max(0, head - self._floor)
+        return Backstop(running=running, behind=behind, floor=self._floor, late_s=late, starting=starting)
 
     def _late(self, head: int, floor: int) -> float:
         """Seconds since we saw the oldest head that is not delivered yet."""

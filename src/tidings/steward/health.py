@@ -1,7 +1,8 @@
 """The health of a space, as its steward sees it: facts, and the problems an operator must see to.
 
 Answered by real round trips: the lease is read back from the leader of the log, and something is written and read back.
-Each fact is as fresh as the answer unless it says its age. Nothing is mended here. Every agent may ask.
+Each fact is as fresh as the answer unless it says its age. Nothing is mended here. Every agent may ask:
+SECURITY.md says who is named in it.
 """
 
 from __future__ import annotations

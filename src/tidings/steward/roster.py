@@ -18,6 +18,7 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from tidings.errors import ConflictError, TidingsError, UsageError
+from tidings.space.home import SpaceHome
 from tidings.steward.attention import StandingAttention, get_attention, set_attention
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.history import encoded
@@ -225,6 +226,11 @@ def pages(rows: list[Agent], limit: int = PAGE_BYTES) -> list[list[Agent]]:
     return found
 
 
+def _is_starting(home: SpaceHome) -> bool:
+    """Does the supervisor say that it starts durable delivery?"""
+    return (home.read_state().get("pipeline") or {}).get("phase") == "starting"
+
+
 class RosterService:
     """The roster of one steward's term: beats in, deltas and snapshots out."""
 
@@ -240,7 +246,7 @@ class RosterService:
             lambda owner: steward.dead_mail.wanted(owner),
         )
         self.attention = StandingAttention(steward)
-        self.backstop = BackstopWatch(steward.state)
+        self.backstop = BackstopWatch(steward.state, is_starting=lambda: _is_starting(steward.home))
         self._told_running = False
         self._published = float("-inf")
         self._swept = 0.0

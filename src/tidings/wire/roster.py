@@ -103,6 +103,8 @@ class Backstop(msgspec.Struct, frozen=True):
     floor: Count = 0
     #: seconds since the steward knows of the oldest record that is behind
     late_s: float = 0.0
+    #: nobody makes them yet: who will is being started
+    starting: bool = False
 
     @property
     def delay(self) -> str:
@@ -110,7 +112,7 @@ class Backstop(msgspec.Struct, frozen=True):
         if self.running and (not self.behind or self.late_s < TOLERATED_S):
             return ""
         late = "durable copies delayed" + (f", {self.behind:,} behind" if self.behind else "")
-        return late if self.running else f"durable delivery is not running: {late}"
+        return late if self.running else f"durable delivery is {'starting' if self.starting else 'not running'}: {late}"
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
