@@ -265,6 +265,11 @@ async def test_n20_who_info_join_and_inbox_say_how_late_durable_copies_are(
     down = "durable delivery is not running: durable copies delayed, 3 behind"
     assert [text for text in await said() if down not in text] == []
     assert f"note: {down}" in (await operator.run("join", "general", "--as", "bob"))[2]
+    pair.home.write_state({"pipeline": {"wanted": True, "phase": "starting"}})
+    begins = down.replace("not running", "starting")
+    await eventually(lambda: told.backstop.fact(0).starting, what="the supervisor's word is heard")
+    assert [text for text in await said() if begins not in text] == []
+    assert f"note: {begins}" in (await operator.run("join", "general", "--as", "bob"))[2]
 
 
 async def test_a_pipeline_that_dies_is_started_again_with_growing_pauses_and_its_reason_is_kept(tmp_path: Path) -> None:
