@@ -196,6 +196,15 @@ async def test_there_is_one_inbox_with_the_host_and_without(terminal: Terminal, 
     assert "is empty" in (await run(terminal, "inbox", "--as", "bob", "--wait", "0")).stderr
     async with daemon_in(terminal.home.home):
         assert await mail(terminal, "--as", "bob", "--unread", "--wait", "0") == []
+        rows = [str(each["row"]) for each in await mail(terminal, "--as", "bob", "--wait", "0")]
+        deleted = await run(terminal, "inbox", "delete", rows[0], "99", "--as", "bob")
+        assert "1 message deleted; 1 of these rows is not in the inbox of bob" in deleted.stderr
+        assert [str(each["row"]) for each in await mail(terminal, "--as", "bob", "--wait", "0")] == rows[1:]
+        assert len(await ask(bobs.inbox)) == len(rows) - 1
+    deleted = await run(terminal, "inbox", "delete", rows[1], "--as", "bob", "--json")
+    assert json.loads(deleted.stdout) == {"deleted": 1}
+    async with daemon_in(terminal.home.home):
+        assert [str(each["row"]) for each in await mail(terminal, "--as", "bob", "--wait", "0")] == rows[2:]
 
 
 async def test_what_a_killed_host_kept_is_shown_without_it_also_while_the_space_is_away(

@@ -89,6 +89,7 @@ async def test_every_question_is_answered_for_one_recipient_only(inbox: InboxSto
         assert await inbox.aside(space, other) == []
         assert await inbox.receipts_to_tell(space, other) == []
         assert await inbox.mark_read(space, other, [row]) == 0
+        assert await inbox.delete(space, other, [row]) == 0
         await inbox.told(space, other, receipts)
     assert await ids(inbox, unread=True) == ["one", "answer"]
     assert await inbox.receipts_to_tell("main", "bob") == receipts
@@ -118,6 +119,21 @@ async def test_read_is_said_once_and_stays(inbox: InboxStore, clock: Clock) -> N
     assert await inbox.mark_read("main", "bob", rows) == 1
     assert [row.read_at for row in await inbox.listed("main", "bob")] == [NOW, NOW, NOW + 60_000]
     assert await inbox.unread_counts() == {}
+
+
+async def test_what_is_deleted_is_gone_read_or_not_and_does_not_come_again(inbox: InboxStore) -> None:
+    rows = [(await inbox.keep(arrival(name, f"words of {name}"))).row for name in ("one", "two", "three")]
+    await inbox.mark_read("main", "bob", rows[:1])
+    assert await inbox.delete("main", "bob", [*rows[:2], rows[0], 99]) == 2
+    assert await inbox.delete("main", "bob", rows[:2]) == 0, "once"
+    assert await ids(inbox) == ["three"]
+    assert [row.id for row in await inbox.search("main", "bob", "words")] == ["three"]
+    assert await inbox.thread("main", "bob", "one") == []
+    assert await inbox.unread_counts() == {("main", "bob", "direct"): 1}
+    again = await inbox.keep(arrival("two", "words of two"))
+    assert (again.row, again.new) == (rows[1], False)
+    assert await ids(inbox) == ["three"]
+    assert len(await inbox.receipts_to_tell("main", "bob")) == 3, "that it came is told all the same"
 
 
 async def test_expiry_never_removes_unread_mail_unless_told_and_once_stays_once(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -300,6 +300,40 @@ def read(
     output.hint("tidings inbox --unread")
 
 
+@app.command("delete")
+def delete(
+    rows: Annotated[list[int], typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...")],
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    acting_as: AsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete messages of your inbox, read or not. What they said is gone here, and they do not come again.
+
+    Others keep their copies, and so does the log: `tidings history` still shows what was said in a channel.
+
+    Examples:
+
+      tidings inbox delete 12 13
+
+      tidings inbox delete 12 --as bob
+    """
+    if any(row < 1 for row in rows):
+        raise UsageError("rows are numbers from 1 on, as `tidings inbox` shows them")
+    where = place(space, home, acting_as)
+    if _no_host_but_its_file(where):
+        deleted = _in_file(where, lambda mailbox: mailbox.delete(rows))
+    else:
+        deleted = required_session(where, receive=True).delete(rows)
+    if as_json:
+        output.data({"deleted": deleted})
+        return
+    missed = len(set(rows)) - deleted
+    other = f"; {missed} of these rows {'is' if missed == 1 else 'are'} not in the inbox of {where.agent}"
+    output.say(f"{deleted} message{'' if deleted == 1 else 's'} deleted{other if missed else ''}")
+    output.hint("tidings inbox")
+
+
 @app.command("quarantine")
 def quarantine(
     space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
@@ -350,21 +384,30 @@ def _key(where: Place) -> KeyPair:
     return jwt.split_credentials(read_private(where.home.agent_creds(where.agent)))[1]
 
 
-def _mark_in_file(where: Place, rows: list[int] | None) -> int:
-    from tidings.host.inbox import Wanted
+def _in_file(where: Place, change: Callable[[Mailbox], Awaitable[int]]) -> int:
+    """Change an inbox while no host runs."""
     from tidings.host.mailbox import held_mail, open_mailbox
 
     async def act() -> int:
         async with open_mailbox(where.home.home, _source(where)) as mailbox:
-            if rows:
-                return await mailbox.mark_read(rows)
-            marked = 0
-            while found := await mailbox.listed(Wanted(unread=True, limit=PAGE)):
-                marked += await mailbox.mark_read([row.row for row in found])
-            return marked
+            return await change(mailbox)
 
     with held_mail(where.home.home):
         return asyncio.run(act())
+
+
+def _mark_in_file(where: Place, rows: list[int] | None) -> int:
+    from tidings.host.inbox import Wanted
+
+    async def mark(mailbox: Mailbox) -> int:
+        if rows:
+            return await mailbox.mark_read(rows)
+        marked = 0
+        while found := await mailbox.listed(Wanted(unread=True, limit=PAGE)):
+            marked += await mailbox.mark_read([row.row for row in found])
+        return marked
+
+    return _in_file(where, mark)
 
 
 def _mark_all(session: Session) -> int:

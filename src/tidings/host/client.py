@@ -391,6 +391,10 @@ class Session:
         """How many of these became read now."""
         return int(self._post("/v1/inbox/read", {"rows": list(rows)})["read"])
 
+    def delete(self, rows: Sequence[int]) -> int:
+        """How many of these lost their content now. That they came stays, so none comes again."""
+        return int(self._post("/v1/inbox/delete", {"rows": list(rows)})["deleted"])
+
     def thread(self, message_id: str) -> list[Json]:
         return list(self._get(f"/v1/threads/{quote(message_id, safe='')}")["messages"])
 

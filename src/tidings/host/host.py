@@ -609,6 +609,11 @@ class Host:
             agent.receiver.tell()
         return count
 
+    async def delete_mail(self, scope: Scope, rows: Sequence[int]) -> int:
+        """How many lost their content now; none of them comes again."""
+        self._agent(scope)
+        return await self.inbox.delete(scope.space_id, scope.agent, rows)
+
     # --- what the drain asks ---
 
     def _outlet(self, space: str, sender: str) -> SessionOutlet | None:

@@ -504,6 +504,20 @@ def expire(
     return len(old)
 
 
+def delete(
+    connection: sqlite3.Connection, space: str, recipient: str, rows: Sequence[int], now: int, *, words: bool
+) -> int:
+    """Forget what these said, read or not; that they came stays, so that they do not come again. How many it were.
+
+    Rows of others, and what is gone already, are passed over.
+    """
+    query = f"SELECT i.row, i.text FROM inbox i WHERE i.row = ? AND {_MINE}"
+    found = [connection.execute(query, (row, space, recipient)).fetchone() for row in dict.fromkeys(rows)]
+    mine = [each for each in found if each is not None]
+    _expire(connection, mine, now, words=words)
+    return len(mine)
+
+
 def _expire(connection: sqlite3.Connection, old: Sequence[tuple[int, str]], now: int, *, words: bool) -> None:
     if words:
         connection.executemany("INSERT INTO inbox_words (inbox_words, rowid, text) VALUES ('delete', ?, ?)", old)
@@ -591,6 +605,10 @@ class InboxStore:
     async def mark_read(self, space: str, recipient: str, rows: Sequence[int]) -> int:
         now = self._now()
         return await self._write(lambda c: mark_read(c, space, recipient, rows, now))
+
+    async def delete(self, space: str, recipient: str, rows: Sequence[int]) -> int:
+        now = self._now()
+        return await self._write(lambda c: delete(c, space, recipient, rows, now, words=self.words))
 
     async def unread_counts(self) -> dict[tuple[str, str, str], int]:
         return await self._read(unread_counts)

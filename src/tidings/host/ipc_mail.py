@@ -185,12 +185,20 @@ async def quarantine(asked: Scoped) -> Json:
 
 
 async def read(asked: Scoped) -> Json:
+    return {"read": await asked.host.mark_read(asked.scope, await _rows(asked))}
+
+
+async def delete(asked: Scoped) -> Json:
+    return {"deleted": await asked.host.delete_mail(asked.scope, await _rows(asked))}
+
+
+async def _rows(asked: Scoped) -> list[int]:
     rows = (await asked.fields(Rows)).rows
     if len(rows) > MOST_MARKED:
-        raise UsageError(f"at most {MOST_MARKED} rows are marked at once, not {len(rows)}")
+        raise UsageError(f"at most {MOST_MARKED} rows are marked or deleted at once, not {len(rows)}")
     if any(not 0 < row < FOREVER for row in rows):
         raise UsageError("`rows` are numbers of messages in the inbox")
-    return {"read": await asked.host.mark_read(asked.scope, rows)}
+    return rows
 
 
 async def thread(asked: Scoped) -> Json:
@@ -222,6 +230,7 @@ ROUTES = [
     Route("/v1/inbox/quarantine", for_session(quarantine), methods=["GET"]),
     Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
     Route("/v1/inbox/read", for_session(read), methods=["POST"]),
+    Route("/v1/inbox/delete", for_session(delete), methods=["POST"]),
     Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),
     Route("/v1/ids", for_session(ids), methods=["GET"]),
 ]

@@ -135,6 +135,9 @@ class Mailbox:
         reach("mailbox.marked")
         return count
 
+    async def delete(self, rows: Sequence[int]) -> int:
+        return await self.inbox.delete(*self._mine, rows)
+
     async def news(self, seconds: float) -> None:
         """Until there may be more, or so long; raises what ended the receiving."""
         if self._receiver.error is not None:
