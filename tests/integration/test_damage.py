@@ -9,6 +9,7 @@ import pytest
 
 import tidings
 from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.steward.damage import Removed
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -233,6 +234,36 @@ async def test_what_the_steward_remembers_of_a_mailbox_is_named_by_whoever_reads
     async with space.administer() as admin:
         await admin.ask("acknowledge")
     assert (await read_store(space.home)).found == []
+
+
+async def test_whoever_is_connected_hears_of_damage_and_of_removed_mail_at_once_and_once(space: RealSpace) -> None:
+    for name in ("ada", "bob", "carol"):
+        await space.add(name)
+    steward = space.steward
+    assert steward is not None
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "carol") as carol:
+        await bob.join("general")
+        heard: dict[str, list[tidings.Notice]] = {"ada": [], "bob": [], "carol": []}
+        presence: list[Any] = []
+        for endpoint in (ada, bob, carol):
+            endpoint.on("notice", heard[endpoint.name].append)
+        sent = [(await ada.send("general", f"{number}")).seq for number in range(3)]
+        await eventually(lambda: all(endpoint.roster.loaded for endpoint in (ada, bob, carol)))
+        await steward.store.run()
+        async with space.core() as js:
+            await js.api("STREAM.MSG.DELETE.LOG_main", {"seq": sent[1]})
+        await eventually(lambda: steward.roster.table.has_news is False)
+        carol.on("presence", presence.append)
+        await steward.store.run()
+        await eventually(lambda: len(heard["ada"]) == len(heard["bob"]) == 1, what="both hear while they are connected")
+        assert {(each.kind, each.channel) for each in (*heard["ada"], *heard["bob"])} == {("damage", "general")}
+        await steward.store.note_removed([Removed(bob.id, "2 direct messages of mal were removed", 2, "share of mal")])
+        await eventually(lambda: len(heard["bob"]) > 1, what="and of mail that was removed")
+        assert [each.count for each in heard["bob"]] == [1, 2], "each of them once"
+        assert (len(heard["ada"]), heard["carol"], presence) == (1, [], [])
+    await space.stop_steward()
+    await space.start_steward()
+    assert sorted(str(each.channel) for each in await told(space, "bob")) == ["None", "general"], "the next one knows"
 
 
 async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:

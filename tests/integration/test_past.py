@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 import tidings
 from tidings.endpoint.incoming import Incoming
+from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 
@@ -77,6 +80,8 @@ async def test_history_and_recall_show_what_the_channel_replays_and_what_one_was
             assert said(found) == [("while bob is in", True)]
             assert found.hidden
         assert said(await cal.history("general")) == []
+        with pytest.raises(UsageError, match="no channel message"):  # and not as a dead letter either
+            await cal.link.call("dead", "put", kind="channel", seq=first.seq, error="", attempts=1)
         assert (await cal.join("general", backfill=10)).backfilled == 0
         await ada.send("general", "now cal is in")
         assert said(await take(cal, 1)) == [("now cal is in", False)]

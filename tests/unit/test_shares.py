@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
+from tidings.steward.damage import Removed
 from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects
 from tidings.wire.keys import KeyPair
@@ -96,6 +97,7 @@ class Case:
         self.stream = Stream()
         self.withheld: dict[str, str] = {}
         self.told = Told()
+        self.removed: list[Removed] = []
         floods = SimpleNamespace(
             withhold=self.withheld.__setitem__, bar=self.withheld.__setitem__, sender_of=lambda _: None
         )
@@ -104,11 +106,15 @@ class Case:
             js=self.stream,
             floods=floods,
             receipts=self.told,
+            store=SimpleNamespace(note_removed=self._note_removed),
             table=SimpleNamespace(access_at=lambda *_: None),
             position=0,
             active_access=lambda owner: owner,
         )
         self.shares = Shares(cast("Any", steward))
+
+    async def _note_removed(self, removed: list[Removed]) -> None:
+        self.removed += removed
 
     async def look(self) -> None:
         self.shares._fills[self.stream.subjects.direct_stream].counted = float("-inf")
@@ -154,7 +160,7 @@ async def test_what_was_read_and_waits_only_for_the_archive_is_not_held_against_
     await case.look()
     assert list(case.withheld) == [ada]
     assert min(case.told.seqs) == 31, "what was read is not undeliverable"
-    assert [row["count"] for row in case.shares.told_to(TARGET)] == [69]
+    assert [(each.target, each.count) for each in case.removed] == [(TARGET, 69)]
 
 
 async def test_what_was_counted_once_is_not_read_at_every_look() -> None:

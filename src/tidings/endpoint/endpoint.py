@@ -116,6 +116,8 @@ class Endpoint:
         self.events = Events()
         self.events.on("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
         self.events.on("error", self._notice_loss)
+        #: ids of what this program was told of damage: every snapshot has all of it again
+        self._told_damage: set[str] = set()
         #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
         self.tells_delivered = True
         #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
@@ -157,7 +159,7 @@ class Endpoint:
             self.events.emit,
         )
         self.roster.on_epoch.append(self._channels.heed_epoch)
-        self.roster.on_damage.append(lambda row: self.events.emit("notice", notices.of_damage(row)))
+        self.roster.on_damage.append(self._tell_damage)
         self._moves = MembershipWatch(self.link, self.roster, self._channels, lambda: self._delivery.begun)
         self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.link, self._access.explained)
@@ -232,6 +234,12 @@ class Endpoint:
             self.events.emit("notice", notices.of_loss(error))
         elif isinstance(error, LogRegressed):
             self.events.emit("notice", notices.of_regress(error))
+
+    def _tell_damage(self, row: dict[str, Any]) -> None:
+        notice = notices.of_damage(row)
+        if notice.id not in self._told_damage:
+            self._told_damage.add(notice.id)
+            self.events.emit("notice", notice)
 
     def _report(self, event: str, value: Any) -> None:
         if event == "superseded":

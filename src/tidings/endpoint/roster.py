@@ -71,6 +71,8 @@ class Roster:
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
         self.on_standing: list[Callable[[Attention, int], None]] = []
         self._standing = -1
+        #: how often the steward had something to tell, when it was last heard
+        self._told = 0
         self._report = report
         self._agents: dict[str, Agent] = {}
         #: name and roles of those who are in the roster no more: what they said is still theirs
@@ -191,9 +193,9 @@ class Roster:
                 hear(row)
             if (row.attention_number or 0) > self._standing >= 0:
                 self._wanted.set()  # what it says is told to this agent only, with the next snapshot
-        return before is None or (
-            replace(before, last_seen=row.last_seen, access=row.access, moved=row.moved, wanted=row.wanted) != row
-        )
+            if row.told != self._told:
+                self._wanted.set()
+        return before is None or _shown(before) != _shown(row)
 
     def _tell(self, changed: list[Agent]) -> None:
         for agent in changed:
@@ -245,6 +247,7 @@ class Roster:
         self._key = self._follow_key(first["rotations"])
         held, self._held = self._held, []
         self._wanted.clear()
+        self._told = int(first.get("told", 0))
         self._boot, self._n, self._heard = first["boot"], first["n"], time.monotonic()
         self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
         self.backstop = msgspec.convert(first["backstop"], Backstop)
@@ -281,3 +284,8 @@ class Roster:
 
     async def close(self) -> None:
         await end_tasks([self._task])
+
+
+def _shown(row: Agent) -> Agent:
+    """A row without what is no news to anybody but the agent itself."""
+    return replace(row, last_seen=None, access=0, moved=0, wanted=0, told=0)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MOST_SUBJECTS = 5_000
 #: records that are read to find out whose were lost
 MOST_READ = 100_000
-KEPT = 100
+KEPT, KEPT_REMOVED = 100, 1_000
 #: between two pages of four megabytes at most
 READ_PAUSE = 0.2
 #: readings of a stream from which records are removed meanwhile
@@ -72,12 +72,22 @@ class Damage(msgspec.Struct, frozen=True):
         return self.stream, self.first, self.last, self.count, self.cause
 
 
+class Removed(msgspec.Struct, frozen=True):
+    """Mail for an agent that was removed because of who sent it (`shares.py`). `cause` names this removal."""
+
+    target: str
+    text: str
+    count: int
+    cause: str
+
+
 class StoreFile(msgspec.Struct):
     space: str = ""
     #: the steward stopped in order after this look
     clean: bool = False
     streams: dict[str, StreamMark] = {}
     damages: list[Damage] = []
+    removed: list[Removed] = []
 
 
 def _path(home: SpaceHome) -> Path:
@@ -102,6 +112,8 @@ class StoreWatch:
         self.file = load(steward.home, steward.info.id)
         s = steward.subjects
         self.log = s.log_stream
+        #: agent -> how often there was something to tell it in this term: its row of the roster has this
+        self.told: Counter[str] = Counter()
         self.streams = (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream)
 
     # --- looking ---
@@ -131,6 +143,8 @@ class StoreWatch:
         if fresh:
             self.file.damages = [*self.file.damages, *fresh][-KEPT:]
             self._save()
+            subjects = {subject for each in fresh for subject in each.subjects}
+            self._tell(frozenset().union(*(self._concerned(subject)[0] for subject in subjects)))
 
     async def read_all(self) -> None:
         """Read every stream through, slowly: what cannot be read shows only then. What is soon removed comes first."""
@@ -284,13 +298,31 @@ class StoreWatch:
     def _name(self, agent: str) -> str:
         return name_of(self.steward, agent) or agent
 
+    async def note_removed(self, removed: list[Removed]) -> None:
+        """Mail was removed, and whom it was for is to hear of it, under any steward."""
+        if removed:
+            await self.steward.lease.prove()
+            self.file.removed = [*self.file.removed, *removed][-KEPT_REMOVED:]
+            self._save()
+            self._tell({each.target for each in removed})
+
+    def _tell(self, agents: Iterable[str]) -> None:
+        concerned = set(agents)
+        self.told.update(concerned)
+        self.steward.roster.table.admit(concerned)
+
     def told_to(self, agent: str) -> list[dict[str, Any]]:
-        """What an agent is told of damage: what it sent, asked for, was to get, or is a member of."""
-        rows = []
+        """What an agent is told: damage to what it sent, asked for, was to get, or is a member of; mail removed."""
+        nowhere = {"channel": None, "first": None, "last": None}
+        rows: list[dict[str, Any]] = [
+            {"text": each.text, "cause": each.cause, "count": each.count, **nowhere}
+            for each in self.file.removed
+            if each.target == agent
+        ]
         for each in self.file.damages:
             for subject, count in each.subjects.items():
-                channel = self._concerns(agent, subject)
-                if channel is not None:
+                concerned, channel = self._concerned(subject)
+                if agent in concerned:
                     text = (
                         f"the store of this space lost {count} record{'' if count == 1 else 's'} "
                         f"({self._subject_words(subject)}; noticed {each.noticed}): send again what matters"
@@ -298,28 +330,25 @@ class StoreWatch:
                     is_there = each.first and count <= each.last - each.first + 1
                     where = (each.first, each.last) if is_there else (None, None)
                     facts = {"first": where[0], "last": where[1], "count": count}
-                    rows.append(
-                        {"text": text, "channel": channel or None, "cause": f"{each.cause}, {subject}", **facts}
-                    )
+                    rows.append({"text": text, "channel": channel, "cause": f"{each.cause}, {subject}", **facts})
         return rows
 
-    def _concerns(self, agent: str, subject: str) -> str | None:
-        """The channel it is about, "" if it is about none; None if it is none of this agent's business."""
+    def _concerned(self, subject: str) -> tuple[frozenset[str], str | None]:
+        """Whose business records of a subject are, and the channel they are of."""
         steward = self.steward
         match steward.subjects.parse(subject):
             case Chat(sender, channel) | Via(_, sender, channel):
-                is_member = agent in steward.table.members_at(channel, steward.position + 1)
-                return channel if is_member or sender == agent else None
+                return steward.table.members_at(channel, steward.position + 1) | {sender}, channel
             case Direct(_, target, sender):
-                return "" if agent in (target, sender) else None
+                return frozenset((target, sender)), None
             case Task(_, sender):
-                return "" if agent == sender else None
+                return frozenset((sender,)), None
             case Delivery(_, owner):
-                return "" if agent == owner else None
+                return frozenset((owner,)), None
             case Audit(rest):
                 last = rest.rpartition(".")[2]
-                return "" if is_agent_id(last) and agent == last else None
-        return None
+                return frozenset((last,) if is_agent_id(last) else ()), None
+        return frozenset(), None
 
 
 def words(damage: Damage) -> str:

@@ -23,6 +23,7 @@ from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
 from tidings.steward.history import encoded
+from tidings.steward.replay import replay_of
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.wire.envelope import Received, open_record
@@ -164,11 +165,7 @@ async def put(steward: Steward, request: Request) -> Answer:
     stream = steward.subjects.direct_stream if kind == "direct" else steward.subjects.log_stream
     record = await steward.js.at(stream, seq) or (await steward.dead_mail.message(known) if known else None)
     opened = _opened(steward, record)
-    owned = opened is not None and (
-        (kind == "direct" and opened.kind == "dm" and opened.destination == request.sender)
-        or (kind == "channel" and opened.kind == "chat" and covers_any(access.read, opened.destination))
-    )
-    if record is None or opened is None or not owned:
+    if record is None or opened is None or not _is_for(steward, request.sender, kind, record, opened, known):
         raise UsageError(f"there is no {kind} message {seq} of yours: it is gone, or it was never for you")
     letter = Letter(
         owner=request.sender,
@@ -187,6 +184,19 @@ async def put(steward: Steward, request: Request) -> Answer:
     kept = await steward.dead_mail.keep(letter, record.payload if kind == "direct" else b"")
     log.warning("%s of %s is a dead letter after %d tries", kept.ref, access.name, kept.attempts)
     return {"letter": kept.ref, "state": kept.state}
+
+
+def _is_for(
+    steward: Steward, owner: str, kind: str, record: StoredRecord, opened: Received, known: Letter | None
+) -> bool:
+    """Was this message for the owner? Of a channel's past, what it may be shown in any other way, and no more."""
+    if kind == "direct":
+        return opened.kind == "dm" and opened.destination == owner
+    channel = opened.destination
+    if opened.kind != "chat" or not covers_any(access_of(steward, owner).read, channel):
+        return False
+    is_known = known is not None and known.time_ns == record.time_ns
+    return is_known or replay_of(steward, owner, channel).shows(record.seq, record.time_ns)
 
 
 def _opened(steward: Steward, record: StoredRecord | None) -> Received | None:

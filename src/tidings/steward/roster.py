@@ -79,12 +79,14 @@ class RosterTable:
         access_seq: SequenceOf = lambda _owner: 0,
         moved: SequenceOf = lambda _owner: 0,
         wanted: SequenceOf = lambda _owner: 0,
+        told: SequenceOf = lambda _owner: 0,
     ) -> None:
         self.ttl = ttl
         self._access = access
         self._access_seq = access_seq
         self._moved = moved
         self._wanted = wanted
+        self._to_tell = told
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
         self._standing: dict[str, int] = {}
@@ -167,6 +169,7 @@ class RosterTable:
             access=self._access_seq(owner),
             moved=self._moved(owner),
             wanted=self._wanted(owner),
+            told=self._to_tell(owner),
             attention_number=self._standing.get(owner),
         )
         if said is None:
@@ -244,6 +247,7 @@ class RosterService:
             self._access_seq,
             lambda owner: steward.table.moved.get(owner, 0),
             lambda owner: steward.dead_mail.wanted(owner),
+            lambda owner: steward.store.told[owner],
         )
         self.attention = StandingAttention(steward)
         self.backstop = BackstopWatch(steward.state, is_starting=lambda: _is_starting(steward.home))
@@ -356,7 +360,8 @@ async def snapshot(steward: Steward, request: Request) -> Answer:
         "next": page[-1].id if len(found) > 1 else None,
         "ttl": roster.table.ttl,
         "epoch": steward.marks.file.epoch,
-        "damage": [] if after else [*steward.store.told_to(request.sender), *steward.shares.told_to(request.sender)],
+        "damage": [] if after else steward.store.told_to(request.sender),
+        "told": steward.store.told[request.sender],
         "rotations": rotations,
         "attention": msgspec.to_builtins(standing) if standing else None,
         **msgspec.to_builtins(facts),

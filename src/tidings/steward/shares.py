@@ -16,15 +16,16 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
+from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT
 from tidings.steward.receipts import tell_senders
 from tidings.steward.retention import stored_size
@@ -47,7 +48,7 @@ PAGES_OF_NEW, PAGES_OF_ONE = 32, 192
 #: above every record: its subject and the broker's own bytes come on top of a message
 LARGEST_RECORD = MAX_MESSAGE + 1024
 #: what a sender hears of one by one when all it had put into the mailboxes is removed
-MOST_TOLD, MOST_TARGETS = 200, 1_000
+MOST_TOLD = 200
 COUNT_AGAIN, LOG_AGAIN = 2.0, 10.0
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,6 @@ class Shares:
         self._fills = {s.log_stream: _Fill(), s.direct_stream: _Fill(), s.task_stream: _Fill()}
         #: records removed because their sender held more than its share
         self.removed = 0
-        #: (target, what it is told, how many, a name of this loss), the newest; another steward does not know them
-        self._told: deque[tuple[str, str, int, str]] = deque(maxlen=MOST_TARGETS)
 
     async def run(self) -> None:
         """One look. Of the log, which has its own gate and quota, only what is too long, and whose it is."""
@@ -174,7 +173,7 @@ class Shares:
             fill.put[sender] = found.size
             if found.size > most:
                 left = {each: n - found.done[each] for each, n in subjects.items() if sender_of(each) == sender}
-                self._tell_targets(sender, left)
+                await self._tell_targets(sender, left)
                 await self._take_away(stream, kind, mine, sender, found, most)
                 del fill.put[sender]
         fill.put = Counter({sender: size for sender, size in fill.put.items() if records[sender]})
@@ -238,24 +237,18 @@ class Shares:
         self.removed += removed
         log.error("%s held %s: removed %d records of %s", sender, why, removed, stream)
 
-    def _tell_targets(self, sender: str, subjects: Mapping[str, int]) -> None:
-        """Note for agents, and for the sender, what they will not get: said when they next ask who is here."""
+    async def _tell_targets(self, sender: str, subjects: Mapping[str, int]) -> None:
+        """Note for agents what they will not get: their row of the roster says that there is something to hear."""
         at = datetime.now(UTC)
         whose = name_of(self.steward, sender) or sender
+        removed: list[Removed] = []
         for subject, count in subjects.items():
             parsed = self.steward.subjects.parse(subject)
             if count > 0 and isinstance(parsed, Direct) and self.steward.active_access(parsed.target) is not None:
                 text = f"{count} direct messages of {whose} were removed: it held more than its share of the mail"
-                self._told.append((parsed.target, text, count, f"share of {sender}, {at.isoformat()}, {parsed.target}"))
-
-    def told_to(self, agent: str) -> list[dict[str, Any]]:
-        """What was removed of what an agent was to get, in the words of a notice."""
-        nowhere = {"channel": None, "first": None, "last": None}
-        return [
-            {"text": text, "cause": cause, "count": count, **nowhere}
-            for target, text, count, cause in self._told
-            if target == agent
-        ]
+                cause = f"share of {sender}, {at.isoformat()}, {parsed.target}"
+                removed.append(Removed(parsed.target, text, count, cause))
+        await self.steward.store.note_removed(removed)
 
     # --- health ---
 

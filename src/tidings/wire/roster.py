@@ -83,6 +83,8 @@ class Agent:
     moved: int = 0
     #: number of the newest dead letter it wants again: its receiving program fetches it; 0 if there is none
     wanted: int = 0
+    #: counts what it is told of losses: when it changes, its programs take a snapshot, which has them
+    told: int = 0
     #: number of the attention the steward keeps for this agent; a higher one is a later word of it
     attention_number: int | None = None
 
