@@ -428,6 +428,24 @@ async def test_an_outbox_is_read_from_its_file_while_no_host_runs_and_needs_one_
         assert sent["chain"][0]["id"] == waiting["id"], "and a host opens it as ever"
 
 
+async def test_a_host_that_is_there_and_does_not_answer_is_unhealthy(terminal: Terminal, space: RealSpace) -> None:
+    await space.add("me")
+    up = await run(terminal, "host", "up")
+    (pid,) = map(int, re.findall(r"\(pid (\d+)\)", up.stderr))
+    try:
+        assert (await facts(terminal, "status"))["healthy"]
+        os.kill(pid, signal.SIGSTOP)
+        silent = await run(terminal, "status")
+        assert (silent.returncode, f"pid {pid}, DOES NOT ANSWER" in silent.stdout) == (3, True), silent
+        assert f"problem: the host (pid {pid}) does not answer" in silent.stderr
+        assert "NOT HEALTHY" in silent.stdout
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not is_held(terminal.home.home), what="the lock ended with it")
+    gone = await facts(terminal, "status")
+    assert (gone["healthy"], gone["host"]["said"]) == (True, "not running")
+
+
 async def test_what_a_killed_host_had_promised_is_in_its_file(terminal: Terminal, space: RealSpace) -> None:
     home = terminal.home.home
     await space.add("me")

@@ -233,15 +233,25 @@ def status(
     from tidings.steward.status import collect
 
     where = place(space, home, acting_as)
-    facts = asyncio.run(collect(where.home, where.agent)) | {"host": _host(where)}
+    facts = _with_host(asyncio.run(collect(where.home, where.agent)), _host(where))
     output.data(facts) if as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
     output.hint("tidings who")
 
 
+def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
+    """How a space is does not depend on a host, but one that is there and does not answer is called so."""
+    if host["runs"] or host["pid"] is None:
+        return facts | {"host": host}
+    from tidings.steward.status import UNHEALTHY
+
+    problems, code = [*facts["problems"], *host["problems"]], facts["exit_code"] or UNHEALTHY
+    return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
+
+
 def _host(where: Place) -> dict[str, Any]:
-    """What is to be said of the host; how a space is does not depend on it."""
+    """What is to be said of the host."""
     from tidings.cli.host import look, outbox_words
 
     facts = look(where.home.home)
@@ -249,7 +259,8 @@ def _host(where: Place) -> dict[str, Any]:
     said = outbox_words(mine["outbox"]) if mine else "works for nobody in this space"
     notices = sum(agent["notices"] for agent in mine["agents"]) if mine else 0
     said += f", {notices} unread notices: `tidings inbox --unread`" if notices else ""
-    words = f"pid {facts['pid']}, {said}" if facts["runs"] else "not running"
+    silent = "not running" if facts["pid"] is None else f"pid {facts['pid']}, DOES NOT ANSWER"
+    words = f"pid {facts['pid']}, {said}" if facts["runs"] else silent
     told = {"said": words, "notices": notices, "problems": facts["problems"]}
     return {"runs": facts["runs"], "pid": facts["pid"], **told}
 
