@@ -204,7 +204,7 @@ class FakeDesk:
 
     def trace(self, message_id: str) -> Facts:
         self._space()
-        return {"id": message_id, "stored": [], "receipts": [], "outbox": self.sent.get(message_id)}
+        return {"id": message_id, "stored": [], "receipts": [], "names": {}, "outbox": self.sent.get(message_id)}
 
     def set_status(self, status: str, activity: str | None, model: str | None) -> None:
         self.asked.append(("status", status, activity, model))

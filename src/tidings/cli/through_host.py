@@ -103,7 +103,7 @@ def outbox_at(where: Place) -> Session | OutboxFile:
     if agent is None:
         raise UsageError(f"there is no credential for agent {where.agent} in {where.home.name}: `tidings agent add` it")
     output.say("no host runs: read from its file")
-    return OutboxFile(home, space_id, agent, where.agent)
+    return OutboxFile(home, where.home.name, space_id, agent, where.agent)
 
 
 def _host_if_any(home: Path) -> HostClient | None:

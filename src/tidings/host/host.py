@@ -39,6 +39,7 @@ from tidings.errors import (
     UnknownPeer,
 )
 from tidings.failpoints import reach
+from tidings.host import shown
 from tidings.host.agents import AgentSession, Hooks, SessionState
 from tidings.host.composing import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
@@ -516,7 +517,7 @@ class Host:
         lane = (row.space, row.sender, row.kind, row.destination)
         found: list[str] = []
         if (paused := self.outbox.why_paused(scope.space_id)) is not None:
-            found.append(f"{scope.space} is held back here{f' ({paused})' if paused else ''}: `tidings outbox resume`")
+            found.append(shown.held_back(scope.space, paused))
         if not agent.session.is_connected:
             why = agent.session.health.error or "it is not connected yet"
             found.append(f"{scope.name} cannot reach {scope.space}: {why}")

@@ -18,14 +18,15 @@ from tidings.store.looking import look
 Json = dict[str, Any]
 NEWEST = 2**62
 WAITING = ("pending", "inflight")
+NO_HOST = "no host runs: it leaves once one does, `tidings host up`"
 
 
 class OutboxFile:
     """What the agent `name` (`agent` is its id) of a space handed to the host of `home`."""
 
-    def __init__(self, home: Path, space_id: str, agent: str, name: str) -> None:
+    def __init__(self, home: Path, space: str, space_id: str, agent: str, name: str) -> None:
         self.path = home / "host.db"
-        self._mine, self._name = (space_id, agent), name
+        self._space, self._mine, self._name = space, (space_id, agent), name
 
     def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
         """Newest first; `before`: rows below that one."""
@@ -38,9 +39,15 @@ class OutboxFile:
         row = look(self.path, MIGRATIONS, lambda c: outbox_views.find(c, *self._mine, message_id))
         if row is None:
             raise UnknownMessage(f"the outbox of {self._name} has no message {message_id}: list it to see what it has")
-        waits = ["no host runs: it leaves once one does, `tidings host up`"] if row.state in WAITING else []
+        waits = self._why_it_waits() if row.state in WAITING else []
         chain = look(self.path, MIGRATIONS, lambda c: outbox_views.chain(c, row.row))
         return shown.owed_with_chain(row, chain) | self._destination(row) | {"waits": waits}
+
+    def _why_it_waits(self) -> list[str]:
+        """What keeps a row here: a space that was held back stays so when a host runs again."""
+        spaces = look(self.path, MIGRATIONS, outbox_views.spaces)
+        held = (each for each in spaces if each.space == self._mine[0] and each.paused_at is not None)
+        return [*(shown.held_back(self._space, each.pause_reason) for each in held), NO_HOST]
 
     def _destination(self, row: OutboxRow) -> Json:
         if row.kind != "dm":

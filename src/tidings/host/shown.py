@@ -75,6 +75,11 @@ def _content(row: InboxRow, key: KeyPair | None) -> Json:
         return by | _JUST_TEXT
 
 
+def held_back(space: str, reason: str | None) -> str:
+    """Why nothing leaves for a space that its user paused, and what ends that."""
+    return f"{space} is held back here{f' ({reason})' if reason else ''}: `tidings outbox resume`"
+
+
 def sender(agent_id: str, name: str, claimed: str | None) -> Json:
     """Who said it: a verified id and the name of its access record. A message that says another name only claims it."""
     return {"id": agent_id, "name": name} | ({"claims": claimed} if claimed not in (None, name) else {})
