@@ -18,7 +18,8 @@ def test_an_agent_has_so_many_connections_and_those_beyond_are_one_too_many() ->
     watched.disconnected(32, 0, 0.0)
     assert watched.connected("ada", 50, 0.0) == (False, None)
     assert watched.connected("bob", 51, 0.0) == (False, None)
-    watched.forget(watched.known() - {51})
+    watched.compare({51})
+    watched.compare({51})
     assert [watched.connected("ada", n, 0.0)[0] for n in range(60, 60 + MOST_CONNECTIONS)] == [False] * 32
 
 
@@ -83,6 +84,28 @@ def test_an_hour_of_less_than_the_rate_costs_the_posting_and_not_the_credential(
     assert [(breach.agent, breach.void) for breach in breaches] == [("ada", False)]
     assert "in an hour" in breaches[0].why
     assert sent > HOUR_LEAST
+
+
+def test_a_quota_that_was_raised_raises_what_may_be_sent_in_an_hour() -> None:
+    watched = bounds(rate=40 * MB)
+    watched.connected("ada", 1, 0.0)
+    assert watched.sent(1, 0, 0.0) is None
+    found = [watched.sent(1, 20 * MB * second, float(second)) for second in range(1, 20)]
+    assert next(filter(None, found)).void is False
+    assert found.index(next(filter(None, found))) == 5 * HOUR_LEAST // (20 * MB)
+    assert bounds(rate=1 * MB).most_an_hour(1 * MB) == HOUR_LEAST
+
+
+def test_a_connection_is_forgotten_when_two_lists_in_a_row_do_not_have_it() -> None:
+    watched = bounds()
+    for n in (1, 2):
+        watched.connected("ada", n, 0.0)
+    for present in ({2}, {1}, {2}):
+        watched.compare(present)
+        assert watched.connections_of("ada") == {1, 2}
+    watched.compare({2})
+    assert watched.connections_of("ada") == {2}
+    assert watched.agent_of(1) is None
 
 
 def test_without_a_quota_bytes_are_not_counted() -> None:

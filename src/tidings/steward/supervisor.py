@@ -336,8 +336,8 @@ class Supervisor:
         while True:
             hurt = self._tend_reserve() or hurt
             if hurt and self.disk.look().can_start:
-                await self._restart_broker("the disk was full, and a stream that met that stores nothing any more")
-                hurt = False
+                why = "the disk was full, and a stream that met that stores nothing any more"
+                hurt = not await self._restart_broker(why)
             await asyncio.sleep(LOOK_AT_DISK)
 
     def _tend_reserve(self) -> bool:
@@ -352,13 +352,14 @@ class Supervisor:
             log.warning("%s", error)
         return room.is_empty
 
-    async def _restart_broker(self, why: str) -> None:
-        """Stop it; whoever watches it starts it again."""
+    async def _restart_broker(self, why: str) -> bool:
+        """Stop it; whoever watches it starts it again. False if it is down, or was stopped a moment ago."""
         if self.broker is None or not self.broker.alive or time.monotonic() - self._broker_restarted < RESTART_EVERY:
-            return
+            return False
         self._broker_restarted = time.monotonic()
         log.error("the broker is started again: %s", why)
         await asyncio.to_thread(self.broker.stop, BROKER_GRACE)
+        return True
 
     async def _watch_steward(self) -> None:
         backoff = Backoff()

@@ -30,7 +30,7 @@ from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.ending import end_tasks
 from tidings.broker.jwt import split_credentials
 from tidings.broker.private_files import read_private
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, UsageError
 from tidings.space.home import SpaceHome
 from tidings.steward.quotas import DEFAULT_BYTES
 from tidings.wire.names import is_agent_id
@@ -42,12 +42,14 @@ MOST_RETURNS, RETURNS_WITHIN = 200, 10.0
 MOST_SUBSCRIPTIONS = 4_000
 #: bytes an agent may be ahead of its rate
 BURST = 32 * 1024 * 1024
-#: what an agent may send in an hour: this share of the log's budget, and no less than this many bytes
+#: what an agent may send in an hour: this share of the log's budget, and no less than this many bytes; as many times
+#: that as the byte quota was raised
 HOUR_SHARE, HOUR_LEAST = 0.05, 64 * 1024 * 1024
 LOOK_EVERY = 0.1
 SUBSCRIPTIONS_EVERY, COMPARE_EVERY = 1.0, 30.0
-#: connections asked about at each look: those that sent most
-LOOKED_AT = 128
+#: connections asked about at each look: those that sent most since they came, and the next of all in turn
+LOOKED_AT, IN_TURN = 128, 512
+LEARNED_AT_ONCE = 256
 ASK_AGAIN = 5.0
 PATIENCE = 2.0
 log = logging.getLogger(__name__)
@@ -86,6 +88,8 @@ class AgentBounds:
         self._taken: dict[str, _Taken] = {}
         #: connection -> (agent, bytes counted)
         self._known: dict[int, tuple[str, int]] = {}
+        #: known connections that the last list did not have
+        self._missing: set[int] = set()
 
     def connections_of(self, agent: str) -> set[int]:
         return set(self._taken[agent].connections) if agent in self._taken else set()
@@ -138,12 +142,16 @@ class AgentBounds:
         if taken.ahead > BURST:
             taken.ahead = 0.0
             return Breach(agent, f"more than {self.rate / 1e6:.1f} MB a second, {BURST / 1e6:.0f} MB ahead of that")
-        most = max(HOUR_LEAST, int(HOUR_SHARE * self.budget))
+        most = self.most_an_hour(self.rate)
         if taken.hour > most:
             taken.hour = 0
             why = f"more than {most / 1e6:,.0f} MB in an hour, where the log has room for {self.budget / 1e6:,.0f} MB"
             return Breach(agent, why, void=False)
         return None
+
+    def most_an_hour(self, rate: int) -> int:
+        """Bytes; an owner who lets agents send more than usual in a second lets them send more in an hour."""
+        return int(max(HOUR_LEAST, HOUR_SHARE * self.budget) * max(1.0, rate / DEFAULT_BYTES))
 
     def subscribed(self, counts: Iterable[tuple[int, int]]) -> list[Breach]:
         """Judge the subscriptions of connections."""
@@ -157,15 +165,17 @@ class AgentBounds:
             if count > MOST_SUBSCRIPTIONS
         ]
 
-    def known(self) -> set[int]:
-        return set(self._known)
+    def compare(self, present: Iterable[int]) -> None:
+        """Forget who is gone although the broker's word of it was lost.
 
-    def forget(self, connections: Iterable[int]) -> None:
-        """These are gone, although the broker's word of it was lost."""
-        for connection in connections:
-            agent, _ = self._known.pop(connection, ("", 0))
+        A list is read page by page while it changes, so one may be missing in it by chance; in two it is gone.
+        """
+        missing = self._known.keys() - set(present)
+        for connection in missing & self._missing:
+            agent, _ = self._known.pop(connection)
             if agent in self._taken:
                 self._taken[agent].connections.discard(connection)
+        self._missing = missing
 
 
 class Watcher:
@@ -185,6 +195,8 @@ class Watcher:
         self._asked: dict[str, asyncio.Task[None]] = {}
         self._barred: set[str] = set()
         self._bounds = AgentBounds(0, None)
+        #: how many connections were looked at in this turn
+        self._turn = 0
         self._server = ""
         self._link: Connection | None = None
 
@@ -214,20 +226,20 @@ class Watcher:
         info = self._home.read_info()
         _, key = split_credentials(read_private(self._home.watcher_creds))
         link = await connect(info.url, self._home.watcher_creds, key.id, name="watcher", reconnect=False)
-        self._bounds = AgentBounds(info.budget, self.rate)
+        self._bounds, self._turn = AgentBounds(info.budget, self.rate), 0
         self._account, self._link = info.agents_account, link
         try:
             words = f"$SYS.ACCOUNT.{self._account}"
             await link.listen(f"{words}.CONNECT", lambda message: self._heard(link, message.data, came=True))
             await link.listen(f"{words}.DISCONNECT", lambda message: self._heard(link, message.data, came=False))
-            await self._learn(link)
+            await self._compare(link)
             self._note({"running": True, "why": None, "at": time.time()})
-            looked = compared = 0.0
+            looked, compared = 0.0, time.monotonic()
             while link.is_connected:
                 now = time.monotonic()
                 if now - compared >= COMPARE_EVERY:
                     compared = now
-                    await self._forget_gone(link)
+                    await self._compare(link)
                 await self._look(link, now)
                 if now - looked >= SUBSCRIPTIONS_EVERY:
                     looked = now
@@ -246,23 +258,17 @@ class Watcher:
         self._server = answer["server"]["id"]
         return list(answer["data"].get("connections") or [])
 
-    async def _learn(self, link: Connection) -> None:
-        """Who was connected before we came."""
-        now, offset = time.monotonic(), 0
-        while page := await self._list(link, auth=True, limit=256, offset=offset):
+    async def _compare(self, link: Connection) -> None:
+        """Learn of connections whose coming was not heard, before we came or since, and forget those that are gone."""
+        now, offset, present = time.monotonic(), 0, set[int]()
+        while page := await self._list(link, auth=True, limit=LEARNED_AT_ONCE, offset=offset):
             offset += len(page)
             for row in page:
-                if is_agent_id(agent := str(row.get("authorized_user"))):
-                    self._came(link, agent, int(row["cid"]), now, int(row["in_bytes"]))
-
-    async def _forget_gone(self, link: Connection) -> None:
-        """A word that was lost must not count against an agent for ever."""
-        known, present = self._bounds.known(), set[int]()
-        while page := await self._list(link, limit=1024, offset=len(present)):
-            present |= {int(row["cid"]) for row in page}
-            if len(page) < 1024:
-                break
-        self._bounds.forget(known - present)
+                connection, agent = int(row["cid"]), str(row.get("authorized_user"))
+                present.add(connection)
+                if is_agent_id(agent) and self._bounds.agent_of(connection) is None:
+                    self._came(link, agent, connection, now, int(row["in_bytes"]))
+        self._bounds.compare(present)
 
     def _heard(self, link: Connection, data: bytes, *, came: bool) -> None:
         """A word of the broker about a connection. Called where it is read, so it must not raise."""
@@ -284,7 +290,13 @@ class Watcher:
             self._close(link, connection)
 
     async def _look(self, link: Connection, now: float) -> None:
-        for row in await self._list(link, sort="bytes_from", limit=LOOKED_AT):
+        """Who sent how much. All have a turn: one that just began hides behind those that sent much in long lives."""
+        begin = self._turn
+        rows = await self._list(link, sort="cid", limit=IN_TURN, offset=begin)
+        self._turn = begin + len(rows) if len(rows) == IN_TURN else 0
+        if begin or self._turn:  # not all are in this page
+            rows += await self._list(link, sort="bytes_from", limit=LOOKED_AT)
+        for row in rows:
             self._judge(link, self._bounds.sent(int(row["cid"]), int(row["in_bytes"]), now))
 
     async def _look_at_subscriptions(self, link: Connection) -> None:
@@ -309,15 +321,21 @@ class Watcher:
                 self._close(link, connection)
 
     async def _take_away(self, breach: Breach) -> None:
-        while True:
-            try:
-                await self._cut(breach)
-                break
-            except TidingsError as error:
-                log.error("%s could not be cut: %s; trying again", breach.agent, error)
-                await asyncio.sleep(ASK_AGAIN)
-        self._barred.discard(breach.agent)
-        del self._asked[breach.agent]
+        """Have it done, however often that must be asked. An agent that is gone, or is another now, is left alone."""
+        try:
+            while True:
+                try:
+                    await self._cut(breach)
+                    break
+                except UsageError as error:
+                    log.warning("%s is not cut: %s", breach.agent, error)
+                    break
+                except (TidingsError, OSError) as error:
+                    log.error("%s could not be cut: %s; trying again", breach.agent, error)
+                    await asyncio.sleep(ASK_AGAIN)
+        finally:  # whatever ended it: it is asked for anew if the agent goes on
+            self._barred.discard(breach.agent)
+            self._asked.pop(breach.agent, None)
 
     def _close(self, link: Connection, connection: int) -> None:
         # without a reply the server does nothing (measured), so this is a request although nobody needs its answer
