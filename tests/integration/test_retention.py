@@ -17,10 +17,12 @@ from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
 from tidings.steward import retention
+from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
 from tidings.steward.pace import Pace
 from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
 from tidings.steward.service import Steward
+from tidings.steward.task_rules import TaskState
 from tidings.testing.generated import generate_log
 from tidings.testing.pouring import pour
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
@@ -483,3 +485,35 @@ async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
         left = await js.subjects_of(space.subjects.dead_stream, "td.main.dead.>")
         assert sorted(left) == [space.subjects.dead("task", str(number)) for number in range(3, 8)]
         assert (await health_of(serving(space)))["removed"]["dead"] == 3
+
+
+async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    space, s = calm, calm.subjects
+    steward = serving(space)
+    await space.add("ada")
+    async with space.agent("ada") as ada, space.core() as js:
+        for seq in (1, 2):
+            letter = Letter(
+                owner=ada.id,
+                kind="channel",
+                seq=seq,
+                time_ns=1,
+                subject=s.chat(ada.id, "general"),
+                sender=ada.id,
+                id="i",
+                channel="general",
+                error="no",
+                attempts=1,
+                at=1.0,
+            )
+            await steward.dead_mail.keep(letter)
+        for seq in (1, 2):
+            task = TaskState(seq=seq, time_ns=1, role="reviewer", asker=ada.id, id=f"t{seq}")
+            steward.desk.book.settle(await steward.desk.records.write_dead(task, "failed", None, ""))
+        for number in range(3, 5):
+            await js.publish(s.dead("task", str(number)), b"x")
+        monkeypatch.setattr(retention, "MOST_DEAD", 3)
+        await steward.sides.run()
+        said = await ada.control.call("dead", "list")
+        assert [each["seq"] for each in said["dead"]] == [2]
+        assert said["mail"] == []

@@ -124,6 +124,24 @@ async def test_large_dead_letters_of_one_asker_do_not_push_out_those_of_others(
         assert kept == [True, True, False, True]
 
 
+async def test_of_an_asker_with_too_many_dead_letters_its_own_oldest_go(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_settling, "MOST_DEAD_EACH", 2)
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("bob") as worker:
+        asked = []
+        for asker in (bob, ada, ada, ada):
+            asked.append(await asker.ask("reviewer", "no"))
+            seq = (await worker.control.call("task", "claim", role="reviewer", wait=3))["task"]["seq"]
+            await worker.control.call("task", "fail", seq=seq, reason="no", retry=False)
+        kept = [each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]]
+        assert sorted(kept) == sorted(ticket.seq for ticket in (asked[0], asked[2], asked[3]))
+        assert (await asked[1].status(5)).state == "dropped"
+        async with space.core() as js:
+            left = await js.subjects_of(space.subjects.dead_stream, f"{space.subjects.root}.dead.task.*")
+        assert sorted(left) == sorted(space.subjects.dead("task", str(seq)) for seq in kept)
+
+
 async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         ticket = await ada.ask("reviewer", "left")

@@ -124,6 +124,14 @@ class DeadMail:
 
     async def drop(self, letter: Letter) -> None:
         await self.steward.js.purge(self.stream, subject_filter=self._subject(letter))
+        self._forget(letter)
+
+    def forget_below(self, record: int) -> None:
+        """Letters below a sequence of their stream were removed."""
+        for letter in [each for held in self.letters.values() for each in held.values() if each.record < record]:
+            self._forget(letter)
+
+    def _forget(self, letter: Letter) -> None:
         self.letters[letter.owner].pop(letter.ref, None)
         if not self.letters[letter.owner]:
             del self.letters[letter.owner]

@@ -202,7 +202,12 @@ class SideStreams:
         keep = RECEIPTS_KEPT if space.keep_receipts is None else space.keep_receipts
         needed = await archive_needs(self.steward, "aud")
         self.removed["receipts"] += await self._cut(s.audit_stream, f"{s.root}.aud.>", keep, needed)
-        self.removed["dead"] += await self._cut(s.dead_stream, f"{s.root}.dead.>", DEAD_KEPT, None, most=MOST_DEAD)
+        dead = await self._cut(s.dead_stream, f"{s.root}.dead.>", DEAD_KEPT, None, most=MOST_DEAD)
+        self.removed["dead"] += dead
+        if dead:
+            first = int((await self.steward.js.info(s.dead_stream))["state"]["first_seq"])
+            self.steward.dead_mail.forget_below(first)
+            self.steward.desk.book.drop_below(first)
 
     async def _cut(
         self, stream: str, subject_filter: str, keep: int, needed: int | None, most: int | None = None

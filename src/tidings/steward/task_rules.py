@@ -183,6 +183,11 @@ class TaskBook:
             return None
         return self.open.get(seq) or self.settled.get(seq)
 
+    def dead_of(self, asker: str) -> list[Settled]:
+        """The dead letters of an asker that are not tried again now, oldest first."""
+        mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
+        return [each for each in mine if each.seq not in self.open]
+
     def settled_as(self, seq: int, time_ns: int) -> Settled | None:
         """What became of exactly this record."""
         found = self.settled.get(seq)
@@ -229,6 +234,16 @@ class TaskBook:
             _, old = self.settled.popitem(last=False)
             if self._by_id.get((old.asker, old.id)) == old.seq:
                 del self._by_id[old.asker, old.id]
+
+    def drop(self, seq: int) -> None:
+        """A dead letter is no longer kept; that there was one is, so that its task is not handed out again."""
+        self.settled[seq] = msgspec.structs.replace(self.settled[seq], state="dropped")
+
+    def drop_below(self, record: int) -> None:
+        """Drop the dead letters that lay below a sequence of their stream."""
+        for each in list(self.settled.values()):
+            if each.state == "dead" and each.record < record and each.seq not in self.open:
+                self.drop(each.seq)
 
 
 def _last(reasons: tuple[str, ...]) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: dead letters of one asker above so many bytes that are kept whole
 MOST_DEAD_WHOLE, SMALL_DEAD = 100, 8 * 1024
+#: dead letters of one asker: beyond that its oldest goes, so that it pushes out nobody else's
+MOST_DEAD_EACH = 1_000
 log = logging.getLogger(__name__)
 
 
@@ -102,14 +104,20 @@ class TaskSettling:
             with suppress(TidingsError):
                 await self.desk.records.forget_dead(task.seq, keep=1)
         log.warning("task %d of %s is a dead letter (%s): %s", task.seq, task.role, cause, reason)
+        with suppress(TidingsError):  # the next one tries again
+            await self._make_room_for_dead(task.asker)
         return settled
+
+    async def _make_room_for_dead(self, asker: str) -> None:
+        for each in self.book.dead_of(asker)[:-MOST_DEAD_EACH]:
+            await self.desk.records.forget_dead(each.seq)
+            self.book.drop(each.seq)
 
     def _room_for_dead(self, asker: str, record: StoredRecord | None) -> int:
         """How large a dead letter may be that is kept whole: one asker must not push out the letters of others."""
         if record is None or len(record.payload) <= SMALL_DEAD:
             return MAX_MESSAGE
-        many = sum(1 for each in self.book.settled.values() if each.state == "dead" and each.asker == asker)
-        return MAX_MESSAGE if many < MOST_DEAD_WHOLE else SMALL_DEAD
+        return MAX_MESSAGE if len(self.book.dead_of(asker)) < MOST_DEAD_WHOLE else SMALL_DEAD
 
     async def _let_go(self, task: TaskState, settled: Settled) -> None:
         self.book.settle(settled)
