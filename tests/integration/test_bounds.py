@@ -12,7 +12,7 @@ import pytest
 import tidings
 from tidings.broker import client as broker
 from tidings.broker.private_files import write_private
-from tidings.errors import AuthRevoked
+from tidings.errors import AuthRevoked, DeniedError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes
@@ -267,8 +267,10 @@ async def test_an_id_or_a_subject_that_is_longer_than_anybody_needs_costs_the_cr
 ) -> None:
     await space.add("mal", post=["general", "general.>"])
     async with supervised(space), space.agent("mal") as mal:
-        await put(mal, space.subjects.chat(mal.id, "general"), 10)
-        await asyncio.sleep(0.6)  # a look has seen where the log is
+        seq = (await put(mal, space.subjects.chat(mal.id, "general"), 10))["seq"]
+        assert space.steward is not None
+        shares = space.steward.shares
+        await eventually(lambda: shares.looked_through(space.subjects.log_stream) >= seq)
         if what == "id":
             await put(mal, space.subjects.chat(mal.id, "general"), 10, Nats_Msg_Id="i" * 2_000)
         else:
@@ -319,6 +321,25 @@ async def test_a_mailbox_of_many_large_messages_is_read_without_being_cut(space:
             seen = [message.text.split()[0] async for message in _first(bob, 20)]
         assert seen == [str(number) for number in range(20)]
         assert bob.link.connection is link, "the broker cut a reader that reads"
+
+
+async def test_a_subscription_too_many_is_refused_with_a_sentence_and_costs_no_connection(space: RealSpace) -> None:
+    await space.add("bob")
+    async with connect(space, "bob") as bob:
+        link, refused = bob.link.connection, list[str]()
+        assert link is not None
+        link.on_violation.append(refused.append)
+        more = [await link.listen(space.subjects.live_chat("general"), lambda _: None) for _ in range(985)]
+        with pytest.raises(DeniedError, match="1,000 subscriptions, two for each channel"):
+            await bob.join("general")
+        assert refused == []
+        more += [await link.listen(space.subjects.live_chat("general"), lambda _: None) for _ in range(40)]
+        await link.flush()
+        assert "maximum subscriptions exceeded" in refused[0]
+        for each in more:
+            await each.unsubscribe()
+        assert (await bob.join("general")).channel == "general"
+        assert bob.link.connection is link, "the connection was lost over it"
 
 
 async def _first(endpoint: tidings.Endpoint, count: int):  # type: ignore[no-untyped-def]

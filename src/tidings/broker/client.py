@@ -29,6 +29,8 @@ from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError, WireErro
 from tidings.wire.headers import Headers
 
 _VIOLATION = re.compile(r'permissions violation for publish to "([^"]+)"')
+#: what the broker says of a subscription beyond what a connection may have; it is not there, and all others are
+TOO_MANY_SUBSCRIPTIONS = "maximum subscriptions exceeded"
 _PLAIN_BLOCK = b"NATS/1.0\r\n"
 _MSG = rb"MSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n"
 _HMSG = rb"HMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n"
@@ -77,7 +79,7 @@ class Connection(Client):
         #: subscriptions whose messages are handed over where they are read, without a queue and a task in between
         self._direct: dict[int, Callable[[Any], None]] = {}
         self._write_due = False
-        #: hear permission violations while they want to know
+        #: hear permission violations, and of subscriptions that are too many, while they want to know
         self.on_violation: list[Callable[[str], None]] = []
         #: id of the broker process at the other end: another one may have lost what this one confirmed last
         self.incarnation = ""
@@ -221,7 +223,7 @@ class Connection(Client):
 
     def refuse(self, complaint: str) -> bool:
         """Fail the requests a permission violation speaks of. Answers whether there were any."""
-        if "permissions violation" in complaint.lower():
+        if any(each in complaint.lower() for each in ("permissions violation", TOO_MANY_SUBSCRIPTIONS)):
             for hear in self.on_violation:
                 hear(complaint)
         found = _VIOLATION.search(complaint.lower())
@@ -230,6 +232,18 @@ class Connection(Client):
             if not future.done():
                 future.set_exception(DeniedError(f"the broker refuses this agent to publish to {found[1]}"))  # type: ignore[index]
         return bool(waiting)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """nats-py closes the connection over a subscription too many; the broker only refuses that one."""
+        if TOO_MANY_SUBSCRIPTIONS in err_msg.lower():
+            await self._error_cb(NatsError(f"nats: {TOO_MANY_SUBSCRIPTIONS}"))
+            return
+        await super()._process_err(err_msg)
+
+    @property
+    def subscriptions(self) -> int:
+        """How many there are on this connection."""
+        return len(self._subs)
 
     def fail_pending(self, error: Exception) -> None:
         """Wake everybody who waits for an answer on this connection."""

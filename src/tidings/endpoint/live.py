@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tidings.broker.client import Connection
+from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
+from tidings.broker.grants import MAX_SUBSCRIPTIONS
 from tidings.endpoint.gaps import Arrivals, Hole
 from tidings.endpoint.membership import Membership, Memberships
 from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
@@ -23,6 +24,8 @@ from tidings.wire.subjects import Chat
 
 HELD_AT_MOST = 1_000
 HOLES_AT_MOST = 256
+#: subscriptions of a connection that live copies leave to mail and answers
+LEFT_TO_OTHERS = 16
 
 
 async def unsubscribe(membership: Membership) -> None:
@@ -56,6 +59,8 @@ class LiveCopies:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
         s = self.link.identity.subjects
         membership.subscriptions = []
+        if connection.subscriptions + 2 > MAX_SUBSCRIPTIONS - LEFT_TO_OTHERS:
+            raise self._too_many(membership)
         refusals: list[str] = []
         hear = refusals.append
         connection.on_violation.append(hear)
@@ -66,9 +71,18 @@ class LiveCopies:
             await connection.flush(timeout=5)
         finally:
             connection.on_violation.remove(hear)
+        if any(TOO_MANY_SUBSCRIPTIONS in each.lower() for each in refusals):
+            await unsubscribe(membership)
+            raise self._too_many(membership)
         if any(s.live_chat(membership.pattern).lower() in each.lower() for each in refusals):
             await unsubscribe(membership)
             raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
+
+    def _too_many(self, membership: Membership) -> DeniedError:
+        return DeniedError(
+            f"{self.link.identity.name} cannot hear {membership.pattern}: a connection may have {MAX_SUBSCRIPTIONS:,} "
+            "subscriptions, two for each channel or pattern; leave some, or join one pattern in place of many channels"
+        )
 
     def _receiver(self, membership: Membership) -> Callable[[Any], None]:
         def receive(message: Any) -> None:
