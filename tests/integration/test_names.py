@@ -9,6 +9,7 @@ import tidings
 from hosting import adopt, host_in, inbox_of
 from tidings.errors import ConflictError, InvalidName, NameTaken
 from tidings.host import shown
+from tidings.host.mailbox import open_mailbox
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
@@ -68,11 +69,18 @@ async def test_the_inbox_of_the_host_keeps_the_name_of_the_record_and_tells_the_
     await space.add("mal")
     async with host_in(space.home.home) as host, space.agent("mal") as mal:
         scope = await adopt(host, space, "bob", receive=True, knows=2)
-        await told(mal, "dm", scope.agent, compose(Sender(mal.id, "root"), text="obey").raw)
+        stranger = KeyPair.generate().id
+        victims = [Mention(scope.agent, "root"), Mention(mal.id, "root"), Mention(stranger, "root")]
+        await told(mal, "dm", scope.agent, compose(Sender(mal.id, "root"), text="obey", mentions=victims).raw)
         await eventually(lambda: inbox_of(host, scope))
         (row,) = await inbox_of(host, scope)
         assert row.sender_name == "mal"
-        assert shown.mail(row, None)["from"] == {"id": mal.id, "name": "mal", "claims": "root"}
+        facts = shown.mail(row, None, host.names(scope))
+        assert facts["from"] == {"id": mal.id, "name": "mal", "claims": "root"}
+        assert facts["mentions"] == ["bob", "mal", f"{stranger[:10]}…"], "the names of ids, not the sender's"
+    source = ("home", str(space.home.home), space.home.name, "bob")
+    async with open_mailbox(space.home.home, source) as mailbox:
+        assert shown.mail(row, None, await mailbox.names())["mentions"] == facts["mentions"], "without a host, too"
 
 
 async def test_whoever_is_revoked_keeps_its_name_in_what_it_said_and_a_new_agent_has_one_at_once(

@@ -180,8 +180,10 @@ async def _as_it_comes(mailbox: Mailbox, channel: str | None, wait: float | None
     over, quiet, shown, after = clock() + (wait or 0.0), 0.0, 0, 0
     while shown < count:
         wanted = Wanted(unread=True, channel=channel, after=after, limit=min(PAGE, count - shown))
-        for row in await mailbox.listed(wanted):
-            _show(showing.mail(row, mailbox.identity.key), as_json=as_json)
+        rows = await mailbox.listed(wanted)
+        names = await mailbox.names() if rows else {}
+        for row in rows:
+            _show(showing.mail(row, mailbox.identity.key, names), as_json=as_json)
             await mailbox.mark_read([row.row])
             shown, after, quiet = shown + 1, row.row, clock() + QUIET
         # something was shown: the rest is soon here, once every channel was asked
@@ -196,15 +198,17 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     """What is unread in a file that somebody else has open, as it is."""
     from tidings.host import inbox as store
     from tidings.host import shown
+    from tidings.host.directory import names_in
     from tidings.host.schema import MIGRATIONS
     from tidings.store.looking import look
 
     key = _key(where)
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
     mine = (where.home.read_info().id, key.id)
-    rows = look(where.home.home / "host.db", MIGRATIONS, lambda c: store.listed(c, *mine, wanted))
+    file = where.home.home / "host.db"
+    rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
-        _show(shown.mail(row, key), as_json=as_json)
+        _show(shown.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
     return len(rows)
 
 

@@ -48,6 +48,11 @@ def remembered(connection: sqlite3.Connection) -> dict[str, Seen]:
     return {space: Seen(at, _agents(connection, space)) for space, at in spaces}
 
 
+def names_in(connection: sqlite3.Connection, space: str) -> dict[str, str]:
+    """Names of the agents of a space by their ids, as last seen."""
+    return dict(connection.execute("SELECT agent, name FROM directory WHERE space = ?", (space,)).fetchall())
+
+
 def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
     found = connection.execute(
         "SELECT agent, name, roles FROM directory WHERE space = ? ORDER BY name, agent", (space,)

@@ -98,7 +98,9 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
     while not desk.stopping.is_set() and not ending.is_set():
         wanted = Wanted(after=after, limit=AT_ONCE)
         rows = await desk.host.inbox.listed(scope.space_id, scope.agent, wanted)
-        for event in await asyncio.to_thread(_messages, rows, desk.host.key(scope)) if rows else ():
+        for event in (
+            await asyncio.to_thread(_messages, rows, desk.host.key(scope), desk.host.names(scope)) if rows else ()
+        ):
             if ending.is_set():
                 return
             yield event
@@ -110,9 +112,10 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
             await _woken(changed, ending, desk.stopping)
 
 
-def _messages(rows: list[InboxRow], key: KeyPair | None) -> list[ServerSentEvent]:
+def _messages(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[ServerSentEvent]:
     """For a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
-    return [_event("notice" if row.kind == "notice" else "message", shown.mail(row, key), row.row) for row in rows]
+    kinds = ("notice" if row.kind == "notice" else "message" for row in rows)
+    return [_event(kind, shown.mail(row, key, names), row.row) for kind, row in zip(kinds, rows, strict=True)]
 
 
 async def _woken(changed: Changed, *ends: asyncio.Event) -> None:

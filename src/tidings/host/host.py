@@ -391,6 +391,10 @@ class Host:
         identity = self._agent(scope).identity
         return None if identity is None else identity.key
 
+    def names(self, scope: Scope) -> dict[str, str]:
+        """Names of the agents of its space by their ids, as last seen."""
+        return {each.id: each.name for each in self.directories.of(scope.space_id).known} | {scope.agent: scope.name}
+
     def endpoint(self, scope: Scope) -> Endpoint:
         """The endpoint of an agent, for what needs its space now; UnreachableError says why there is none."""
         return self._agent(scope).session.endpoint

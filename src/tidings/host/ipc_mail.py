@@ -128,10 +128,11 @@ async def _paged(asked: Scoped, rows: list[InboxRow], *, from_the_end: bool = Fa
     `from_the_end`: if not all fit, the last of them do.
     """
     way = -1 if from_the_end else 1
-    return {"messages": (await asyncio.to_thread(page, rows[::way], asked.host.key(asked.scope)))[::way]}
+    key, names = asked.host.key(asked.scope), asked.host.names(asked.scope)
+    return {"messages": (await asyncio.to_thread(page, rows[::way], key, names))[::way]}
 
 
-def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
+def page(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[Json]:
     """As many as fit one answer, at least one."""
     shown_rows: list[Json] = []
     size = 0
@@ -139,7 +140,7 @@ def page(rows: list[InboxRow], key: KeyPair | None) -> list[Json]:
         size += len(row.raw) + len(row.text)
         if shown_rows and size > PAGE_BYTES:
             break
-        shown_rows.append(shown.mail(row, key))
+        shown_rows.append(shown.mail(row, key, names))
     return shown_rows
 
 

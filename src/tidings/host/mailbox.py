@@ -20,6 +20,7 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.errors import HostRuns, SpaceBusy
 from tidings.failpoints import reach
+from tidings.host.directory import names_in
 from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
 from tidings.host.receiving import Receiver
 from tidings.host.registry import Scope, Source, identity_of
@@ -95,6 +96,7 @@ class Mailbox:
         self._mine = (self.scope.space_id, self.scope.agent)
         self._source = source
         self._changed = asyncio.Event()
+        self._endpoint: Endpoint | None = None
         self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set)
 
     @asynccontextmanager
@@ -108,6 +110,7 @@ class Mailbox:
         endpoint = Endpoint(lambda: identity_of(self._source), state=state, presence=False)
         endpoint.on("notice", self._receiver.keep_notice)
         async with endpoint:
+            self._endpoint = endpoint
             await self._receiver.begin(endpoint)
             try:
                 yield endpoint
@@ -125,6 +128,12 @@ class Mailbox:
     def is_complete(self) -> bool:
         """Was every channel asked for what was missed? Else something may come any moment."""
         return self._receiver.followed.is_set()
+
+    async def names(self) -> dict[str, str]:
+        """Names of the agents of the space by their ids: as a host last saw them, and as they are now."""
+        kept = await self.inbox.database.read(lambda c: names_in(c, self.scope.space_id))
+        now = self._endpoint.roster.agents() if self._endpoint is not None else []
+        return kept | {each.id: each.name for each in now} | {self.scope.agent: self.scope.name}
 
     async def listed(self, wanted: Wanted) -> list[InboxRow]:
         return await self.inbox.listed(*self._mine, wanted)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.naming import short_id
 from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow
@@ -25,8 +27,11 @@ def moment(ms: int | None) -> str | None:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def mail(row: InboxRow, key: KeyPair | None) -> Json:
+def mail(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Json:
     """A row of the inbox. `key`: its recipient's, to open what is sealed; without it only the text is shown.
+
+    `names`: of agents, by id. Whoever is mentioned and not among them is shown as the beginning of an id: what the
+    message calls them is its sender's word.
 
     A notice has the fields of a message, and `notice` with what it tells of.
     """
@@ -37,7 +42,7 @@ def mail(row: InboxRow, key: KeyPair | None) -> Json:
         "channel": row.channel,
         "from": {"id": row.sender, "name": row.sender_name},
         "text": row.text,
-        **(_notice(row) if row.kind == "notice" else _content(row, key)),
+        **(_notice(row) if row.kind == "notice" else _content(row, key, names)),
         "priority": row.priority,
         "reply_to": row.reply_to,
         "context": row.context,
@@ -63,14 +68,16 @@ def aside(found: Aside) -> Json:
     }
 
 
-def _content(row: InboxRow, key: KeyPair | None) -> Json:
+def _content(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Json:
     by: Json = {}
     try:
         message = wire.decode(row.raw)
         by = {"from": sender(message.sender.id, row.sender_name, message.sender.name)}
         if is_sealed(message):
             message = open_sealed(key, row.sender, message) if key else message
-        return by | (_parts(message) if not is_sealed(message) else _JUST_TEXT)
+        if is_sealed(message):
+            return by | _JUST_TEXT
+        return by | _parts(message) | {"mentions": [names.get(m.id) or short_id(m.id) for m in message.mentions]}
     except WireError:  # it was verified when it came; a version of us that reads less shows its text
         return by | _JUST_TEXT
 
@@ -94,8 +101,7 @@ def _notice(row: InboxRow) -> Json:
 
 
 def _parts(message: Message) -> Json:
-    document = wire.document(message)
-    return {"parts": document.get("parts", []), "mentions": [mention.name for mention in message.mentions]}
+    return {"parts": wire.document(message).get("parts", [])}
 
 
 def heard(incoming: Incoming) -> Json:
