@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,20 @@ def life(disk: Path) -> dict[str, Any]:
         met["members"] = terminal.run("channels", "members", "general", "--json").stdout
         met["down"] = terminal.run("down").returncode
         met["reserve after down"] = (terminal.home.store / "reserve").exists()
+        met["started on a full disk"] = started_full(terminal, ballast)
     finally:
         terminal.close()
+    return met
+
+
+def started_full(terminal: Terminal, ballast: Path) -> list[Any]:
+    """Nothing is free at all: not even for what a process that fails has to say."""
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(65_536)):
+            pass
+    up = terminal.run("up", "--detach")
+    met = [up.returncode, up.stderr, *status(terminal)]
+    ballast.unlink()
     return met
 
 

@@ -93,6 +93,10 @@ def test_on_a_full_disk_agents_leave_are_narrowed_and_the_steward_is_replaced_an
     refused, started, healthy, joined = met["unseen"]
     assert (refused, started, healthy, joined) == (True, True, True, 0), "a broker that keeps its write error"
     assert (met["down"], met["reserve after down"]) == (0, False)
+    code, words, reachable, problems = met["started on a full disk"]
+    assert code != 0
+    assert re.search(r"did not start: the disk of .*/js is full: 0\.0 MB are free.* make room", words), words
+    assert (reachable, "the disk of" in problems[0]) == (5, True), problems
 
 
 @contextmanager

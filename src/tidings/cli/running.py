@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -131,7 +131,7 @@ def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
     resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in where.settings.all() if each.value}
     said = where.home.logs / "up.out"
-    with said.open("w") as file:
+    with _opened(where, said) as file:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -157,6 +157,13 @@ def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
     output.hint(f"tidings status{_space_flag(where)}")
 
 
+def _opened(where: Place, path: Path) -> IO[str]:
+    try:
+        return path.open("w")
+    except OSError as error:
+        raise ConfigError(f"space {where.home.name} did not start: cannot write {path}: {error.strerror}") from error
+
+
 def _wait_until_ready(where: Place, child: subprocess.Popen[bytes], said: Path) -> None:
     deadline = time.monotonic() + DETACH_TIMEOUT
     while time.monotonic() < deadline:
@@ -164,12 +171,24 @@ def _wait_until_ready(where: Place, child: subprocess.Popen[bytes], said: Path) 
         if state.get("pid") == child.pid and state.get("phase") == "ready":
             return
         if child.poll() is not None:
-            words = said.read_text().strip().splitlines() or ["it said nothing"]
-            error = TidingsError(words[-1].removeprefix("tidings: "))
+            error = TidingsError(_why_it_ended(where, said.read_text()))
             error.exit_code = child.returncode or 1  # type: ignore[misc]
             raise error
         time.sleep(0.05)
     raise TidingsError(f"space {where.home.name} was not ready within {DETACH_TIMEOUT:.0f} s; see `tidings logs up`")
+
+
+def _why_it_ended(where: Place, said: str) -> str:
+    """Its last words; on a full disk it could not write any, or not to their end."""
+    from tidings.broker.disk import DiskReserve
+
+    words = (said.strip().splitlines() or [""])[-1].removeprefix("tidings: ")
+    room = DiskReserve(where.home.store).look()
+    if room.is_short:
+        return f"space {where.home.name} did not start: {room}; make room and start it again" + (
+            words and f" ({words})"
+        )
+    return words or f"space {where.home.name} did not start and said nothing: `tidings logs up{_space_flag(where)}`"
 
 
 def down(space: SpaceOption = None, home: HomeOption = None) -> None:

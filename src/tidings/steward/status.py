@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tidings.broker.disk import DiskReserve
 from tidings.broker.private_files import lock_holder, lock_pid
 from tidings.broker.server import greeting
 from tidings.errors import TidingsError
@@ -31,6 +32,7 @@ async def collect(home: SpaceHome, agent: str) -> dict[str, Any]:
         "open": info.open,
         "supervisor": _supervisor(home, state),
         "broker": _broker(info.port, state),
+        "disk": _disk(home),
         "steward": await _steward(home, agent),
         "pipeline": await delivery(home),
     }
@@ -82,6 +84,12 @@ def _broker(port: int, state: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def _disk(home: SpaceHome) -> dict[str, Any]:
+    """Looked at here too: who would say that it is full may be gone because of that."""
+    room = DiskReserve(home.store).look()
+    return {"free": room.free, "full": str(room) if room.is_short else None, "at": time.time()}
+
+
 def resident_bytes(pid: int) -> int | None:
     """Memory a process holds now, from the kernel; None where there is no /proc or no such process."""
     try:
@@ -100,10 +108,27 @@ async def _steward(home: SpaceHome, agent: str) -> dict[str, Any]:
     return {"answers": True, **{key: value for key, value in answer.items() if key != "ok"}}
 
 
+def _broker_words(facts: dict[str, Any]) -> str:
+    """Who could start a broker that does not answer; a second `tidings up` is no advice beside one that runs."""
+    space, url = facts["space"], facts["url"]
+    if not facts["supervisor"]["running"]:
+        return f"no broker answers at {url}: `tidings up --space {space}`"
+    if facts["supervisor"]["phase"] == "ready":
+        return (
+            f"the broker at {url} does not answer and did not end: `tidings logs broker --space {space}`; "
+            f"`tidings down --space {space}` stops everything and `tidings up` starts it anew"
+        )
+    return (
+        f"no broker answers at {url}; the supervisor starts it: `tidings logs broker --space {space}` says why it ended"
+    )
+
+
 def _problems_of(facts: dict[str, Any]) -> list[str]:
     found = []
+    if facts["disk"]["full"] and not facts["steward"]["answers"]:  # a steward says it, with what follows from it
+        found.append(f"{facts['disk']['full']}: make room on it before anything else")
     if not facts["broker"]["answers"]:
-        found.append(f"no broker answers at {facts['url']}: `tidings up --space {facts['space']}`")
+        found.append(_broker_words(facts))
     elif not facts["steward"]["answers"]:
         found.append(f"the steward does not answer: {facts['steward']['why']}")
     if facts["supervisor"]["running"] and facts["supervisor"]["phase"] != "ready":
