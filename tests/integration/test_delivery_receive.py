@@ -13,8 +13,11 @@ import msgspec
 import pytest
 
 import tidings
+from tidings.broker.acks import NAK, Delivery
+from tidings.broker.ending import end_tasks
 from tidings.endpoint import delivery, unsettled
 from tidings.endpoint.gaps import FrameGap
+from tidings.endpoint.pull import pull
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.steward import backstop
 from tidings.testing.frames import StubPipeline, blocks_of, stub_pipeline
@@ -186,6 +189,30 @@ async def test_f28_of_a_frame_settled_in_part_only_the_rest_comes_again_and_says
         assert [(m.text, m.redelivered) for m in await received(bob, 1)] == [("two", True)]
         await emptied(pipeline, bob_id)
         assert (len(bob.inbox), bob.seen.numbers) == (0, {"first": 1})
+
+
+async def test_f8_a_pull_that_is_cancelled_as_soon_as_it_was_asked_takes_no_frame_with_it(
+    pair: RealSpace, pipeline: StubPipeline
+) -> None:
+    """Which of the two the broker comes to first is a race inside it: the order is what `test_pull.py` proves."""
+    bob_id = await away(pair)
+    seqs = await say(pair, "one")
+    mailbox = pipeline.subjects.delivery_stream, f"dlv_{bob_id}"
+    taken: list[Delivery] = []
+
+    async def take(_message: Any, came: Delivery) -> None:
+        taken.append(came)
+
+    async with connect(pair, "bob", receive=False) as bob:
+        connection = bob.link.connection
+        await pipeline.deliver(bob_id, seqs)
+        for count in range(1, 31):
+            assert await pull(connection, *mailbox, 1, 5.0, take) == "full", "nobody else was handed it"
+            assert taken[-1].count == count
+            pulling = asyncio.create_task(pull(connection, *mailbox, 1, 10.0, take))
+            await asyncio.sleep(0)  # it has asked, and what it asked was not sent yet
+            await end_tasks([pulling])
+            await connection.publish(taken[-1].reply, NAK)
 
 
 async def test_f8_a_live_copy_in_hand_keeps_its_frame_until_it_is_settled(

@@ -8,7 +8,8 @@ A cancellation in the turn after it would lose the message instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from nats.errors import ConnectionClosedError
@@ -59,6 +60,15 @@ def already_here(subscription: Any) -> Iterator[Any]:
         subscription._pending_size -= len(message.data)
         queue.task_done()
         yield message
+
+
+async def undisturbed(work: Coroutine[Any, Any, None]) -> None:
+    """What a task still has to do once it was told to end, also if it is told again meanwhile. Its time is bounded."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    await task
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
