@@ -12,6 +12,7 @@ import pytest
 from terminal import TIDINGS, Terminal
 from tidings import __version__
 from tidings.broker.private_files import write_private
+from tidings.host.mailbox import held_mail
 from tidings.space.administration import create_space
 from tidings.wire.ids import new_id
 
@@ -146,6 +147,13 @@ def test_an_agent_of_another_home_is_imported_and_is_itself_on_the_command_line_
         assert running.run("dm", "far", "welcome").returncode == 0
         assert "me: welcome" in elsewhere.run("inbox", "--as", "far", "--wait", "10").stdout
         assert elsewhere.run("host", "down").returncode == 0
+        # what a host kept for a bundle is the imported agent's, and read without the host, too
+        assert elsewhere.run("inbox", "quarantine", "--as", "far", "--json").stdout.strip() == "[]"
+        with held_mail(elsewhere.home.home):
+            assert running.run("dm", "far", "welcome again").returncode == 0
+            looked = elsewhere.run("inbox", "--as", "far", "--json")
+            assert (looked.returncode, "nothing is received" in looked.stderr) == (0, True), looked
+        assert "me: welcome again" in elsewhere.run("inbox", "--as", "far", "--wait", "10").stdout
         assert elsewhere.run("agent", "forget", "far").returncode == 0
         create_space(elsewhere.home, port=None, open_space=True, budget=None)
         refused = elsewhere.run("agent", "import", str(bundle))

@@ -35,6 +35,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["logs", "nonsense"], 2, "there is no log 'nonsense'"),
         (["agent", "add"], 2, "name the agent, or give its file"),
         (["agent", "show", "ada"], 2, "there is no space 'main'"),
+        (["inbox"], 2, "be an agent of one elsewhere: `tidings agent import FILE`"),
         (["agent", "add", "--file", "nowhere.md"], 2, "cannot read nowhere.md"),
         (["space", "set", "colour=red"], 2, "is not a setting"),
         (["space", "remove", "lab", "--yes"], 2, "`tidings space list` shows those there are"),

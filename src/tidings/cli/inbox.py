@@ -204,7 +204,7 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
 
     key = _key(where)
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
-    mine = (where.home.read_info().id, key.id)
+    mine = (where.space_id, key.id)
     file = where.home.home / "host.db"
     rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
@@ -372,7 +372,7 @@ def _aside_in_file(where: Place) -> Callable[[int], list[Message]]:
     from tidings.host.schema import MIGRATIONS
     from tidings.store.looking import look
 
-    mine = (where.home.read_info().id, _key(where).id)
+    mine = (where.space_id, _key(where).id)
 
     def page_after(row: int) -> list[Message]:
         found = look(where.home.home / "host.db", MIGRATIONS, lambda c: store.aside(c, *mine, row))
@@ -384,7 +384,10 @@ def _aside_in_file(where: Place) -> Callable[[int], list[Message]]:
 def _key(where: Place) -> KeyPair:
     from tidings.broker import jwt
     from tidings.broker.private_files import read_private
+    from tidings.endpoint.identity import imported_identity
 
+    if (imported := imported_identity(where.home, where.agent)) is not None:
+        return imported.key
     return jwt.split_credentials(read_private(where.home.agent_creds(where.agent)))[1]
 
 

@@ -64,7 +64,10 @@ class Place:
     def check(self) -> None:
         """Is there anything to talk to: a space of this home, or an agent of one elsewhere?"""
         if self._imported() is None:
-            self.home.read_info()
+            self.home.read_info(
+                f"create it with `tidings up --space {self.home.name}`, or be an agent of one elsewhere: "
+                "`tidings agent import FILE`"
+            )
 
     @property
     def space_id(self) -> str:
