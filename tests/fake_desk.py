@@ -1,6 +1,6 @@
 """A desk without a host: what the MCP server would be told, in memory, and everything that was asked of it.
 
-`tests/contract/test_desk.py` walks it and a real one through one scene: it answers as that does.
+`tests/integration/test_desk.py` walks it and a real one through one scene: it answers as that does.
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ import secrets
 import unicodedata
 from unittest.mock import patch
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fake_desk import ADA, message
+from fake_desk import ADA, BOB, FakeDesk, agent, message
+from tidings.errors import UnknownPeer
 from tidings.mcp.answers import in_words, message_of
-from tidings.mcp.ids import short
+from tidings.mcp.ids import Ids, short
 from tidings.mcp.presenting import Fence, neutral, neutral_data, quoted, shortened
 
 HOSTILE = [
@@ -105,3 +107,16 @@ def test_a_shortened_text_has_whole_characters_and_says_that_it_was_cut(text: st
     assert raw.startswith(short)
     assert len(short.encode()) <= most
     assert cut == (short != raw)
+
+
+async def test_nobody_is_reached_in_anothers_place_by_being_called_as_its_id_begins() -> None:
+    desk, gone = FakeDesk(), "U" + "C" * 55
+    desk.agents = [
+        agent(BOB, short(ADA), "idle"),
+        agent(ADA, "ada", "idle"),
+        agent("U" + "D" * 55, short(gone).lower()),
+    ]
+    ids = Ids(desk)
+    assert await ids.agents([short(ADA), short(BOB), "ada"]) == [ADA, BOB, "ada"]
+    with pytest.raises(UnknownPeer, match="nobody's id begins with"):
+        await ids.agent(short(gone))

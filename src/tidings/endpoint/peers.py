@@ -17,9 +17,9 @@ from tidings.wire.roster import Agent
 def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
     """Who is meant: an id, a name, or a name in another case if only one agent has it."""
     known = list(agents)
-    for agent in known:
-        if text in (agent.id, agent.name):
-            return agent
+    exact = [agent for agent in known if agent.id == text] or [agent for agent in known if agent.name == text]
+    if exact:
+        return exact[0]
     alike = [agent for agent in known if agent.name.casefold() == text.casefold()]
     if len(alike) > 1:
         raise AmbiguousPeer(f"{text!r} could be {', '.join(sorted(a.name for a in alike))}: say which")

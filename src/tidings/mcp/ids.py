@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from tidings.errors import UnknownMessage, UsageError
+from tidings.errors import UnknownMessage, UnknownPeer, UsageError
 from tidings.mcp.desk import Desk, Facts, off_loop
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import is_agent_id
@@ -75,7 +75,7 @@ class Ids:
         return None if said is None else await self.message(said)
 
     async def agents(self, said: list[str]) -> list[str]:
-        """The agents meant: names stay as they are, and so does what nobody's id begins with."""
+        """The agents meant; names stay as they are."""
         if not any(map(_BEGINNING.match, said)):
             return said
         known = (await off_loop(self.desk.who))["agents"]
@@ -87,9 +87,14 @@ class Ids:
 
 
 def _agent(said: str, known: list[Facts]) -> str:
-    if not _BEGINNING.match(said) or any(each["name"] == said for each in known):
+    """An id comes before a name: nobody is reached in another's place by being called as its id begins."""
+    if not _BEGINNING.match(said):
         return said
     found = [str(each["id"]) for each in known if str(each["id"]).startswith(said)]
     if len(found) > 1:
         raise UsageError(f"{said} is the beginning of more than one id, give the whole one: {', '.join(sorted(found))}")
-    return found[0] if found else said
+    if found:
+        return found[0]
+    if any(each["name"] == said for each in known):  # from before such names were refused
+        return said
+    raise UnknownPeer(f"nobody's id begins with {said}: `who` lists the agents of this space")

@@ -17,6 +17,8 @@ MAX_TOKEN = 64
 MAX_CHANNEL = 200
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _AGENT_ID = re.compile(r"U[A-Z2-7]{55}\Z")
+#: as much of an id as models are shown of it (`mcp/ids.py`), or more
+_ID_BEGINNING = re.compile(r"U[A-Z2-7]{11,55}\Z")
 
 
 def is_token(text: str) -> bool:
@@ -71,6 +73,8 @@ def unfit_to_grant(name: str) -> str | None:
         return "it begins with `-`, so a command line would take it for an option"
     if is_agent_id(name):
         return "it is the id of an agent, and an id is nobody's name"
+    if _ID_BEGINNING.match(name):
+        return "it reads like the beginning of an agent's id, and could be taken for that agent"
     return None
 
 
