@@ -130,9 +130,9 @@ async def test_a_name_that_can_be_taken_for_another_is_refused_wherever_names_ar
             await space.add(name)
     with pytest.raises(InvalidName, match="nobody's name"):
         await space.add(KeyPair.generate().id)
-    for shown in (12, 20, 55):  # as models are shown ids, and more of it
+    for length in (12, 20, 55):  # as models are shown ids, and more of it
         with pytest.raises(InvalidName, match="beginning of an agent's id"):
-            await space.add(KeyPair.generate().id[:shown])
+            await space.add(KeyPair.generate().id[:length])
     async with space.administer() as admin:
         rotated = await admin.rotate("root")
         assert rotated.row.name == "root", "a rotation keeps its own"
