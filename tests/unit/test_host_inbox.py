@@ -354,6 +354,28 @@ async def test_of_one_sender_on_one_channel_so_much_is_kept_and_the_rest_is_told
     ]
 
 
+async def test_what_there_is_no_room_for_is_counted_in_whatever_order_it_comes_and_after_the_log_went_backwards(
+    bounded: InboxStore,
+) -> None:
+    for seq in range(1, 4):
+        await bounded.keep(arrival(f"{seq}", channel="general", seq=seq))
+    for seq in (9, 6, 7, 9, 6):
+        assert not (await bounded.keep(arrival(f"{seq}", channel="general", seq=seq))).kept
+    await bounded.tell_overflow("main", "bob")
+    for ident, seq in (("5", 5), ("7", 7), ("another with a sequence of before", 9)):
+        assert not (await bounded.keep(arrival(ident, channel="general", seq=seq))).kept
+    await bounded.tell_overflow("main", "bob")
+    assert [(each["first"], each["last"], each["count"]) for each in await notices(bounded)] == [(6, 9, 3), (5, 9, 2)]
+
+
+async def test_what_was_not_kept_is_remembered_in_bounds(bounded: InboxStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidings.host.inbox.NOT_KEPT_KNOWN", 4)
+    for seq in range(1, 20):
+        await bounded.keep(arrival(f"{seq}", channel="general", seq=seq))
+    known = await bounded.database.read(lambda c: c.execute("SELECT id FROM inbox_not_kept ORDER BY row").fetchall())
+    assert known == [("16",), ("17",), ("18",), ("19",)]
+
+
 async def test_what_was_read_makes_room_before_anything_is_refused(bounded: InboxStore) -> None:
     rows = [(await bounded.keep(arrival(f"{seq}", channel="general", seq=seq))).row for seq in range(1, 4)]
     await bounded.mark_read("main", "bob", rows[:2])

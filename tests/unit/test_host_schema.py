@@ -22,7 +22,7 @@ from tidings.store.database import Database, Migrations
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4, 5, 6)}
+VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (1, 2, 3, 4, 5, 6, 7)}
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 

@@ -33,6 +33,8 @@ QUARANTINE_REASON = 1_000
 QUARANTINE_ROWS, QUARANTINE_BYTES = 1_000, 16 * 1024 * 1024
 #: who notices are from; an agent's id is a key, so this is nobody's
 TIDINGS = "tidings"
+#: of what there was no room for, so many are known by their ids: far more than can come again
+NOT_KEPT_KNOWN = 10_000
 #: in `inbox_held`: all of a sender, whatever the channel
 ALL = "*"
 
@@ -258,13 +260,20 @@ def _forget_read(connection: sqlite3.Connection, arrival: Arrival, bound: Bound,
 def _count_overflow(connection: sqlite3.Connection, arrival: Arrival) -> None:
     if arrival.kind == "notice":
         return  # there are as many unread notices already as anybody reads
+    fresh = connection.execute(
+        """INSERT INTO inbox_not_kept (space, recipient, sender, id) VALUES (?, ?, ?, ?)
+        ON CONFLICT DO NOTHING RETURNING row""",
+        (arrival.space, arrival.recipient, arrival.sender, arrival.id),
+    ).fetchone()
+    if fresh is None:
+        return
+    connection.execute("DELETE FROM inbox_not_kept WHERE row <= ?", (fresh[0] - NOT_KEPT_KNOWN,))
     connection.execute(
         """INSERT INTO inbox_overflow
-          (space, recipient, sender, channel, sender_name, first, last, count, total, through)
-        VALUES (:space, :recipient, :sender, :channel, :name, :seq, :seq, 1, 1, :seq)
-        ON CONFLICT DO UPDATE SET count = count + 1, total = total + 1, sender_name = :name, through = :seq,
-          first = min(coalesce(first, :seq), :seq), last = max(coalesce(last, :seq), :seq)
-        WHERE through < :seq""",
+          (space, recipient, sender, channel, sender_name, first, last, count, total)
+        VALUES (:space, :recipient, :sender, :channel, :name, :seq, :seq, 1, 1)
+        ON CONFLICT DO UPDATE SET count = count + 1, total = total + 1, sender_name = :name,
+          first = min(coalesce(first, :seq), :seq), last = max(coalesce(last, :seq), :seq)""",
         {
             "space": arrival.space,
             "recipient": arrival.recipient,
@@ -279,12 +288,12 @@ def _count_overflow(connection: sqlite3.Connection, arrival: Arrival) -> None:
 def tell_overflow(connection: sqlite3.Connection, space: str, recipient: str, now: int, *, words: bool) -> int:
     """Make notices of what was not kept since the last time; how many there are."""
     found = connection.execute(
-        """SELECT sender, channel, sender_name, first, last, count FROM inbox_overflow
+        """SELECT sender, channel, sender_name, first, last, count, total FROM inbox_overflow
         WHERE space = ? AND recipient = ? AND count > 0""",
         (space, recipient),
     ).fetchall()
-    for sender, channel, name, first, last, count in found:
-        notice = overflow_notice(sender, channel, name, first, last, count)
+    for sender, channel, name, first, last, count, total in found:
+        notice = overflow_notice(sender, channel, name, first, last, count, total)
         keep_notice(connection, space, recipient, notice, now, words=words)
         connection.execute(
             """UPDATE inbox_overflow SET count = 0, first = NULL, last = NULL
@@ -294,10 +303,10 @@ def tell_overflow(connection: sqlite3.Connection, space: str, recipient: str, no
     return len(found)
 
 
-def overflow_notice(sender: str, channel: str, name: str, first: int, last: int, count: int) -> Notice:
+def overflow_notice(sender: str, channel: str, name: str, first: int, last: int, count: int, total: int) -> Notice:
     what = f"{count} message{'' if count == 1 else 's'} of {name}"
     why = "more of this sender was unread than the inbox keeps: mark it as read to make room"
-    cause = f"the bound of the inbox for {sender}"
+    cause = f"the bound of the inbox for {sender}, {total} so far"  # the same range may come twice, and is told twice
     if channel:
         text = f"{what} in #{channel} between {first} and {last} were not kept; {why}"
         text += f". `tidings history {channel} --before {last + 1}` shows them while the log has them"

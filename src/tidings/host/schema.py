@@ -518,6 +518,21 @@ CREATE TABLE inbox_overflow (
 ) WITHOUT ROWID;
 """
 
+_NOT_KEPT = """
+-- the newest messages that were not kept for want of room: one that comes again is not counted again. By id, because
+-- they come in any order, and a log that went backwards gives a sequence twice
+CREATE TABLE inbox_not_kept (
+  row INTEGER PRIMARY KEY,
+  space TEXT NOT NULL,
+  recipient TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  id TEXT NOT NULL,
+  UNIQUE (space, recipient, sender, id)
+);
+ALTER TABLE inbox_overflow DROP COLUMN through;
+"""
+
 MIGRATIONS = Migrations(
-    APPLICATION_ID, (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS, _QUICK_RULES, _NOTICES_AND_BOUNDS)
+    APPLICATION_ID,
+    (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS, _QUICK_RULES, _NOTICES_AND_BOUNDS, _NOT_KEPT),
 )
