@@ -1,0 +1,37 @@
+"""Which sequences a reading did not meet are lost, and which were rightly removed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.steward.store_reading import Finding, StoreReport
+from tidings.steward.unreadable import Gaps, _without
+
+
+def record(seq: int) -> StoredRecord:
+    return StoredRecord(seq, 0, "td.main.dm", b"", b"")
+
+
+@given(
+    read=st.sets(st.integers(1, 30)),
+    deleted=st.sets(st.integers(1, 30)),
+    first=st.integers(1, 31),
+    end=st.integers(0, 30),
+)
+def test_what_is_lost_is_what_was_neither_read_nor_deleted_nor_is_below_the_first(
+    read: set[int], deleted: set[int], first: int, end: int
+) -> None:
+    gaps = Gaps(1)
+    gaps.note(record(seq) for seq in sorted(read) if seq <= end)
+    lost = {seq for run in _without(gaps.close(end), sorted(deleted), first) for seq in range(run[0], run[1] + 1)}
+    assert lost == {seq for seq in range(first, end + 1) if seq not in read and seq not in deleted}
+
+
+def test_status_is_named_only_for_what_it_says() -> None:
+    report = StoreReport()
+    report.name(Finding("LOG_main", 3, 3, "malformed: no message"))
+    assert "status" not in report.advice
+    report.name(Finding("DM_main", 2, 2, "gone", is_missing=True))
+    assert report.advice.startswith("`tidings status` says so once the steward has read everything")
+    report.said = 1
+    assert report.advice == "`tidings status` says what was lost"
