@@ -143,7 +143,11 @@ class Pipe:
         )
         started = cls(process)
         client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-        await started.ask(1, "initialize", client)
+        try:
+            await started.ask(1, "initialize", client)
+        except BaseException:
+            await started.kill()
+            raise
         started.say({"jsonrpc": "2.0", "method": "notifications/initialized"})
         return started
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
+from tidings.cli import mcp as serving
+from tidings.cli.options import place
+from tidings.host.client import HostClient
 from tidings.host.daemon import Daemon
 from tidings.mcp.ids import short
 from tidings.space.administration import create_space
@@ -257,13 +261,36 @@ async def test_an_agent_that_is_revoked_is_told_so_by_every_tool_that_needs_its_
 
 @asynccontextmanager
 async def stopping_the_host(home: Path) -> AsyncIterator[None]:
-    """Whoever started it."""
+    """Whoever started it, and if it is still being started."""
     try:
         yield
     finally:
+        await eventually(lambda: not _starting(home), within=80, what="nobody starts a host")
         down = ["-m", "tidings.cli", "host", "down", "--home", str(home)]
         stopping = await asyncio.create_subprocess_exec(sys.executable, *down, env=environment())
         assert await asyncio.wait_for(stopping.wait(), 30) == 0
+
+
+def _starting(home: Path) -> list[int]:
+    """Processes of `tidings host up` that wait for the host they began."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if {b"host", b"up", str(home).encode()} <= {*words} and b"--foreground" not in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+async def test_a_host_that_is_busy_is_waited_for_and_no_other_is_started(
+    space: RealSpace, host: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy, find = [True, True], HostClient.find
+    monkeypatch.setattr(HostClient, "find", lambda home: None if busy and busy.pop() else find(home))
+    monkeypatch.setattr(serving, "_start_host", lambda home: pytest.fail(f"another host is started in {home}"))
+    found = await asyncio.to_thread(serving.running_host, place(None, str(space.home.home), "ada"))
+    assert (found.pid, busy) == (os.getpid(), [])
+    assert f"the host (pid {os.getpid()}) does not answer yet" in capsys.readouterr().err
 
 
 async def test_a_server_without_a_host_starts_one_and_says_only_protocol_on_its_output(space: RealSpace) -> None:

@@ -118,6 +118,10 @@ def check_private(path: Path) -> Path:
     return path
 
 
+#: a lock is held for a moment before its file says by whom
+LOOKS = 50
+
+
 @contextmanager
 def locked(path: Path, purpose: str, *, wait: float = 0.0) -> Iterator[IO[str]]:
     """Hold an exclusive lock; the file says who holds it. Raises SpaceBusy naming the holder after `wait` seconds."""
@@ -161,5 +165,12 @@ def lock_holder(path: Path) -> str | None:
 
 def lock_pid(path: Path) -> int | None:
     """The pid that holds a lock, or None if nobody does."""
-    words = (lock_holder(path) or "").split()
-    return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
+    for _ in range(LOOKS):
+        holder = lock_holder(path)
+        words = (holder or "").split()
+        if len(words) > 1 and words[1].isdigit():
+            return int(words[1])
+        if holder is None:
+            break
+        time.sleep(0.01)  # it has the lock and is about to say who it is, or about to give it back
+    return None

@@ -125,7 +125,7 @@ def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Pat
             error.exit_code = child.returncode or 1  # type: ignore[misc]
             raise error
         client = HostClient.find(home)
-        if client is not None and client.health()["pid"] == child.pid:
+        if client is not None and client.pid == child.pid:
             return
         time.sleep(0.05)
     raise TidingsError(f"the host did not answer within {START_SECONDS:.0f} s; see {home / 'logs' / 'host.log'}")

@@ -75,38 +75,43 @@ def mcp(
 
 
 def running_host(where: Place) -> HostClient:
-    """The host of this home; started if there is none, and said so."""
+    """The host of this home; started if there is none, and said so.
+
+    Whether there is one its lock decides: a host that is busy, or just starting, is waited for.
+    """
     from tidings.host.client import HostClient
+    from tidings.host.daemon import running_pid
 
     home = where.settings.home
     found = HostClient.find(home)
     if found is not None:
         return found
-    output.say("tidings mcp: no host runs, starting one")
-    patience, why = START_WITHIN, f"did not answer within {START_WITHIN:.0f} s: see `tidings host status`"
-    if not _start_host(home):
-        # somebody else may be starting it at this moment; otherwise there is nothing to wait for
-        patience, why = SOMEBODY_ELSES, "could not be started: `tidings host up` says why"
-    deadline = time.monotonic() + patience
+    if (pid := running_pid(home)) is not None:
+        output.say(f"tidings mcp: the host (pid {pid}) does not answer yet, waiting for it")
+    else:
+        output.say("tidings mcp: no host runs, starting one")
+        _start_host(home)
+    begun = time.monotonic()
     while True:
         found = HostClient.find(home)
         if found is not None:
             return found
-        if time.monotonic() > deadline:
-            raise HostUnreachable(f"the host of {home} {why}")
+        waited = time.monotonic() - begun
+        if waited > START_WITHIN:
+            raise HostUnreachable(
+                f"the host of {home} did not answer within {START_WITHIN:.0f} s: see `tidings host status`"
+            )
+        # somebody else may be starting it at this moment; otherwise there is nothing to wait for
+        if waited > SOMEBODY_ELSES and running_pid(home) is None:
+            raise HostUnreachable(f"the host of {home} could not be started: `tidings host up` says why")
         time.sleep(0.05)
 
 
-def _start_host(home: Path) -> bool:
+def _start_host(home: Path) -> None:
     # its words go to standard error: standard output is the protocol's
     command = [sys.executable, "-m", "tidings.cli", "host", "up", "--home", str(home)]
-    try:
-        started = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=START_WITHIN, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return started.returncode == 0
+    # not killed after a time: it gives up by itself, and takes along what it began
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
 
 
 async def _identity(where: Place, bundle: Path | None = None) -> Identity:

@@ -93,6 +93,7 @@ class HostClient:
         self.patience = patience
         #: what the host said it is, once `find` or `health` asked
         self.version: str | None = None
+        self.pid: int | None = None
 
     @classmethod
     def find(cls, home: Path) -> HostClient | None:
@@ -118,7 +119,7 @@ class HostClient:
 
     def health(self, timeout: float | None = None) -> Json:
         found = self.call("GET", "/v1/health", timeout=timeout)
-        self.version = str(found.get("version"))
+        self.version, self.pid = str(found.get("version")), found.get("pid")
         if found.get("api") != API:
             raise ConfigError(
                 f"the host runs Tidings {self.version} and speaks version {found.get('api')}, this is {__version__} "
