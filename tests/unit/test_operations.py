@@ -3,14 +3,14 @@
 import pytest
 
 from tidings.errors import ConflictError
-from tidings.steward.operations import ADMIN, Operations, Outcome
+from tidings.steward.operations import ADMIN, Completed, Operations
 
 
 def test_an_operation_is_answered_as_it_was_and_refused_for_anything_else() -> None:
     operations = Operations()
-    operations.note("ada", "op-1", Outcome("member.a", 7, "opened"))
-    operations.note("ada", "op-1", Outcome("member.a", 9, "opened"))
-    assert operations.outcome("ada", "op-1", "member.a", "opened", "resumed") == Outcome("member.a", 7, "opened")
+    operations.note("ada", "op-1", Completed("member.a", 7, "opened"))
+    operations.note("ada", "op-1", Completed("member.a", 9, "opened"))
+    assert operations.outcome("ada", "op-1", "member.a", "opened", "resumed") == Completed("member.a", 7, "opened")
     assert operations.outcome("bob", "op-1", "member.a", "opened") is None, "ids are chosen by each for itself"
     for subject, state in (("member.b", "opened"), ("member.a", "left")):
         with pytest.raises(ConflictError, match="op-1 was used for something else"):
@@ -19,15 +19,15 @@ def test_an_operation_is_answered_as_it_was_and_refused_for_anything_else() -> N
 
 def test_administrators_do_one_thing_in_several_steps() -> None:
     operations = Operations()
-    operations.note(ADMIN, "op-1", Outcome("acl.a", 7, "set"))
+    operations.note(ADMIN, "op-1", Completed("acl.a", 7, "set"))
     assert operations.outcome(ADMIN, "op-1", "acl.b") is None
 
 
 def test_the_memory_of_operations_is_bounded_for_each_who_chooses_them() -> None:
     operations = Operations(kept=3)
-    operations.note("ada", "only", Outcome("member.a", 1, "opened"))
+    operations.note("ada", "only", Completed("member.a", 1, "opened"))
     for number in range(9):
-        operations.note("bob", f"op-{number}", Outcome("member.b", number, "opened"))
+        operations.note("bob", f"op-{number}", Completed("member.b", number, "opened"))
     assert operations.outcome("ada", "only", "member.a", "opened") is not None
     assert operations.outcome("bob", "op-5", "member.b", "opened") is None
     assert operations.outcome("bob", "op-6", "member.b", "opened") is not None

@@ -19,7 +19,7 @@ ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Completed:
     """What an operation came to: the record it wrote or found, and the word for it."""
 
     subject: str
@@ -30,16 +30,16 @@ class Outcome:
 class Operations:
     def __init__(self, kept: int = KEPT) -> None:
         self.kept = kept
-        self._done: dict[str, OrderedDict[str, dict[str, Outcome]]] = {}
+        self._done: dict[str, OrderedDict[str, dict[str, Completed]]] = {}
 
-    def note(self, scope: str, op: str, outcome: Outcome) -> None:
+    def note(self, scope: str, op: str, outcome: Completed) -> None:
         """One operation of ours may write several records; one of an agent writes one."""
         done = self._done.setdefault(scope, OrderedDict())
         done.setdefault(op, {}).setdefault(outcome.subject, outcome)
         if len(done) > self.kept:
             done.popitem(last=False)
 
-    def outcome(self, scope: str, op: str, subject: str, *states: str) -> Outcome | None:
+    def outcome(self, scope: str, op: str, subject: str, *states: str) -> Completed | None:
         """What this operation came to, if it was done; ConflictError if it was another one.
 
         `states`: what it can have come to, if it is the one that is asked for again. Administrators do one thing in

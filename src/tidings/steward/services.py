@@ -18,7 +18,7 @@ import msgspec
 from tidings.broker.config import RESERVE
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, LogFull, UsageError
 from tidings.space.membership import Interval
-from tidings.steward.operations import Outcome
+from tidings.steward.operations import Completed
 from tidings.steward.requests import Request
 from tidings.wire.marks import Stamp
 from tidings.wire.message import MAX_MENTIONS
@@ -82,7 +82,7 @@ async def join(steward: Steward, request: Request) -> Answer:
             seq, state = await steward.writer.write(subject, record), "opened"
         else:
             seq, state = held.joined, "resumed"
-            operations.note(request.sender, request.op, Outcome(subject, seq, state))
+            operations.note(request.sender, request.op, Completed(subject, seq, state))
     facts = await steward.roster.facts()
     return {
         "state": state,
@@ -179,7 +179,7 @@ async def leave(steward: Steward, request: Request) -> Answer:
             ended = _left(steward, request.sender, pattern, named) if named is not None else None
             seq = ended or steward.writer.last_op.get(subject, ("", 0))[1]
             state = "left" if ended else "absent"
-            operations.note(request.sender, request.op, Outcome(subject, seq, state))
+            operations.note(request.sender, request.op, Completed(subject, seq, state))
     held = open_interval(steward, request.sender, pattern)
     remaining = [i.pattern for i in open_intervals(steward, request.sender) if covers_pattern(i.pattern, pattern)]
     return {"state": state, "seq": seq, "open": held.joined if held else None, "still_covered_by": remaining}

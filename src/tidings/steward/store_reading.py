@@ -37,7 +37,7 @@ MOST_NAMED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Defect:
     stream: str
     first: int
     last: int
@@ -49,7 +49,7 @@ class Finding:
 @dataclass(slots=True)
 class StoreReport:
     read: Counter[str] = field(default_factory=Counter)
-    found: list[Finding] = field(default_factory=list)
+    found: list[Defect] = field(default_factory=list)
     wrong: int = 0
     #: losses that `status` speaks of
     said: int = 0
@@ -63,7 +63,7 @@ class StoreReport:
             return "`tidings status` says so once the steward has read everything, after a start and once a day"
         return "nobody is shown what does not verify; who has the original sends it again"
 
-    def name(self, finding: Finding) -> None:
+    def name(self, finding: Defect) -> None:
         self.wrong += 1
         if len(self.found) < MOST_NAMED:
             self.found.append(finding)
@@ -95,7 +95,7 @@ def _name_what_is_remembered(report: StoreReport, damages: list[Damage]) -> None
         if not any(
             hole.stream == each.stream and hole.first <= each.last and each.first <= hole.last for hole in holes
         ):
-            report.name(Finding(each.stream, each.first, each.last, f"{words(each)}, noticed {each.noticed}"))
+            report.name(Defect(each.stream, each.first, each.last, f"{words(each)}, noticed {each.noticed}"))
 
 
 @asynccontextmanager
@@ -119,17 +119,17 @@ async def _read_stream(js: JetStream, stream: str, report: StoreReport, judge: _
         for record in page:
             report.read[stream] += 1
             if wrong := judge.wrong(record):
-                report.name(Finding(stream, record.seq, record.seq, wrong))
+                report.name(Defect(stream, record.seq, record.seq, wrong))
     holes = gaps.close(last) if state["messages"] or floor is not None else []
     missing, what = (holes, ABOVE_FLOOR) if floor is not None else (await unreadable(js, stream, holes), UNREADABLE)
     for first, end in missing or []:
-        report.name(Finding(stream, first, end, what, is_missing=True))
+        report.name(Defect(stream, first, end, what, is_missing=True))
     if missing is None and (unread := await _unread(js, stream, state, report.read[stream])) > 0:
-        report.name(Finding(stream, 0, last, f"{unread} records cannot be read", is_missing=True))
+        report.name(Defect(stream, 0, last, f"{unread} records cannot be read", is_missing=True))
     if lost := state.get("lost"):
         gone = lost.get("msgs") or [0]
         what = f"the broker cannot read {lost.get('bytes', 0)} bytes"
-        report.name(Finding(stream, min(gone), max(gone), what, is_missing=True))
+        report.name(Defect(stream, min(gone), max(gone), what, is_missing=True))
 
 
 async def _unread(js: JetStream, stream: str, before: dict[str, Any], read: int) -> int:

@@ -34,11 +34,11 @@ MOST_TOLD = 32
 log = logging.getLogger(__name__)
 
 
-class _Named(msgspec.Struct):
+class _IdOnly(msgspec.Struct):
     id: str
 
 
-_NAMED = msgspec.json.Decoder(_Named)
+_ID_ONLY = msgspec.json.Decoder(_IdOnly)
 
 
 class VoidWatch:
@@ -133,7 +133,7 @@ def refusal_of(steward: Steward, record: StoredRecord) -> Refused | None:
 def claimed_id(record: StoredRecord) -> str:
     """The id its sender knows it by: in its payload, else in its header, else its place."""
     with suppress(ValueError):
-        claimed = _NAMED.decode(record.payload).id
+        claimed = _ID_ONLY.decode(record.payload).id
         if is_message_id(claimed):
             return claimed
     with suppress(WireError):

@@ -21,7 +21,7 @@ from tidings.errors import LeaseLost, LogFull, OutcomeUnknown, TidingsError, Unh
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.log import log_record
 from tidings.steward.lease import StewardLease
-from tidings.steward.operations import ADMIN, Operations, Outcome
+from tidings.steward.operations import ADMIN, Completed, Operations
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import RulingRecord
@@ -68,7 +68,7 @@ class RulingWriter:
             said = msgspec.json.decode(record.payload, type=_Op)
             self.last_op[record.subject] = (said.op, record.seq)
             scope, state = self._told_by(record.subject, said)
-            self.operations.note(scope, said.op, Outcome(record.subject, record.seq, state))
+            self.operations.note(scope, said.op, Completed(record.subject, record.seq, state))
             self.on_effective(record.subject)
         return verdict
 

@@ -32,14 +32,14 @@ _LISTENING = "0A"
 
 
 @dataclass(frozen=True, slots=True)
-class Surface:
+class AttackSurface:
     """What a space shows to the machine: its processes, and the ports they listen on."""
 
     pids: list[int]
     ports: dict[int, int]
 
 
-def surface(home: SpaceHome) -> Surface:
+def surface(home: SpaceHome) -> AttackSurface:
     """Of every process of a space on this machine; empty where there is no `/proc`."""
     state = home.read_state()
     known = [state.get("pid"), state.get("broker_pid"), state.get("steward_pid"), lock_pid(home.up_lock)]
@@ -48,9 +48,9 @@ def surface(home: SpaceHome) -> Surface:
     return surface_of([pid for pid in _processes() if pid in sessions or _session(pid) in sessions])
 
 
-def surface_of(pids: Iterable[int]) -> Surface:
+def surface_of(pids: Iterable[int]) -> AttackSurface:
     owners = {inode: pid for pid in sorted(pids) for inode in _sockets(pid)}
-    return Surface(sorted(pids), {port: owners[inode] for port, inode in _listening() if inode in owners})
+    return AttackSurface(sorted(pids), {port: owners[inode] for port, inode in _listening() if inode in owners})
 
 
 def _broker_pid(home: SpaceHome) -> int | None:
@@ -120,7 +120,7 @@ async def another_user(stage: Stage) -> Verdict:
     return refused(f"{tried}, as user {told['uid']}; files, environments and command lines keep their secrets")
 
 
-async def attack(found: Surface, files: list[str]) -> dict[str, Any]:
+async def attack(found: AttackSurface, files: list[str]) -> dict[str, Any]:
     """Run the neighbour. Answers what it found, and as whom it ran."""
     asked = {"ports": list(found.ports), "pids": found.pids, "files": files}
     for before, uid in _ways():
