@@ -36,7 +36,7 @@ from tidings.host import composing, receiving
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
-from tidings.host.mailbox import Mailbox, open_mailbox
+from tidings.host.mailbox import LocalInbox, open_mailbox
 from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import RealSpace, real_space
@@ -576,7 +576,7 @@ async def _has_all(host: hosts.Host, scope: hosts.Scope, texts: set[str]) -> boo
     return set(await texts_of(host, scope)) == texts
 
 
-async def _rows_besides_notices(mailbox: Mailbox, count: int) -> list[InboxRow]:
+async def _rows_besides_notices(mailbox: LocalInbox, count: int) -> list[InboxRow]:
     rows = [row for row in await mailbox.listed(EVERYTHING) if row.kind != "notice"]
     return rows if len(rows) >= count else []
 

@@ -23,7 +23,7 @@ from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.host.client import Session
-    from tidings.host.mailbox import Mailbox
+    from tidings.host.mailbox import LocalInbox
     from tidings.wire.keys import KeyPair
 
 app = typer.Typer()
@@ -170,7 +170,9 @@ async def _show_unread(where: Place, channel: str | None, wait: float, count: in
             return shown, str(error)
 
 
-async def _as_it_comes(mailbox: Mailbox, channel: str | None, wait: float | None, count: int, *, as_json: bool) -> int:
+async def _as_it_comes(
+    mailbox: LocalInbox, channel: str | None, wait: float | None, count: int, *, as_json: bool
+) -> int:
     """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
     from tidings.host import shown as showing
     from tidings.host.inbox import Wanted
@@ -391,7 +393,7 @@ def _key(where: Place) -> KeyPair:
     return jwt.split_credentials(read_private(where.home.agent_creds(where.agent)))[1]
 
 
-def _in_file(where: Place, change: Callable[[Mailbox], Awaitable[int]]) -> int:
+def _in_file(where: Place, change: Callable[[LocalInbox], Awaitable[int]]) -> int:
     """Change an inbox while no host runs."""
     from tidings.host.mailbox import held_mail, open_mailbox
 
@@ -406,7 +408,7 @@ def _in_file(where: Place, change: Callable[[Mailbox], Awaitable[int]]) -> int:
 def _mark_in_file(where: Place, rows: list[int] | None) -> int:
     from tidings.host.inbox import Wanted
 
-    async def mark(mailbox: Mailbox) -> int:
+    async def mark(mailbox: LocalInbox) -> int:
         if rows:
             return await mailbox.mark_read(rows)
         marked = 0

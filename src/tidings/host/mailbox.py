@@ -77,17 +77,17 @@ def is_wanted(home: Path) -> bool:
 
 
 @asynccontextmanager
-async def open_mailbox(home: Path, source: Source, bound: Bound | None = None) -> AsyncIterator[Mailbox]:
-    """The inbox of an agent. Needs no space: see `Mailbox.receive`."""
+async def open_mailbox(home: Path, source: Source, bound: Bound | None = None) -> AsyncIterator[LocalInbox]:
+    """The inbox of an agent. Needs no space: see `LocalInbox.receive`."""
     identity = await identity_of(source)
     database = await asyncio.to_thread(Database, home / "host.db", MIGRATIONS)
     try:
-        yield Mailbox(home, source, identity, await InboxStore.open(database, bound or bound_of(home)))
+        yield LocalInbox(home, source, identity, await InboxStore.open(database, bound or bound_of(home)))
     finally:
         await asyncio.to_thread(database.close)
 
 
-class Mailbox:
+class LocalInbox:
     """See above. Made by `open_mailbox`."""
 
     def __init__(self, home: Path, source: Source, identity: Identity, inbox: InboxStore) -> None:
