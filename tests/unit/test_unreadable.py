@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.steward.store_reading import Finding, StoreReport
+from tidings.steward.store_reading import Defect, StoreReport
 from tidings.steward.unreadable import Gaps, _without
 
 
@@ -29,9 +29,9 @@ def test_what_is_lost_is_what_was_neither_read_nor_deleted_nor_is_below_the_firs
 
 def test_status_is_named_only_for_what_it_says() -> None:
     report = StoreReport()
-    report.name(Finding("LOG_main", 3, 3, "malformed: no message"))
+    report.name(Defect("LOG_main", 3, 3, "malformed: no message"))
     assert "status" not in report.advice
-    report.name(Finding("DM_main", 2, 2, "gone", is_missing=True))
+    report.name(Defect("DM_main", 2, 2, "gone", is_missing=True))
     assert report.advice.startswith("`tidings status` says so once the steward has read everything")
     report.said = 1
     assert report.advice == "`tidings status` says what was lost"
