@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.config import BrokerConfig
+from tidings.broker.config import MAX_PENDING, BrokerConfig
 from tidings.endpoint import channels
 from tidings.endpoint.gaps import Gap
 from tidings.testing.proxy import fault_proxy
@@ -226,8 +226,10 @@ async def test_a_slow_reader_cut_by_the_broker_loses_nothing_and_is_told(
     render = BrokerConfig.render
 
     def impatient(config: BrokerConfig) -> str:
-        text = render(config).replace('write_deadline: "5s"', 'write_deadline: "300ms"\nmax_pending: 1048576')
+        text = render(config).replace('write_deadline: "5s"', 'write_deadline: "300ms"')
+        text = text.replace(f"max_pending: {MAX_PENDING}", "max_pending: 1048576")
         assert "300ms" in text
+        assert text.count("max_pending: 1048576") == text.count("max_pending") == 1
         return text
 
     monkeypatch.setattr(BrokerConfig, "render", impatient)

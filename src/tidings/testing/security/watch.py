@@ -14,6 +14,7 @@ from typing import Any
 
 from tidings.broker.answers import NO_CONSUMER, NO_STREAM, ApiError
 from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.errors import BrokerUnreachable
 from tidings.space.log import log_record
 from tidings.wire.rulings import verify_ruling
 from tidings.wire.signing import SIGNATURE_HEADER
@@ -87,8 +88,14 @@ class Watch:
         found = [f"{name} has other settings or was made anew"] if was[1] != now[1] else []
         if now[0] < was[0]:
             return [*found, f"{name} went back from {was[0]} to {now[0]}"]
-        async for page in self.js.read(name, ">", was[0] + 1, now[0]):
-            found += [f"{name} {each.seq} on {each.subject[:120]}: {why}" for each in page if (why := self.judge(each))]
+        try:
+            async for page in self.js.read(name, ">", was[0] + 1, now[0]):
+                new = [(each, self.judge(each)) for each in page]
+                found += [f"{name} {each.seq} on {each.subject[:120]}: {why}" for each, why in new if why]
+        except BrokerUnreachable:
+            if await self._stream(name) is not None:
+                raise
+            found.append(f"{name} is gone")  # an answer that came late took it away while it was read
         return found
 
     def judge(self, record: StoredRecord) -> str | None:
