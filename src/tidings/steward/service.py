@@ -123,13 +123,13 @@ class Steward:
             await intake.flush()
             self.ready.set()
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
-            await self._serve()
+            await self._serve(connection)
             self.desk.close()
             if not connection.is_closed:
                 await admin.unsubscribe()
             for subscription in [] if intake.is_closed else heard:
                 await subscription.unsubscribe()
-            await self._finish_requests()
+            await self._finish_requests(5.0 if connection.is_connected else 0.5)
             if self._failure is None and connection.is_connected:
                 await self._guarded(self._note_mark)
                 await self._guarded(self.store.stop)
@@ -253,7 +253,7 @@ class Steward:
 
     # --- what it does by itself ---
 
-    async def _serve(self) -> None:
+    async def _serve(self, connection: Connection) -> None:
         beats = self.pace.lease_ttl / 3
         loops = [
             asyncio.create_task(self._every(beats, self._beat)),
@@ -272,10 +272,19 @@ class Steward:
             asyncio.create_task(self._every(self.pace.reading, self.store.read_all)),
         ]
         try:
-            await asyncio.gather(*loops)
+            await self._until_stopped(asyncio.gather(*loops), connection)
         finally:
             for loop in loops:
                 loop.cancel()
+
+    async def _until_stopped(self, steps: asyncio.Future[list[None]], connection: Connection) -> None:
+        """Each step ends by itself once stopped; one that asks a broker that is gone is not waited for."""
+        while not steps.done():
+            await asyncio.wait({steps}, timeout=0.5)
+            if self._stop.is_set() and not connection.is_connected and not steps.done():
+                log.warning("stopping without a broker: what was under way is given up")
+                return
+        steps.result()
 
     async def _every(self, seconds: float, step: Callable[[], Awaitable[object]]) -> None:
         """Repeat a step until stopped. A broker that is away for a while is not a failure; a lost lease is.
@@ -335,10 +344,10 @@ class Steward:
         except TidingsError as error:
             log.warning("%s", error)
 
-    async def _finish_requests(self) -> None:
+    async def _finish_requests(self, patience: float) -> None:
         self.receipts.close()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+            await asyncio.wait(self._tasks, timeout=patience)
 
     # --- what its parts ask of it ---
 
