@@ -246,6 +246,11 @@ class DeliverJob:
     def stop(self) -> None:
         self._stopping.set()
 
+    @property
+    def busy(self) -> bool:
+        """Is a batch or a payment under way, so that the tally may still be behind the floor?"""
+        return self._lock.locked()
+
     def run(self) -> None:
         self.spark.dataSource.register(NatsSource)
         while not self._stopping.is_set():

@@ -79,7 +79,8 @@ class RunningJob:
             if self.failure is not None:
                 raise self.failure
             deliverer = getattr(self.job, "deliverer", None)
-            return bool(deliverer and deliverer.floor >= last and not (debts and deliverer.debts.open))
+            there = deliverer and deliverer.floor >= last and not (debts and deliverer.debts.open)
+            return bool(there and not self.job.busy)  # a batch moves the floor before it is counted
 
         await eventually(done, within=within, what=f"delivery reaches {last}: {self.job.tally}", every=0.05)
         return last
