@@ -54,20 +54,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(reason))
 
 
-class OneSpark(LoadScopeScheduling):  # type: ignore[misc]
-    """Every test is handed out alone, but those of Spark together: one worker has them all, and one JVM.
+#: tests that share what is dear to set up: the one JVM, a run of the whole security suite, a space with its host
+TOGETHER = {
+    "tests/spark/": "spark",
+    "tests/integration/test_security.py::test_no_probe_finds_a_promise_broken": "security",
+    "tests/e2e/test_everyday_commands.py": "everyday",
+}
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Every test is handed out alone, but those that share something dear: one worker has all of those.
 
     xdist's own groups do nothing under this pytest: xdist writes the group into the item's id where pytest no longer
     looks for it.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+        return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)  # one worker needs none
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark:
-    return OneSpark(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    return Together(config, log)
 
 
 @pytest.fixture
