@@ -172,7 +172,8 @@ def log_to(path: Path) -> None:
     handler = RotatingFileHandler(path, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # it raises whatever it logs: a JVM that was killed is one sentence of ours, not pages of its own
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def parse(arguments: list[str] | None) -> tuple[SpaceHome, ChildOptions]:
