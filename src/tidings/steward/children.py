@@ -1,15 +1,12 @@
 """The programs a supervisor starts, each in its own process with its own secrets.
 
-    python -m tidings.steward.children steward   --home H --space S [--after HOLDER]
-    python -m tidings.steward.children create    --home H --space S [--open] [--port N] [--budget BYTES]
-    python -m tidings.steward.children migrate   --home H --space S
-    python -m tidings.steward.children provision --home H --space S
-    python -m tidings.steward.children agents    --home H --space S [--person NAME]
-    python -m tidings.steward.children withhold  --home H --space S --agent ID --why REASON
-    python -m tidings.steward.children bar       --home H --space S --agent ID --why REASON
+    python -m tidings.steward.children steward --home H --space S [--after HOLDER]
+    python -m tidings.steward.children admin   --home H --space S
 
-A child says what became of it in one JSON line on standard output: a result, or an error with its code. A steward says
-there too when it is ready and what it asks its supervisor to do. Everything else goes to the log files.
+A steward says on standard output, in lines of JSON, when it is ready and what it asks its supervisor to do, and at last
+what became of it. The admin process is told what to do in lines of JSON on standard input, does one after the other
+(`TASKS`) and says each one's result, or its error with its code; it ends with its input, or with the first error.
+Everything else goes to the log files.
 """
 
 from __future__ import annotations
@@ -68,90 +65,87 @@ async def run_steward(home: SpaceHome, options: argparse.Namespace) -> dict[str,
     return {"stopped": True}
 
 
-async def run_create(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
-    info = create_space(home, port=options.port, open_space=options.open, budget=options.budget)
+async def create(home: SpaceHome, *, open: bool, port: int | None, budget: int | None) -> dict[str, Any]:  # noqa: A002
+    info = create_space(home, port=port, open_space=open, budget=budget)
     return {"space": info.name, "port": info.port}
 
 
-async def run_migrate(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
+async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
     with locked(home.admin_lock, "bringing the space to this layout", wait=30):
         return {"done": migrate(home)}
 
 
-async def run_provision(home: SpaceHome, _options: argparse.Namespace) -> dict[str, Any]:
+async def provision(home: SpaceHome) -> dict[str, Any]:
     async with administer(home, "provisioning the broker") as admin:
         return {"changes": await admin.provision()}
 
 
-async def run_agents(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+async def agents(home: SpaceHome, person: str | None = None) -> dict[str, Any]:
     """Finish what was interrupted; and the person at the keyboard is an agent too, one that may do everything."""
     async with administer(home, "reconciling agents") as admin:
         done = await admin.reconcile()
-        held = admin.ledger.newest(options.person) if options.person else None
+        held = admin.ledger.newest(person) if person else None
         if held is not None and held.state == "revoked":
-            done.append(f"{options.person} was revoked and stays so: `tidings agent add {options.person}` undoes it")
-        elif options.person:
+            done.append(f"{person} was revoked and stays so: `tidings agent add {person}` undoes it")
+        elif person:
             everything = (">",)
-            person = AgentFile(
-                options.person,
-                description="the person at the keyboard",
-                read=everything,
-                post=everything,
-                manage=everything,
-            )
+            described = "the person at the keyboard"
+            file = AgentFile(person, description=described, read=everything, post=everything, manage=everything)
             try:
-                await admin.add(person, existing_ok=True)
+                await admin.add(file, existing_ok=True)
             except NameTaken as error:  # another agent is called so, or nearly so: the space runs all the same
-                done.append(f"{options.person} was not made an agent: {error}")
+                done.append(f"{person} was not made an agent: {error}")
     return {"done": done}
 
 
-async def run_withhold(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+async def withhold(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     """The steward found a flood; it holds no key, so this is done for it."""
     async with administer(home, "withholding the posting of a flooder") as admin:
-        granted = await admin.withhold(check_agent_id(options.agent or ""), options.why or "for flooding")
+        granted = await admin.withhold(check_agent_id(agent), why or "for flooding")
     return {"name": granted.row.name, "note": granted.note}
 
 
-async def run_bar(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
+async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     """An agent takes what others need, and its posting is not all of it."""
     async with administer(home, "cutting an agent that broke a bound") as admin:
-        granted = await admin.bar(check_agent_id(options.agent or ""), options.why or "for flooding")
+        granted = await admin.bar(check_agent_id(agent), why or "for flooding")
     return {"name": granted.row.name, "note": granted.note}
 
 
-PROGRAMS: dict[str, Callable[[SpaceHome, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]] = {
-    "steward": run_steward,
-    "create": run_create,
-    "migrate": run_migrate,
-    "provision": run_provision,
-    "agents": run_agents,
-    "withhold": run_withhold,
-    "bar": run_bar,
+TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
+    "create": create,
+    "migrate": bring_to_layout,
+    "provision": provision,
+    "agents": agents,
+    "withhold": withhold,
+    "bar": bar,
 }
+
+
+def administrate(home: SpaceHome) -> None:
+    for line in sys.stdin:
+        told = json.loads(line)
+        say(asyncio.run(TASKS[told.pop("program")](home, **told)))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tidings-child", description="started by `tidings up`")
-    parser.add_argument("program", choices=sorted(PROGRAMS))
+    parser.add_argument("program", choices=["admin", "steward"])
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--space", required=True)
     parser.add_argument("--after")
     parser.add_argument("--lease-ttl", type=float, default=3.0)
     parser.add_argument("--presence", type=float, default=25.0)
-    parser.add_argument("--open", action="store_true")
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--budget", type=int)
-    parser.add_argument("--person")
-    parser.add_argument("--agent")
-    parser.add_argument("--why")
     options = parser.parse_args(arguments)
     os.umask(0o077)
     try:
         home = SpaceHome(options.home, options.space)
         home.make()
-        log_to(home.logs / f"{'steward' if options.program == 'steward' else 'admin'}.log")
-        say(asyncio.run(PROGRAMS[options.program](home, options)))
+        log_to(home.logs / f"{options.program}.log")
+        if options.program == "steward":
+            say(asyncio.run(run_steward(home, options)))
+        else:
+            administrate(home)
     except TidingsError as error:
         log.error("%s: %s", options.program, error)
         say({"error": {"code": error.code, "message": str(error)}})

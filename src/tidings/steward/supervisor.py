@@ -13,11 +13,11 @@ import asyncio
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
@@ -26,9 +26,8 @@ from tidings.broker.disk import DiskReserve
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
-from tidings.broker.server import Broker, binary_version, die_at_once_with_parent, find_binary
+from tidings.broker.server import Broker, binary_version, find_binary
 from tidings.errors import (
-    ERRORS_BY_CODE,
     AuthRevoked,
     BrokerFailed,
     ConfigError,
@@ -41,6 +40,7 @@ from tidings.errors import (
 from tidings.space.administration import broker_config
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT
+from tidings.steward.admin_process import AdminProcess, error_of, spawn
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
 from tidings.steward.watcher import Breach, Watcher
 from tidings.wire.keys import KeyPair
@@ -134,15 +134,21 @@ class Supervisor:
 
     async def _bring_up(self) -> None:
         binary = find_binary(self.options.nats_server)
+        async with AdminProcess(self.home) as admin:
+            await self._bring_up_with(admin, binary)
+        self._lacking = await self._look_for_spark()
+
+    async def _bring_up_with(self, admin: AdminProcess, binary: Path) -> None:
         version = ".".join(map(str, binary_version(binary)))
         if not self.home.exists:
             self.tell(f"creating space {self.home.name}")
             self.phase("creating")
-            await self._child("create", *self._create_flags())
+            made = {"open": self.options.open_space, "port": self.options.port, "budget": self.options.budget}
+            await admin.ask("create", **made)
         else:
             changes = {"port": self.options.port, "budget": self.options.budget}
             self.home.update_info(**{name: value for name, value in changes.items() if value})
-            await self._migrate()
+            await self._migrate(admin)
         info = self.home.read_info()
         if self.options.open_space and not info.open:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")
@@ -152,23 +158,22 @@ class Supervisor:
         self.broker = Broker(broker_config(self.home, info), self.home.run / "nats.conf", binary)
         await self._start_broker()
         self.phase("streams", broker_pid=self.broker.pid)
-        changes = (await self._child("provision"))["changes"]
+        changes = (await admin.ask("provision"))["changes"]
         for change in changes:
             log.info("%s", change)
         self.phase("steward")
         self.tell("starting the steward")
         await self._start_steward()
         self.phase("agents")
-        for each in (await self._child("agents", "--person", self.options.person))["done"]:
+        for each in (await admin.ask("agents", person=self.options.person))["done"]:
             self.tell(each)
-        self._lacking = await self._look_for_spark()
 
-    async def _migrate(self) -> None:
+    async def _migrate(self, admin: AdminProcess) -> None:
         """Accounts and credentials of this version, before a broker serves them."""
         if self.home.read_info().layout == LAYOUT:
             return
         self.phase("migrating")
-        done = (await self._child("migrate"))["done"]
+        done = (await admin.ask("migrate"))["done"]
         if done:
             self.tell(done)
             log.info("%s", done)
@@ -181,14 +186,6 @@ class Supervisor:
         if lacking:
             self.pipeline.unavailable(lacking)
         return lacking is not None
-
-    def _create_flags(self) -> list[str]:
-        flags = ["--open"] if self.options.open_space else []
-        if self.options.port:
-            flags += ["--port", str(self.options.port)]
-        if self.options.budget:
-            flags += ["--budget", str(self.options.budget)]
-        return flags
 
     async def _start_broker(self) -> None:
         assert self.broker is not None
@@ -234,31 +231,17 @@ class Supervisor:
         arguments = ["--lease-ttl", str(self.options.lease_ttl), "--presence", str(self.options.presence)]
         if self._holder:
             arguments += ["--after", self._holder]
-        self.steward = await self._spawn("steward", *arguments)
+        errors = self._error_file()
+        try:
+            self.steward = await spawn(self.home, "steward", *arguments, stderr=errors)
+        finally:
+            os.close(errors)
         line = await self._first_line(self.steward)
         if not line.get("ready"):
             await self.steward.wait()
-            raise _error_of(line, "the steward")
+            raise error_of(line, "the steward")
         self._holder = line["holder"]
         self._state |= {"steward_pid": self.steward.pid, "lease": line["lease"]}
-
-    async def _spawn(self, program: str, *arguments: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tidings.steward.children",
-            program,
-            "--home",
-            str(self.home.home),
-            "--space",
-            self.home.name,
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE if program != "steward" else self._error_file(),
-            start_new_session=True,
-            preexec_fn=die_at_once_with_parent,
-        )
 
     def _error_file(self) -> int:
         """What a steward writes to standard error: only what Python itself says when it cannot go on."""
@@ -280,27 +263,10 @@ class Supervisor:
         except ValueError:
             return {}
 
-    async def _child(self, program: str, *arguments: str) -> dict[str, Any]:
-        """Run a short-lived child to its end; its error becomes ours."""
-        child = await self._spawn(program, *arguments)
-        try:
-            async with asyncio.timeout(CHILD_TIMEOUT):
-                said, stderr = await child.communicate()
-        except TimeoutError:
-            await end_child(child, 2)
-            raise TidingsError(f"`{program}` did not end within {CHILD_TIMEOUT:.0f} s; `tidings logs admin`") from None
-        except BaseException:
-            await end_child(child, 2)
-            raise
-        lines = said.decode().splitlines()
-        try:
-            result = dict(json.loads(lines[-1]))
-        except (IndexError, ValueError):
-            detail = stderr.decode().strip().splitlines()[-1:] or ["it said nothing"]
-            raise TidingsError(f"`{program}` failed: {detail[0]}; `tidings logs admin` says more") from None
-        if child.returncode:
-            raise _error_of(result, program)
-        return result
+    async def _administer(self, program: str, **options: Any) -> dict[str, Any]:
+        """What needs a key, while the space runs; its error becomes ours."""
+        async with AdminProcess(self.home) as admin:
+            return await admin.ask(program, **options)
 
     # --- watch ---
 
@@ -376,7 +342,7 @@ class Supervisor:
             try:
                 await self._start_steward()
                 self._recovered("steward")
-                for each in (await self._child("agents"))["done"]:
+                for each in (await self._administer("agents"))["done"]:
                     log.warning("%s", each)
             except LeaseHeld as error:
                 self._holder = None
@@ -398,7 +364,7 @@ class Supervisor:
 
     async def _cut(self, breach: Breach) -> None:
         """Take from an agent its posting or its credential; the keys for that are opened by a child."""
-        done = await self._child("bar" if breach.void else "withhold", "--agent", breach.agent, "--why", breach.why)
+        done = await self._administer("bar" if breach.void else "withhold", agent=breach.agent, why=breach.why)
         log.warning("%s may not post %s (%s)", done["name"], breach.why, done["note"])
 
     def _troubled(self, part: str) -> None:
@@ -447,8 +413,3 @@ def _said(line: bytes) -> Breach | dict[str, Any] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return breach if is_agent_id(breach.agent) else None
-
-
-def _error_of(line: dict[str, Any], what: str) -> TidingsError:
-    error = line.get("error") or {"code": "failed", "message": f"{what} ended without a word; see `tidings logs`"}
-    return ERRORS_BY_CODE.get(error["code"], TidingsError)(error["message"])
