@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tidings.errors import HostUnreachable, IdReused, TidingsError, UnknownMessage
+from tidings.host.client import PastPage
 from tidings.mcp.desk import Event, Facts
 from tidings.wire.ids import new_id
 
@@ -72,6 +73,8 @@ class FakeDesk:
             agent(ADA, "ada", "working", activity="writes"),
         ]
         self.joined: list[str] = []
+        #: what of the past is not there, or not shown
+        self.gone, self.hidden = 0, False
         #: channels that are listed although nobody is in them
         self.listed: list[Facts] = []
         #: patterns that still cover what was left
@@ -196,11 +199,12 @@ class FakeDesk:
         self.joined = [each for each in self.joined if each != channel]
         return {"state": state, "seq": 2, "still_covered_by": self.covered_by}
 
-    def history(self, channel: str, limit: int, before: int | None) -> list[Facts]:
+    def history(self, channel: str, limit: int, before: int | None) -> PastPage:
         self._space()
         found = [row for row in self.rows if row["channel"] == channel and (before is None or row["seq"] < before)]
         shown = [{name: row[name] for name in row if name not in NOT_OF_HISTORY} for row in found]
-        return sorted(shown, key=lambda row: -row["seq"])[:limit]
+        page = sorted(shown, key=lambda row: -row["seq"])[:limit]
+        return PastPage(page, gone=self.gone if len(page) < limit else 0, hidden=self.hidden)
 
     def trace(self, message_id: str) -> Facts:
         self._space()

@@ -28,9 +28,7 @@ async def test_an_error_there_is_the_same_error_here_and_a_crash_is_told_with_it
         with pytest.raises(BrokerUnreachable):
             await admin.ask("provision")
     async with AdminProcess(SpaceHome(tmp_path, "main")) as admin:
-        with pytest.raises(
-            TidingsError, match=r"`nothing` failed: KeyError: 'nothing'; `tidings logs admin`"
-        ):
+        with pytest.raises(TidingsError, match=r"`nothing` failed: KeyError: 'nothing'; `tidings logs admin`"):
             await admin.ask("nothing")
 
 

@@ -583,6 +583,18 @@ async def test_history_pages_back_to_the_beginning() -> None:
     assert all(row["read"] is None for row in desk.rows)
 
 
+async def test_what_of_the_past_is_no_longer_there_or_not_shown_is_said_with_the_first_page_of_it() -> None:
+    desk = FakeDesk()
+    desk.rows = [message(row, f"m{row}", channel="general") for row in range(5, 8)]
+    desk.gone = 4
+    async with talking(desk) as ask:
+        assert "missing" not in await ask("history", channel="general", limit=2), "there is an earlier page"
+        answer = await ask.raw("history", channel="general", before=6)
+        assert "The log no longer has what was said up to sequence 4." in words(answer)
+        desk.hidden = True
+        assert "does not replay everything" in (await ask("history", channel="general"))["missing"]
+
+
 # --------------------------------------------------------------------------------------------------------------- tasks
 
 

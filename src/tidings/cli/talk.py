@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
     from tidings.endpoint.notices import Notice
-    from tidings.host.client import Session
+    from tidings.host.client import PastPage, Session
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -260,15 +260,15 @@ def history(
     if count < 1:
         raise UsageError("--count must be at least 1")
 
-    async def directly(endpoint: Endpoint) -> list[Message]:
+    async def directly(endpoint: Endpoint) -> PastPage:
+        from tidings.host.client import PastPage
+
         found = await endpoint.history(channel, count, before=before)
-        if found.hidden:
-            output.say(f"note: {channel} does not replay everything: what was said before you were in it is not shown")
-        elif found.gone:
-            output.say(f"note: the log no longer has what was said up to sequence {found.gone}")
-        return [heard(each) for each in found]
+        return PastPage(map(heard, found), gone=found.gone, hidden=found.hidden)
 
     found = ask_space(where, lambda session: _history(session, channel, count, before), directly, direct=direct)
+    if missing := found.missing(channel):
+        output.say(f"note: {missing}")
     recent = [each for each in found if oldest is None or datetime.fromisoformat(each["time"]) >= oldest]
     for message in reversed(recent):
         show_heard(message, as_json=as_json)
@@ -279,13 +279,16 @@ def history(
     output.hint(f"tidings tail {channel}")
 
 
-def _history(session: Session, channel: str, count: int, before: int | None) -> list[Message]:
+def _history(session: Session, channel: str, count: int, before: int | None) -> PastPage:
     """As many as were asked for, in pages as the host gives them."""
-    found: list[Message] = []
+    from tidings.host.client import PastPage
+
+    found = PastPage([])
     while len(found) < count:
         wanted = min(HISTORY_PAGE, count - len(found))
         page = session.history(channel, wanted, before)
         found += page
+        found.gone, found.hidden = page.gone, page.hidden
         if len(page) < wanted:
             break
         before = int(page[-1]["seq"])

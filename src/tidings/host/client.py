@@ -15,7 +15,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,6 +49,21 @@ FIND_PATIENCE = 2.0
 STREAM_SILENCE = 45.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 Json = dict[str, Any]
+
+
+class PastPage(list[Json]):
+    """Messages of a channel's past, and what of it is not among them: see `Past` of the library."""
+
+    def __init__(self, found: Iterable[Json], *, gone: int = 0, hidden: bool = False) -> None:
+        super().__init__(found)
+        self.gone = gone
+        self.hidden = hidden
+
+    def missing(self, channel: str) -> str | None:
+        """What is not among them, as a sentence."""
+        if self.hidden:
+            return f"{channel} does not replay everything: what was said before you were in it is not shown"
+        return f"the log no longer has what was said up to sequence {self.gone}" if self.gone else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,9 +485,10 @@ class Session:
     def leave(self, channel: str) -> Json:
         return self._post("/v1/leave", {"channel": unmarked(channel)})
 
-    def history(self, channel: str, limit: int = 50, before: int | None = None) -> list[Json]:
+    def history(self, channel: str, limit: int = 50, before: int | None = None) -> PastPage:
         """The newest messages of a channel, newest first; `before`: below that sequence."""
-        return list(self._get("/v1/history", channel=unmarked(channel), limit=limit, before=before)["messages"])
+        said = self._get("/v1/history", channel=unmarked(channel), limit=limit, before=before)
+        return PastPage(said["messages"], gone=said["gone"], hidden=said["hidden"])
 
     def trace(self, message_id: str) -> Json:
         return self._get("/v1/trace", id=message_id)

@@ -124,7 +124,7 @@ async def members(asked: Scoped) -> Json:
 async def history(asked: Scoped) -> Json:
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
     found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
-    return {"messages": [shown.heard(each) for each in found]}
+    return {"messages": [shown.heard(each) for each in found], "gone": found.gone, "hidden": found.hidden}
 
 
 def _plain(answer: Json) -> Json:

@@ -63,6 +63,7 @@ class Messages(BaseModel):
 class HistoryPage(Messages):
     channel: str
     before: int | None = Field(description="`before` for the page before this one; null: none.")
+    missing: str | None = Field(default=None, description="What of the past is not shown, and why.")
 
 
 class WholeMessage(BaseModel):

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from tidings.errors import HostUnreachable, NoSession, TidingsError
-from tidings.host.client import HostClient, Session
+from tidings.host.client import HostClient, PastPage, Session
 from tidings.mcp.desk import Event, Facts
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class HostDesk:
     def leave(self, channel: str) -> Facts:
         return self._ask(lambda session: session.leave(channel))
 
-    def history(self, channel: str, limit: int, before: int | None) -> list[Facts]:
+    def history(self, channel: str, limit: int, before: int | None) -> PastPage:
         return self._ask(lambda session: session.history(channel, limit=limit, before=before))
 
     def trace(self, message_id: str) -> Facts:

@@ -379,6 +379,7 @@ class Tools:
         """What was said in a channel, the latest page first, oldest message of a page first. Marks nothing as read."""
         page = await self.page(channel, limit, before, max_bytes)
         earlier = [f"Call history with before={page.before} for what was said earlier."] if page.before else []
+        earlier += [f"{page.missing[0].upper()}{page.missing[1:]}."] if page.missing else []
         if any(each.whole_bytes for each in page.messages):
             earlier.append("A message was cut: call it with a higher max_bytes and the same `before` for more of it.")
         return result(
@@ -394,7 +395,8 @@ class Tools:
         self.ids.shown_rows(newest_first[:number])
         more = len(found) >= limit or number < len(found)
         earliest = int(newest_first[number - 1]["seq"]) if number and more else None
-        return answers.HistoryPage(channel=channel, messages=shown[:number][::-1], before=earliest)
+        missing = None if earliest else found.missing(channel)
+        return answers.HistoryPage(channel=channel, messages=shown[:number][::-1], before=earliest, missing=missing)
 
     # --- tasks ---
 
