@@ -57,7 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 #: tests that share what is dear to set up: the one JVM, a run of the whole security suite, a space with its host
 TOGETHER = {
     "tests/spark/": "spark",
-    "tests/integration/test_security.py::test_no_probe_finds_a_promise_broken": "security",
+    **{
+        f"tests/integration/test_security.py::test_{name}": "security"
+        for name in ("no_probe_finds", "the_suite_has_nobody_cut", "what_remains_observable", "the_report_is_json")
+    },
     "tests/e2e/test_everyday_commands.py": "everyday",
 }
 

@@ -252,14 +252,15 @@ async def _read_truly(stage: Stage, subject: str, truth: dict[int, bytes]) -> Ve
     return held(f"{len(truth)} forged records read with their true sequence and subject, none surfaced")
 
 
-HOSTILE = [b"\xff\xfe", b"a\x0b1", b"a\x0c1", b"\xc3(", b"*", b">", b"a" * 4_000, b"\x00", b"\x1b[2J", "ä".encode()]
+HOSTILE = [b"\xff\xfe", b"a\x0b1", b"a\x0c1", b"\xc3(", b"*", b">", b"\x00", b"\x1b[2J", "ä".encode()]
 
 
 @PROBES.probe("S1", "Silence readers with a channel name that is not text, holds control characters or is very long.")
 async def hostile_subjects(stage: Stage) -> Verdict:
     before, since = await stage.watch.mark(), len(stage.heard)
-    stem = f"{stage.subjects.root}.chat.{stage.mal.id}.{stage.base}.wild.".encode()
-    await stage.mal.send(*(line(stem + each, stage.marked()) for each in HOSTILE))
+    stem, own = (f"{stage.subjects.root}.chat.{actor.id}.{stage.base}.wild." for actor in (stage.mal, stage.loud))
+    await stage.mal.send(*(line(stem.encode() + each, stage.marked()) for each in HOSTILE))
+    await stage.loud.send(line(own + "a" * 4_000, b"an agent is cut for a subject of that length"))
     try:
         heard = (await stage.barrier())[since:]
     except TimeoutError:

@@ -1,8 +1,8 @@
-"""The stage of the suite: two throw-away agents, a channel of their own, and a view from inside.
+"""The stage of the suite: three throw-away agents, a channel of their own, and a view from inside.
 
-`probe-mal` attacks, `probe-vic` is attacked. Both are provisioned like any agent and revoked at the end, and their
-channels, named `probe.<random>`, are listed no more; what they wrote into the log stays there, because a hole in the
-log would be a fault.
+`probe-mal` attacks, `probe-vic` is attacked, and `probe-loud` does what an agent is cut for, so that `probe-mal` can go
+on. They are provisioned like any agent and revoked at the end, and their channels, named `probe.<random>`, are listed
+no more; what they wrote into the log stays there, because a hole in the log would be a fault.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidings.wire.headers import REPUBLISH_HEADERS, Headers, split_block
 from tidings.wire.ids import new_id
 from tidings.wire.subjects import Subjects
 
-MAL, VIC = "probe-mal", "probe-vic"
+MAL, VIC, LOUD = "probe-mal", "probe-vic", "probe-loud"
 
 
 @dataclass
@@ -47,6 +47,7 @@ class Stage:
     js: JetStream
     mal: Actor
     vic: Actor
+    loud: Actor
     watch: Watch
     base: str
     nonce: str
@@ -140,10 +141,11 @@ async def set_stage(home: SpaceHome, cleanup: list[str], *, deep: bool) -> Async
             js = await _core(home, info, stack)
             mal = await stack.enter_async_context(acting(info.url, subjects, creds[0]))
             vic = await stack.enter_async_context(acting(info.url, subjects, creds[1]))
+            loud = await stack.enter_async_context(acting(info.url, subjects, creds[2]))
             nonce = os.urandom(8).hex()
             key = await _steward_key(js, info)
             watch = Watch(js, subjects, info.id, key, mal=mal.id, vic=vic.id, nonce=nonce)
-            stage = Stage(home, info, subjects, js, mal, vic, watch, base, nonce, deep=deep)
+            stage = Stage(home, info, subjects, js, mal, vic, loud, watch, base, nonce, deep=deep)
             await _prepare_victim(stage)
             yield stage
             await _clear_tasks(stage, cleanup)
@@ -162,29 +164,30 @@ async def _check_running(home: SpaceHome) -> None:
         await admin.ask("issued", ids=[])
 
 
-async def _provision(home: SpaceHome, base: str) -> tuple[Path, Path]:
+async def _provision(home: SpaceHome, base: str) -> list[Path]:
     shared, wild = f"{base}.open", f"{base}.wild.>"
     roles = (_role(base),)
     mal = AgentFile(MAL, description="security suite", read=(shared,), post=(shared, wild), roles=roles)
     mine = (shared, wild, f"{base}.secret")
     vic = AgentFile(VIC, description="security suite", read=mine, post=mine, manage=(f"{base}.>",), roles=roles)
+    loud = AgentFile(LOUD, description="security suite", post=(wild,))
     async with administer(home, "security suite") as admin:
-        for agent in (mal, vic):
+        for agent in (mal, vic, loud):
             await admin.add(agent)
-    return home.agent_creds(MAL), home.agent_creds(VIC)
+    return [home.agent_creds(agent.name) for agent in (mal, vic, loud)]
 
 
 async def _revoke(home: SpaceHome) -> list[str]:
     """Take the agents away, also those of a suite that was interrupted. Answers what could not be done."""
     left = []
     async with administer(home, "security suite") as admin:
-        for name in (MAL, VIC):
+        for name in (MAL, VIC, LOUD):
             try:
                 if admin.ledger.active(name):
                     granted = await admin.revoke(name)
                     left += [f"{name}: {granted.note}"] if granted.note else []
                 (home.agents / f"{name}.md").unlink(missing_ok=True)
-            except Exception as error:  # noqa: BLE001  boundary: the other agent must still be revoked
+            except Exception as error:  # noqa: BLE001  boundary: the others must still be revoked
                 left.append(f"{name} could not be revoked: {error}")
     return left
 
