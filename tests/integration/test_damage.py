@@ -231,6 +231,11 @@ async def test_what_the_steward_remembers_of_a_mailbox_is_named_by_whoever_reads
     (finding,) = (await read_store(space.home)).found
     assert finding.what.startswith("DM_main lost 1 record (fewer records than when the steward stopped), noticed ")
     assert [each.count for each in await told(space, "bob")] == [1]
+    async with connect(space, "bob") as bob:  # as the guide has it: told while connecting, heard by who listens later
+        await eventually(lambda: bob.roster.loaded)
+        heard: list[tidings.Notice] = []
+        bob.on("notice", heard.append)
+        assert [(each.kind, each.count) for each in heard] == [("damage", 1)]
     async with space.administer() as admin:
         await admin.ask("acknowledge")
     assert (await read_store(space.home)).found == []

@@ -50,3 +50,31 @@ async def test_whoever_needs_it_can_wait_until_every_callback_of_a_notice_has_re
     assert not waiting.done()
     done.set()
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_losses_told_before_anybody_listens_are_given_to_the_first_who_does_once_and_in_order() -> None:
+    events = Events()
+    first, second = notices.of_loss(LOST), Notice("damage", "the store lost a record")
+    for event, value in (
+        ("notice", first),
+        ("notice", second),
+        ("error", LOST),
+        ("error", ValueError("of its moment")),
+    ):
+        events.emit(event, value)
+    heard: list[object] = []
+    events.on("notice", heard.append)
+    assert heard == [first, second]
+    events.on("notice", lambda _notice: heard.append("the second callback"))
+    assert heard == [first, second]
+    events.on("error", heard.append)
+    assert heard[2:] == [LOST]
+
+
+async def test_of_more_losses_than_are_kept_for_who_listens_first_the_number_is_told() -> None:
+    events, heard = Events(), list[Notice]()
+    for number in range(Events.MOST_KEPT + 3):
+        events.emit("notice", Notice("damage", f"{number}"))
+    events.on("notice", heard.append)
+    assert (heard[0].kind, heard[0].count, heard[0].cause) == ("lost", 3, "nobody listened")
+    assert [each.text for each in heard[1:]] == [f"{number}" for number in range(3, Events.MOST_KEPT + 3)]

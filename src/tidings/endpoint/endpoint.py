@@ -114,8 +114,8 @@ class Endpoint:
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
         self.events = Events()
-        self.events.on("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
-        self.events.on("error", self._notice_loss)
+        self.events.on_inner("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
+        self.events.on_inner("error", self._notice_loss)
         #: ids of what this program was told of damage: every snapshot has all of it again
         self._told_damage: set[str] = set()
         #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
@@ -283,7 +283,10 @@ class Endpoint:
         self.link.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt."""
+        """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt.
+
+        The first callback of `notice`, `gap` and `error` is given what told of a loss before it, as while connecting.
+        """
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()

@@ -9,13 +9,14 @@ feeds it waits for room, so nothing is dropped and nothing is acknowledged unsee
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from tidings.errors import UsageError
+from tidings.endpoint.notices import unheard_of
+from tidings.errors import DeliveryLost, LogRegressed, UsageError
 from tidings.wire.message import Mention, Message, Part, Sender
 
 Kind = Literal["channel", "direct"]
@@ -241,8 +242,13 @@ def _rank(incoming: Incoming) -> int:
 
 
 class Events:
-    """Callbacks by name. A callback that raises is reported as an `error` event, and never breaks the endpoint."""
+    """Callbacks by name. A callback that raises is reported as an `error` event, and never breaks the endpoint.
 
+    What tells of a loss before anybody listens, as while connecting, is kept for the first callback that is registered.
+    """
+
+    #: of each name; of more the oldest are dropped, which is told with their number
+    MOST_KEPT = 256
     NAMES = (
         "message",
         "presence",
@@ -260,26 +266,56 @@ class Events:
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in self.NAMES}
         self._tasks: dict[asyncio.Task[Any], str] = {}
+        #: name -> what nobody has heard yet, of the names that tell of losses
+        self._unheard: dict[str, deque[Any]] = {name: deque() for name in ("notice", "gap", "error")}
+        self._dropped: Counter[str] = Counter()
+        #: the endpoint's own: they see everything at once, and do not count as somebody who listens
+        self._inner: dict[str, Callable[[Any], None]] = {}
 
     def on(self, name: str, callback: Callable[[Any], Any]) -> None:
         if name not in self._callbacks:
             raise UsageError(f"there is no event {name!r}; events are {', '.join(self.NAMES)}")
         self._callbacks[name].append(callback)
+        unheard = self._unheard.get(name)
+        if (dropped := self._dropped.pop(name, 0)) and (told := unheard_of(name, dropped)):
+            self._call(name, callback, told)
+        while unheard:
+            self._call(name, callback, unheard.popleft())
+
+    def on_inner(self, name: str, callback: Callable[[Any], None]) -> None:
+        self._inner[name] = callback
 
     def is_heard(self, name: str) -> bool:
         return bool(self._callbacks[name])
 
     def emit(self, name: str, value: Any) -> None:
+        if name in self._inner:
+            self._inner[name](value)
+        if not self.is_heard(name):
+            self._keep(name, value)
         for callback in self._callbacks[name]:
-            try:
-                result = callback(value)
-            except Exception as error:  # noqa: BLE001  boundary: the application's code
-                self._failed(name, error)
-                continue
-            if asyncio.iscoroutine(result):
-                task = asyncio.ensure_future(result)
-                self._tasks[task] = name
-                task.add_done_callback(partial(self._done, name))
+            self._call(name, callback, value)
+
+    def _keep(self, name: str, value: Any) -> None:
+        unheard = self._unheard.get(name)
+        # Other errors are of their moment, and hold on to the frames they were raised in.
+        if unheard is None or (name == "error" and not isinstance(value, DeliveryLost | LogRegressed)):
+            return
+        unheard.append(value)
+        if len(unheard) > self.MOST_KEPT:
+            unheard.popleft()
+            self._dropped[name] += 1
+
+    def _call(self, name: str, callback: Callable[[Any], Any], value: Any) -> None:
+        try:
+            result = callback(value)
+        except Exception as error:  # noqa: BLE001  boundary: the application's code
+            self._failed(name, error)
+            return
+        if asyncio.iscoroutine(result):
+            task = asyncio.ensure_future(result)
+            self._tasks[task] = name
+            task.add_done_callback(partial(self._done, name))
 
     async def handled(self, name: str) -> None:
         """Every callback of what was emitted under this name so far has returned."""

@@ -4,7 +4,8 @@
 
 Whoever finds something missing, void or damaged makes a `Notice` and emits it as the event `notice`; gaps and
 `DeliveryLost` become notices by themselves. A notice has an id made of what it says, so telling it again is no news. A
-frame that tells of a loss is acknowledged after every callback of its notice has returned.
+frame that tells of a loss is acknowledged after every callback of its notice has returned. What is told before there
+is a callback, as while connecting, the first one that is registered hears.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ class Notice:
     def facts(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
+
+
+def unheard_of(event: str, count: int) -> Notice | DeliveryLost | None:
+    """More was told than is kept for whoever listens first. Of gaps the notices say it: each of them is one as well."""
+    were = "1 older one was" if count == 1 else f"{count} older ones were"
+    text = f"{were} told before anybody listened, and not kept: `tidings status` says what the space lost"
+    if event == "notice":
+        return Notice("lost", text, count=count, cause="nobody listened")
+    return DeliveryLost(text, count=count, cause="nobody listened") if event == "error" else None
 
 
 def of_void(news: Mapping[str, Any]) -> Notice:
