@@ -21,6 +21,7 @@ from tidings.space.agents import LIVE, Ledger
 from tidings.steward import task_services
 from tidings.steward.receipts import Receipts
 from tidings.steward.service import Steward
+from tidings.steward.store_reading import read_store
 from tidings.steward.task_rules import TaskBook, TaskState
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
@@ -71,7 +72,7 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
         space.steward.tell_supervisor = told.append
         report = await run_security_suite(space.home)
         names = {row.id: row.name for row in Ledger(space.home.issued).rows()}
-        left = {
+        left: dict[str, Any] = {
             "cut": [names[each["bar"]["id"]] for each in told if "bar" in each],
             "files": [path.name for path in space.home.root.rglob("probe-*")],
             "active": [owner for owner in space.steward.table.owners() if space.steward.active_access(owner)],
@@ -83,6 +84,10 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
             for stream in (s.direct_stream, s.task_stream, s.delivery_stream):
                 state = (await js.info(stream))["state"]
                 left[stream] = (state["messages"], state["consumer_count"])
+            left["store"] = await read_store(space.home)
+            gone = (await js.info(s.log_stream))["state"]["last_seq"] - 1
+            await js.api(f"STREAM.MSG.DELETE.{s.log_stream}", {"seq": gone})
+            left["damaged"] = gone, await read_store(space.home)
         await space.add("ada", read=[">"])
         async with space.agent("ada") as ada:
             left["channels"] = (await ada.control.call("channel", "list"))["channels"]
@@ -108,7 +113,7 @@ def test_the_suite_has_nobody_cut_it_needs_and_leaves_no_agent_channel_credentia
     report, left = tried
     assert report.cleanup == []
     assert set(left["cut"]) <= {"probe-loud"}, "the others are needed to the end"
-    assert {name: found for name, found in left.items() if name != "cut"} == {
+    assert {name: found for name, found in left.items() if name not in ("cut", "store", "damaged")} == {
         "files": [],
         "active": [],
         "members": {},
@@ -119,6 +124,14 @@ def test_the_suite_has_nobody_cut_it_needs_and_leaves_no_agent_channel_credentia
         "TASK_main": (0, 0),
         "DLV_main": (0, 0),
     }
+
+
+def test_what_the_suite_wrote_void_is_counted_and_only_real_damage_is_a_defect_of_the_store(
+    tried: tuple[Report, dict[str, Any]],
+) -> None:
+    store, (gone, damaged) = tried[1]["store"], tried[1]["damaged"]
+    assert (store.found, store.wrong, store.void["signature"] > 0) == ([], 0, True)
+    assert [(each.stream, each.first, each.last) for each in damaged.found] == [("LOG_main", gone, gone)]
 
 
 def test_what_remains_observable_is_written_in_security_md(tried: tuple[Report, dict[str, Any]]) -> None:

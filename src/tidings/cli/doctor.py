@@ -91,7 +91,8 @@ def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOptio
     """Read everything a running space holds once, and name what does not verify or is missing.
 
     Signatures, JSON, durable copies, sequences above the floor of the log, records the broker counts and cannot read.
-    What the steward knows to be lost is named too. Nothing is changed.
+    What the steward knows to be lost is named too. Void messages, which any agent may write and no reader shows, are
+    counted and are no damage. Nothing is changed.
 
     Examples:
 
@@ -109,11 +110,13 @@ def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOptio
         output.data(report.as_dict())
     else:
         rows = [(each.stream, each.first, each.last, each.what) for each in report.found]
-        output.table(("stream", "first", "last", "what"), rows, empty="everything verifies")
+        output.table(("stream", "first", "last", "what"), rows, empty="nothing is damaged or missing")
+    if void := report.void.total():
+        output.say(f"{void} void message{'' if void == 1 else 's'}, shown to nobody: their senders were told")
     if report.wrong:
         raise UnhealthyError(
             f"{report.wrong} times something does not verify or is missing among {sum(report.read.values())} records: "
             f"{report.advice}"
         )
-    output.say(f"{sum(report.read.values())} records read, every one verifies")
+    output.say(f"{sum(report.read.values())} records read, none is damaged or missing")
     output.hint("tidings status")

@@ -3,8 +3,9 @@
 Messages are opened as every reader opens them (signature, strict JSON, sender), rulings are folded, durable copies are
 unpacked, and a sequence that is missing above the floor of the log is a hole; so is one of another stream that the
 broker counts and cannot read. What only the memory of the steward knows, records that were there and are gone, is named
-as it has it. Nothing is changed. What an agent wrote badly on purpose is found too: it was stored as it is. Needs the
-keys of the space, so it is for its owner.
+as it has it. A message that no reader shows is counted as void and is no damage: every agent may write one, and a bit
+that flips on the disk does not make one, because the broker checks its own sum of a record and does not show it at all.
+Nothing is changed. Needs the keys of the space, so it is for its owner.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tidings.space.state import StateBucket
 from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, load, words
 from tidings.steward.retention import read_floor
 from tidings.steward.unreadable import Gaps, unreadable
-from tidings.wire.envelope import Refused, open_record
+from tidings.steward.voids import refusal_of
+from tidings.wire.envelope import Refused
 from tidings.wire.frames import decode_frame, open_block
 from tidings.wire.subjects import RULING_KINDS, Chat, Delivery, Direct, Task, Via
 
@@ -51,6 +53,8 @@ class StoreReport:
     read: Counter[str] = field(default_factory=Counter)
     found: list[Defect] = field(default_factory=list)
     wrong: int = 0
+    #: messages that no reader shows, by reason: whoever wrote them was told
+    void: Counter[str] = field(default_factory=Counter)
     #: losses that `status` speaks of
     said: int = 0
 
@@ -70,7 +74,7 @@ class StoreReport:
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{"stream": f.stream, "first": f.first, "last": f.last, "what": f.what} for f in self.found]
-        return {"read": dict(self.read), "wrong": self.wrong, "found": rows}
+        return {"read": dict(self.read), "wrong": self.wrong, "found": rows, "void": dict(self.void)}
 
 
 async def read_store(home: SpaceHome) -> StoreReport:
@@ -118,7 +122,9 @@ async def _read_stream(js: JetStream, stream: str, report: StoreReport, judge: _
         gaps.note(page)
         for record in page:
             report.read[stream] += 1
-            if wrong := judge.wrong(record):
+            if isinstance(wrong := judge.wrong(record), Refused):
+                report.void[wrong.reason] += 1
+            elif wrong:
                 report.name(Defect(stream, record.seq, record.seq, wrong))
     holes = gaps.close(last) if state["messages"] or floor is not None else []
     missing, what = (holes, ABOVE_FLOOR) if floor is not None else (await unreadable(js, stream, holes), UNREADABLE)
@@ -140,20 +146,20 @@ async def _unread(js: JetStream, stream: str, before: dict[str, Any], read: int)
 
 
 class _Judge:
-    """What is wrong with a record, in words; None if it verifies."""
+    """What is wrong with a record, in words, or why the message in it is void; None if it verifies."""
 
     def __init__(self, info: SpaceInfo, floor: int) -> None:
         self.subjects, self.space_id = info.subjects, info.id
         self.table = Table(info.subjects, info.id, info.steward_key, floor=floor)
         self.kinds = tuple(f"{info.subjects.root}.{kind}" for kind in RULING_KINDS)
 
-    def wrong(self, record: StoredRecord) -> str | None:
+    def wrong(self, record: StoredRecord) -> str | Refused | None:
         if record.subject.startswith(self.kinds):
             verdict = self.table.apply(log_record(record))
             return f"ruling is void: {verdict}" if verdict.is_void else None
         match self.subjects.parse(record.subject):
             case Chat() | Direct() | Task():
-                return self._message(record)
+                return refusal_of(self.subjects, self.space_id, record)
             case Delivery():
                 return _frame(record)
             case Via():
@@ -161,13 +167,6 @@ class _Judge:
         if record.subject.startswith(self.subjects.audit("receipt")):
             return _json(record)
         return None
-
-    def _message(self, record: StoredRecord) -> str | None:
-        fields = record.own_fields()
-        if fields is None:
-            return "its headers do not parse"
-        opened = open_record(self.subjects, self.space_id, record.subject, fields, record.payload)
-        return f"{opened.reason}: {opened.detail}" if isinstance(opened, Refused) else None
 
 
 def _frame(record: StoredRecord) -> str | None:

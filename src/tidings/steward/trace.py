@@ -171,7 +171,7 @@ async def _near(steward: Steward, stream: str, subject_filter: str, mid: str) ->
 
 
 def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
-    void = refusal_of(steward, record)
+    void = refusal_of(steward.subjects, steward.info.id, record)
     if void is not None:
         return _void_line(steward, record, caller, mid, void)
     opened = open_record(steward.subjects, steward.info.id, record.subject, record.own_fields() or (), record.payload)

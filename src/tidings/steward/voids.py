@@ -20,7 +20,7 @@ from tidings.errors import ConflictError, WireError
 from tidings.wire.envelope import Refused, open_record
 from tidings.wire.headers import Headers, values_of
 from tidings.wire.ids import is_message_id
-from tidings.wire.subjects import Chat, Direct
+from tidings.wire.subjects import Chat, Direct, Subjects
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -95,7 +95,7 @@ class VoidWatch:
         records = size = 0
         async for page in self.steward.js.read(stream, subject_filter, start, head, page=PAGE, max_bytes=MOST_BYTES):
             for record in page:
-                refused = refusal_of(self.steward, record)
+                refused = refusal_of(self.steward.subjects, self.steward.info.id, record)
                 if refused is not None:
                     void.append((record, refused))
             records, size = records + len(page), size + sum(len(record.payload) for record in page)
@@ -121,12 +121,12 @@ class VoidWatch:
             log.warning("%d messages of %s are void: no reader shows them", count, sender)
 
 
-def refusal_of(steward: Steward, record: StoredRecord) -> Refused | None:
+def refusal_of(subjects: Subjects, space_id: str, record: StoredRecord) -> Refused | None:
     """Why no reader shows a record; None if readers do."""
     fields = record.own_fields()
     if fields is None:
         return Refused("header", "its headers are not well formed")
-    opened = open_record(steward.subjects, steward.info.id, record.subject, fields, record.payload)
+    opened = open_record(subjects, space_id, record.subject, fields, record.payload)
     return opened if isinstance(opened, Refused) else None
 
 
