@@ -8,6 +8,7 @@ JSON what it met.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -80,7 +81,9 @@ def full(disk: Path) -> dict[str, Any]:
     answered, first = until_refused(host)
     met: dict[str, Any] = {"first": first, "again": [refusal(host.send) for _ in range(3)]}
     met["read while full"] = host.stored() == answered
+    met["tried while full"] = refusal(lambda: asyncio.run(host.database.try_to_write()))
     ballast.unlink()
+    met["tried after"] = refusal(lambda: asyncio.run(host.database.try_to_write()))
     answered.append(host.send())
     met["read after"] = host.stored() == answered
     host.database.close()

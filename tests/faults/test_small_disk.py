@@ -61,9 +61,16 @@ def refused(met: list[str], name: str, words: str) -> None:
 
 def test_a_disk_that_fills_up_is_said_reads_go_on_and_room_is_enough_to_go_on(tmp_path: Path) -> None:
     met = met_by_child(tmp_path, "full")
-    for refusal in (met["first"], *met["again"], met["opened while full"], met["made while full"]):
+    for refusal in (
+        met["first"],
+        *met["again"],
+        met["tried while full"],
+        met["opened while full"],
+        met["made while full"],
+    ):
         refused(refusal, "StoreFull", FULL)
     assert met["answered"] > 10
+    assert met["tried after"] == ["answered", "None"]
     assert [met[name] for name in ("read while full", "read after", "kept", "sound")] == [True] * 4
 
 

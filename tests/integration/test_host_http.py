@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -21,6 +22,8 @@ import pytest
 
 import tidings
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
+from tidings.cli import examination
+from tidings.cli.host import look
 from tidings.errors import (
     ConflictError,
     HostRuns,
@@ -674,6 +677,10 @@ async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_
             assert [each["id"] for each in await ask(bob.inbox)] == [first.id], "what is kept can be read"
             assert [each["id"] for each in await ask(ada.outbox)] == [first.id], "what was refused is not there"
             assert (await ask(ada.client.health))["outbox"]
+            (problem,) = (await ask(look, pair.home.home))["problems"]
+            assert re.fullmatch(r"the host can store nothing: .*host\.db.* ask again.*", problem)
+            assert (await ask(examination._host, pair.home.home)).verdict == "problem"
+        assert (await ask(look, pair.home.home))["problems"] == []
         assert (await ask(ada.send, agent="bob", text="after", id=refused, wait=20)).stage == "confirmed"
         await eventually(lambda: counts(bob, 3), within=30, what="what came meanwhile is there too")
         kept = [each["text"].split(" x")[0] for each in await ask(bob.inbox)]

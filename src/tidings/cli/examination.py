@@ -193,7 +193,7 @@ def _host(home: Path) -> Finding:
         return Finding("host", "problem", str(error), "`tidings host status`")
     if facts["runs"] and not facts["problems"]:
         return Finding("host", "ok", f"runs (pid {facts['pid']}), every agent is connected")
-    verdict: Verdict = "problem" if facts["pid"] and not facts["runs"] else "note"
+    verdict: Verdict = "problem" if facts["pid"] and (not facts["runs"] or facts.get("store")) else "note"
     return Finding(
         "host", verdict, facts["problems"][0], "`tidings host status`" if facts["pid"] else "`tidings host up`"
     )

@@ -189,7 +189,8 @@ def _wait_until_gone(home: Path, pid: int) -> None:
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show the host: its agents with the age of their last round trip, and what waits to leave.
 
-    Exit code 0 if every agent is connected or just connecting, 3 if one cannot, 5 if no host runs.
+    Exit code 0 if every agent is connected or just connecting and a write that was tried reached the disk, 3 if one
+    cannot or nothing can be stored, 5 if no host runs.
 
     Examples:
 
@@ -224,7 +225,8 @@ def look(home: Path) -> dict[str, Any]:
             return {"runs": False, "pid": pid, "problems": [said]}
         return {"runs": False, "pid": None, "problems": [f"no host runs in {home}: `tidings host up` starts one"]}
     facts = client.status()
-    problems = [client.mismatch] if client.mismatch else []
+    problems = [f"the host can store nothing: {facts['store']}"] if facts.get("store") else []
+    problems += [client.mismatch] if client.mismatch else []
     for space in facts["spaces"]:
         problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
     return {"runs": True, "problems": problems, **facts}

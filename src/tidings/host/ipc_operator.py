@@ -6,6 +6,7 @@ host reads the identity where the program says it is, and believes the program i
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from starlette.routing import Route
 
 from tidings import __version__
 from tidings.endpoint.identity import Identity
-from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, UsageError
+from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
 from tidings.host.ipc import Asked, Desk, Scoped, for_session, for_user
 from tidings.host.proof import is_proven
 from tidings.host.registry import Scope, Source, check_source, identity_of
@@ -24,6 +25,8 @@ from tidings.space.home import SpaceHome
 
 Json = dict[str, Any]
 API = 1
+#: seconds that a trial of the store may take
+TRIAL_PATIENCE = 10.0
 
 
 class Opening(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,7 +160,20 @@ async def status(asked: Asked) -> Json:
             }
         )
     more = {"sessions": len(desk.sessions), "streams": desk.streams, "home": str(asked.host.home)}
-    return await health(asked) | more | {"spaces": list(spaces.values())}
+    return await health(asked) | more | {"store": await _store_trouble(asked), "spaces": list(spaces.values())}
+
+
+async def _store_trouble(asked: Asked) -> str | None:
+    """Why nothing can be stored now; None if it was tried and it can."""
+    database = asked.host.database
+    try:
+        async with asyncio.timeout(TRIAL_PATIENCE):
+            await database.try_to_write()
+    except TimeoutError:
+        return f"{database.path} was not written within {TRIAL_PATIENCE:.0f} s: look after its disk"
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 # --- what an operator does ---

@@ -59,6 +59,8 @@ CHECKED_BYTES = 64 * 1024 * 1024
 CLOSE_PATIENCE = 10.0
 #: steps of SQLite's machine after which a long statement looks whether the database is being closed
 LOOK_UP_EVERY = 100_000
+#: bytes that are written to find out whether anything can be
+TRIAL = 65_536
 #: how every commit reaches the disk before anybody is answered
 DURABILITY = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 67108864")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -162,6 +164,11 @@ class Database:
 
     def read_blocking(self, job: Job[T], timeout: float | None = None) -> T:
         return self._submit_read(job).result(timeout)
+
+    async def try_to_write(self) -> None:
+        """Raises what a caller that wants to write now would get; leaves nothing in the file but room."""
+        await self.write(_grow_and_shrink)
+        await asyncio.to_thread(self._write_beside)
 
     def close(self, patience: float = CLOSE_PATIENCE) -> None:
         """Do what is queued, for at most `patience` seconds; whatever is left fails as StoreClosed."""
@@ -529,13 +536,19 @@ class Database:
         if not self.path.exists():
             return StoreBroken(f"{self.path} is gone: put it back or restore a copy; it was not made anew")
         try:
+            self._write_beside()
+        except StoreError as refused:
+            return refused
+        return StoreError(f"{self.path} could not be used ({error}): look after the disk and ask again")
+
+    def _write_beside(self) -> None:
+        try:
             with tempfile.TemporaryFile(dir=self.path.parent) as probe:
-                probe.write(bytes(65_536))
+                probe.write(bytes(TRIAL))
                 probe.flush()
                 os.fsync(probe.fileno())
         except OSError as refused:
-            return self._disk_failure(refused)
-        return StoreError(f"{self.path} could not be used ({error}): look after the disk and ask again")
+            raise self._disk_failure(refused) from refused
 
     def _disk_failure(self, error: OSError) -> StoreError:
         if error.errno in _NO_ROOM:
@@ -543,6 +556,13 @@ class Database:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return self._read_only()
         return StoreError(f"{self.path} could not be used ({error.strerror}): look after the disk and ask again")
+
+
+def _grow_and_shrink(connection: sqlite3.Connection) -> None:
+    """Needs as much room as a message, in the file and in its log; what free pages can take needs none."""
+    connection.execute("CREATE TABLE trial (content BLOB)").close()
+    connection.execute("INSERT INTO trial VALUES (zeroblob(?))", (TRIAL,)).close()
+    connection.execute("DROP TABLE trial").close()
 
 
 def _answer_each(jobs: list[_Job[Any]]) -> None:
