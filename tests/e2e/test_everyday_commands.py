@@ -53,6 +53,12 @@ def test_the_past_is_shown_since_a_time_and_a_time_that_is_none_is_refused(runni
     assert running.run("history", "past", "--since", "yesterday").returncode == 2
 
 
+def test_the_status_of_a_space_asked_for_as_an_agent_there_is_not_is_a_mistake_of_who_asks(running: Terminal) -> None:
+    asked = running.run("status", "--as", "nobodyhere")
+    assert (asked.returncode, "there is no agent nobodyhere of space main here" in asked.stderr) == (2, True)
+    assert (asked.stdout, "HEALTHY" in asked.stderr) == ("", False)
+
+
 def test_a_direct_message_answers_another_one(running: Terminal) -> None:
     assert running.run("send", "past", "hi", "--as", "rae").returncode == 0
     first = json.loads(running.run("dm", "rae", "well?", "--json").stdout)["id"]

@@ -18,6 +18,7 @@ from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
 
 DOCS = Path(__file__).parents[2] / "docs"
+HUGE = "99999999999999999999999"
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,20 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "--port", "0"], 2, "not between 1 and 65535"),
         (["up", "--nats-server", "/nowhere/nats-server"], 1, "is not an executable file"),
         (["nonsense"], 2, "No such command"),
+        (["inbox", "read", HUGE], 2, "99999999999999999999999 is out of range"),
+        (["inbox", "delete", "1", HUGE], 2, "is out of range"),
+        (["inbox", "-n", HUGE], 2, "is out of range"),
+        (["history", "general", "--before", HUGE], 2, "is out of range"),
+        (["history", "general", "-n", "0"], 2, "0 is out of range"),
+        (["tail", "general", "--count", HUGE], 2, "is out of range"),
+        (["outbox", "list", "--before", HUGE], 2, "is out of range"),
+        (["logs", "-n", HUGE], 2, "Invalid value for"),
+        (["dead", "show", HUGE], 2, "names no dead letter"),
+        (["dead", "drop", "../../etc/passwd"], 2, "'../../etc/passwd' names no dead letter"),
+        (["dead", "drop", "direct-1\x1b[2J\n2"], 2, "'direct-1 [2J 2' names no dead letter"),
+        (["channels", "remove", ""], 2, "channel '' is not allowed"),
+        (["channels", "remove", "../../etc/passwd"], 2, "channel '../../etc/passwd' is not allowed"),
+        (["channels", "remove", "a\x1b[2J\nb"], 2, r"channel 'a\x1b[2J\nb' is not allowed"),
     ],
 )
 def test_a_mistake_is_answered_by_a_sentence(

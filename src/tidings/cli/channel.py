@@ -13,6 +13,7 @@ from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOptio
 from tidings.cli.talk import ask_space, endpoint_at, printable
 from tidings.cli.through_host import DirectOption
 from tidings.errors import UsageError
+from tidings.wire.names import check_channel
 
 app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
 CLASSES = ("durable", "live", "")
@@ -169,7 +170,9 @@ def remove(
 
       tidings channels remove old-news --yes
     """
+    check_channel(channel)
     where = place(space, home, acting_as)
+    where.check()
     if not yes and not typer.confirm(f"Forget the settings of {channel} in {where.home.name}?", err=True):
         raise typer.Exit(1)
     nothing: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, countable, place
 from tidings.cli.talk import WholeOption, printable, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
 from tidings.errors import HostRuns, HostUnreachable, UnreachableError, UsageError
@@ -82,8 +82,6 @@ def inbox(
         return
     where = place(space, home, acting_as)
     output.show_whole(whole)
-    if count < 1:
-        raise UsageError("--count must be at least 1")
     session = session_if_any(where, direct=direct, receive=True)
     if session is None:
         _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
@@ -275,7 +273,7 @@ def _show(message: Message, *, as_json: bool) -> None:
 @app.command("read")
 def read(
     rows: Annotated[
-        list[int] | None, typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW")
+        list[int] | None, typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW", callback=countable)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything you have.")] = False,
     space: SpaceOption = None,
@@ -308,7 +306,9 @@ def read(
 
 @app.command("delete")
 def delete(
-    rows: Annotated[list[int], typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...")],
+    rows: Annotated[
+        list[int], typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...", callback=countable)
+    ],
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -324,8 +324,6 @@ def delete(
 
       tidings inbox delete 12 --as bob
     """
-    if any(row < 1 for row in rows):
-        raise UsageError("rows are numbers from 1 on, as `tidings inbox` shows them")
     where = place(space, home, acting_as)
     if _no_host_but_its_file(where):
         deleted = _in_file(where, lambda mailbox: mailbox.delete(rows))

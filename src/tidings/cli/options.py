@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidings.cli import completion, output
+from tidings.errors import UsageError
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
 from tidings.wire.names import unmarked
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tidings.endpoint.identity import Identity
 
 PRIORITIES = ("now", "next", "low")
+#: above every row of the host's file and every sequence of a broker, and what both can still be asked about
+MOST_COUNTED = 2**62
 
 SpaceOption = Annotated[
     str | None,
@@ -28,7 +31,19 @@ AsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-CountOption = Annotated[int, typer.Option("-n", "--count", help="At most this many.")]
+
+
+def countable(given: Any) -> Any:
+    """Rows, sequences and counts, one or several, that the host's file and the broker can count with."""
+    for number in given if isinstance(given, list | tuple) else [given]:
+        if number is not None and not 1 <= number < MOST_COUNTED:
+            raise UsageError(
+                f"{str(number)[:32]} is out of range: rows, sequences and counts are from 1 on, below 2^62"
+            )
+    return given
+
+
+CountOption = Annotated[int, typer.Option("-n", "--count", help="At most this many.", callback=countable)]
 
 ChannelArgument = Annotated[
     str, typer.Argument(help="Channel.", metavar="CHANNEL", autocompletion=completion.channels, callback=unmarked)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, countable, place
 from tidings.cli.talk import printable
 from tidings.cli.through_host import outbox_at, required_host, required_session
 from tidings.errors import UsageError
@@ -30,7 +30,7 @@ def list_outbox(
         typer.Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES)),
     ] = None,
     count: CountOption = 20,
-    before: Annotated[int | None, typer.Option(help="Only below this row.", metavar="ROW")] = None,
+    before: Annotated[int | None, typer.Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
     acting_as: AsOption = None,
@@ -46,8 +46,6 @@ def list_outbox(
     """
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
-    if count < 1:
-        raise UsageError("--count must be at least 1")
     rows = _rows(outbox_at(place(space, home, acting_as)), state, count, before)
     if as_json:
         output.data(rows)

@@ -252,6 +252,12 @@ def status(
     from tidings.steward.status import collect
 
     where = place(space, home, acting_as)
+    where.home.read_info()
+    if not where.home.agent_creds(where.agent).exists():
+        raise UsageError(
+            f"there is no agent {where.agent} of space {where.home.name} here to ask as: `--as` names another, "
+            "`tidings agent list` shows them"
+        )
     facts = _with_host(asyncio.run(collect(where.home, where.agent)), _host(where))
     output.data(facts) if as_json else _show_status(facts)
     if facts["exit_code"]:
@@ -380,7 +386,9 @@ def logs(
     which: Annotated[
         str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=completion.among(*LOG_NAMES))
     ] = "steward",
-    lines: Annotated[int, typer.Option("-n", "--lines", help="How many lines from the end.")] = 50,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)
+    ] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
     space: SpaceOption = None,
     home: HomeOption = None,

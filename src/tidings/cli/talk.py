@@ -23,6 +23,7 @@ from tidings.cli.options import (
     PriorityOption,
     SpaceOption,
     TextArgument,
+    countable,
     place,
 )
 from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, show_sent
@@ -229,9 +230,11 @@ def leave(
 def history(
     channel: ChannelArgument,
     count: Annotated[
-        int | None, typer.Option("-n", "--count", help="At most this many (20; 1000 with --since).")
+        int | None, typer.Option("-n", "--count", help="At most this many (20; 1000 with --since).", callback=countable)
     ] = None,
-    before: Annotated[int | None, typer.Option(help="Only below this sequence.", metavar="SEQ")] = None,
+    before: Annotated[
+        int | None, typer.Option(help="Only below this sequence.", metavar="SEQ", callback=countable)
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN"),
@@ -257,8 +260,6 @@ def history(
     output.show_whole(whole)
     oldest = moment("--since", since) if since is not None else None
     count = (20 if oldest is None else SINCE_COUNT) if count is None else count
-    if count < 1:
-        raise UsageError("--count must be at least 1")
 
     async def directly(endpoint: Endpoint) -> PastPage:
         from tidings.host.client import PastPage
@@ -306,7 +307,9 @@ def tail(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
-    count: Annotated[int | None, typer.Option("--count", help="Stop after this many messages.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", help="Stop after this many messages.", callback=countable)
+    ] = None,
     whole: WholeOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,

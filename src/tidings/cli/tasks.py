@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -349,16 +350,19 @@ def drop_dead(
 
       tidings dead drop 42 --yes
     """
+    which = _which(letter)
     if not yes and not typer.confirm(f"Drop {letter}? What was asked or said is gone then.", err=True):
         raise typer.Exit(1)
-    _report(letter, _call(place(space, home, acting_as), "drop", **_which(letter)), as_json)
+    _report(letter, _call(place(space, home, acting_as), "drop", **which), as_json)
 
 
 def _which(letter: str) -> dict[str, Any]:
     """A task has a number; a message is named by its kind and number."""
-    if letter.isascii() and letter.isdigit():
-        return {"seq": int(letter)}
-    return {"letter": letter}
+    if re.fullmatch("((direct|channel)-)?[0-9]{1,18}", letter) is None:
+        raise UsageError(
+            f"{on_a_line(letter)!r} names no dead letter: 42, direct-17 or channel-17 does, see `tidings dead list`"
+        )
+    return {"seq": int(letter)} if letter.isdigit() else {"letter": letter}
 
 
 def _report(letter: str, answer: dict[str, Any], as_json: bool) -> None:

@@ -337,7 +337,7 @@ class Tools:
     async def read_message(
         self,
         id: Annotated[str, Field(description="Id of a message in your inbox, or of the task you hold.")],
-        offset: Annotated[int, Field(description="Character to begin with.", ge=0)] = 0,
+        offset: Annotated[int, Field(description="Character to begin with.", ge=0, lt=2**62)] = 0,
     ) -> Annotated[CallToolResult, answers.WholeMessage]:
         """One message of your inbox, read or not, or the request of your task: for those of which only the beginning
         was shown."""
@@ -373,7 +373,7 @@ class Tools:
         self,
         channel: Channel,
         limit: Annotated[int, Field(description="Messages at most.", ge=1, le=100)] = 20,
-        before: Annotated[int | None, Field(description="From the page after this one.", ge=1)] = None,
+        before: Annotated[int | None, Field(description="From the page after this one.", ge=1, lt=2**62)] = None,
         max_bytes: Bytes = 20_000,
     ) -> Annotated[CallToolResult, answers.HistoryPage]:
         """What was said in a channel, the latest page first, oldest message of a page first. Marks nothing as read."""
