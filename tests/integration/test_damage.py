@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ def stream_folder(space: RealSpace, stream: str) -> Path:
     return folder
 
 
-def flip(file: Path) -> None:
+def flip(file: Path, at: float = 0.5) -> None:
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[int(len(data) * at)] ^= 1
     file.write_bytes(data)
 
 
@@ -107,6 +108,7 @@ async def test_mailboxes_of_durable_copies_that_were_set_back_are_said_and_told_
     async with space.core() as js:
         for _ in range(3):
             await js.publish(subject, b"a later frame")
+        await js.api("STREAM.MSG.DELETE.DLV_main", {"seq": 3})  # as one that was read: it is not lost
 
     def put_back() -> None:
         folder = stream_folder(space, "DLV_main")
@@ -115,10 +117,63 @@ async def test_mailboxes_of_durable_copies_that_were_set_back_are_said_and_told_
 
     await struck(space, put_back)
     (problem,) = (await health(space))["problems"]
-    assert problem.startswith("DLV_main lost 3 records between 2 and 4 (it ends earlier than it did)")
+    assert problem.startswith("DLV_main lost 2 records between 2 and 4 (it ends earlier than it did)")
     (notice,) = await told(space, "ada")
-    assert (notice.count, notice.first, notice.last) == (3, 2, 4)
+    assert (notice.count, notice.first, notice.last) == (2, 2, 4)
+    assert "what they held is in the log" in notice.text
     assert await told(space, "bob") == []
+
+
+async def test_damage_after_damage_that_was_acknowledged_counts_and_tells_only_what_is_new_and_whom_it_was_owed(
+    space: RealSpace,
+) -> None:
+    for name in ("ada", "bob"):
+        await space.add(name, roles=["builder"])
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        await bob.join("general")
+        for number in range(20):
+            await ada.send("general", f"{number}")
+            await ada.ask("builder", f"task {number}")
+    await space.add("late")
+    async with connect(space, "late") as late:
+        await late.join("general")
+
+    def damage(at: float) -> None:
+        for stream in ("LOG_main", "TASK_main"):
+            (block, *_) = sorted((stream_folder(space, stream) / "msgs").glob("*.blk"))
+            flip(block, at)
+
+    heard: dict[str, list[tidings.Notice]] = {"ada": [], "bob": []}
+    left = {stream: await readable(space, stream) for stream in ("LOG_main", "TASK_main")}
+    for at in (0.5, 0.7):
+        await struck(space, partial(damage, at))
+
+        async def said() -> dict[str, str]:
+            problems = (await health(space))["problems"]
+            return {line.split()[0]: line for line in problems} if len(problems) == 2 else {}
+
+        problems = await eventually(said, what="both losses are said")
+        for stream, before in left.items():
+            there = await readable(space, stream)
+            (gone, left[stream]) = before - there, there
+            assert problems[stream].startswith(f"{stream} lost {len(gone)} record"), (gone, problems)
+            for name in ("ada", "bob") if stream == "LOG_main" else ("ada",):
+                known = {each.id for each in heard[name]}
+                channel = "general" if stream == "LOG_main" else None
+                (new,) = [each for each in await told(space, name) if each.id not in known and each.channel == channel]
+                heard[name].append(new)
+                assert new.count == len(gone)
+                assert stream == "TASK_main" or (new.first, new.last) == (min(gone), max(gone))
+                assert ("ask ada to send" if name == "bob" else ": send again") in new.text
+        async with space.administer() as admin:
+            assert (await admin.ask("acknowledge"))["acknowledged"] == 2
+    assert await told(space, "late") == [], "it joined after what was lost was said"
+
+
+async def readable(space: RealSpace, stream: str) -> set[int]:
+    async with space.core() as js:
+        last = (await js.info(stream))["state"]["last_seq"]
+        return {record.seq async for page in js.read(stream, ">", 1, last) for record in page}
 
 
 async def test_records_of_the_log_that_are_missing_above_its_floor_are_said_and_named_and_void_messages_counted(

@@ -303,6 +303,15 @@ class Table:
         self.rules.checked(seq)
         return frozenset(m.owner for m in self._covering(channel) if m.holds(seq))
 
+    def members_within(self, channel: str, first: int, last: int) -> frozenset[str]:
+        """Owners with an interval that covers `channel` and holds one of these sequences."""
+        return frozenset(
+            each.owner
+            for membership in self._covering(channel)
+            for each in membership.intervals()
+            if each.joined < last and (each.left is None or each.left > first)
+        )
+
     def _covering(self, channel: str) -> Iterator[Membership]:
         if not is_channel(channel):
             return

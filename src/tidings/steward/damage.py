@@ -7,8 +7,10 @@
     records that cannot be read and are not deleted        every stream: a flipped bit is not found before it is read
 
 The first four are looked at when the steward starts, when the broker came back, and now and then; everything is read
-after a start and once a day, slowly. Whose records they were is known from how many each subject had. What was rightly
-removed between the last look and a crash cannot be told from what was lost then: after a crash counts decide nothing.
+after a start and once a day, slowly. Whose records they were is known from how many each subject had; members of a
+channel are told of what lay within their interval. What was told once, acknowledged or not, is not counted again. What
+was rightly removed between the last look and a crash cannot be told from what was lost then: after a crash counts
+decide nothing.
 Nothing is mended here; `store_reading.py` also verifies what it reads.
 """
 
@@ -43,6 +45,11 @@ READ_PAUSE = 0.2
 TRIES = 3
 ABOVE_FLOOR = "missing above the floor"
 UNREADABLE = "the broker counts it and cannot read it"
+FEWER = "fewer records than when the steward stopped"
+ENDS_EARLIER = "it ends earlier than it did"
+SET_BACK = "it was set back and written to again"
+#: found by comparing with the last look, which is remembered anew then: each time it is another loss
+COMPARED = frozenset((FEWER, ENDS_EARLIER, SET_BACK))
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +63,10 @@ class StreamMark(msgspec.Struct, frozen=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Records of a stream that are gone. `subjects`: how many of whom, as far as that is known."""
+    """Records of a stream that are gone. `subjects`: how many of whom, as far as that is known.
+
+    What was found together has its subjects on the first one, and there `reach` is where the last of them ends.
+    """
 
     stream: str
     first: int
@@ -66,6 +76,7 @@ class Damage(msgspec.Struct, frozen=True):
     noticed: str
     subjects: dict[str, int] = {}
     acknowledged: bool = False
+    reach: int = 0
 
     @property
     def is_about(self) -> tuple[str, int, int, int, str]:
@@ -88,6 +99,8 @@ class StoreFile(msgspec.Struct):
     streams: dict[str, StreamMark] = {}
     damages: list[Damage] = []
     removed: list[Removed] = []
+    #: stream -> subject -> records the broker counts and does not show, of which whom it concerns was told
+    unshown: dict[str, dict[str, int]] = {}
 
 
 def _path(home: SpaceHome) -> Path:
@@ -135,28 +148,28 @@ class StoreWatch:
         await self._remember(clean=False)
 
     async def _note(self, found: list[Damage]) -> None:
-        known = {each.is_about for each in self.file.damages}
-        fresh = _told_once([each for each in found if each.is_about not in known])
+        fresh = _told_once(found)
         for each in fresh:
             log.error("%s: %s", words(each), self._whom(each) or "nobody knows whose")
         await self.steward.lease.prove()  # a stale steward would write its old memory over the new one's
         if fresh:
             self.file.damages = [*self.file.damages, *fresh][-KEPT:]
             self._save()
-            subjects = {subject for each in fresh for subject in each.subjects}
-            self._tell(frozenset().union(*(self._concerned(subject)[0] for subject in subjects)))
+            told = [self._concerned(subject, each)[0] for each in fresh for subject in each.subjects]
+            self._tell(frozenset().union(*told))
 
     async def read_all(self) -> None:
         """Read every stream through, slowly: what cannot be read shows only then. What is soon removed comes first."""
         for stream in (*self.streams[1:], self.log):
             for left in reversed(range(TRIES)):
-                found, is_quiet = await self._read_through(stream)
+                found, is_quiet, unshown = await self._read_through(stream)
                 if is_quiet or not left:
+                    self.file.unshown[stream] = unshown
                     await self._note(found)
                     break
 
-    async def _read_through(self, stream: str) -> tuple[list[Damage], bool]:
-        """What cannot be read; and whether nothing was removed meanwhile, so that it is known whose it was."""
+    async def _read_through(self, stream: str) -> tuple[list[Damage], bool, dict[str, int]]:
+        """What cannot be read; whether nothing was removed meanwhile, so that it is known whose it was; `unshown`."""
         js = self.steward.js
         before = (await js.info(stream))["state"]
         few = before["num_subjects"] <= MOST_SUBJECTS if before["messages"] else False
@@ -167,7 +180,7 @@ class StoreWatch:
             there.update(record.subject for record in page)
             gaps.note(page)
             if await self.steward.stopped_within(READ_PAUSE):
-                return [], True
+                return [], True, self.file.unshown.get(stream, {})
         holes = gaps.close(end) if before["messages"] else []
         is_quiet = True
         if stream == self.log:
@@ -185,10 +198,13 @@ class StoreWatch:
             else:
                 found = [(first, last, last - first + 1, UNREADABLE) for first, last in lost]
                 is_quiet = not (lost and removed)
-        # after the last try some of these may have been read and rightly removed: more than is lost is said of nobody
-        most = sum(count for _, _, count, _ in found)
-        whose = {subject: min(n - there[subject], most) for subject, n in counted.items() if n > there[subject]}
-        return [Damage(stream, *each, noticed=now(), subjects=whose) for each in found], is_quiet
+        damages = [Damage(stream, *each, noticed=now()) for each in found]
+        fresh = [left for each in damages for left in without_known(each, self.file.damages)]
+        whose, unshown = await self._told_anew(stream, counted, counted, there, there)
+        if not fresh:
+            told = self.file.unshown.get(stream, {})
+            unshown = {subject: min(n, told[subject]) for subject, n in unshown.items() if subject in told}
+        return _whose_they_were(fresh, whose), is_quiet, unshown
 
     async def _remember(self, *, clean: bool) -> None:
         streams = {stream: await self._mark(stream) for stream in self.streams}
@@ -222,8 +238,10 @@ class StoreWatch:
             found += [(first, last, last - first + 1, ABOVE_FLOOR) for first, last in holes]
         if then is not None:
             found += await self._since(stream, then, state, counted=counted and not found)
-        whose = await self._whose(stream, then) if found and then is not None else {}
-        return [Damage(stream, *each, noticed=now(), subjects=whose) for each in found]
+        damages = [Damage(stream, *each, noticed=now()) for each in found]
+        fresh = [left for each in damages for left in without_known(each, self.file.damages)]
+        whose = await self._whose(stream, then, state) if fresh and then is not None else {}
+        return _whose_they_were(fresh, whose)
 
     async def _holes(self, state: dict[str, Any]) -> list[tuple[int, int]]:
         """Runs of sequences that are not there above the floor of the log."""
@@ -240,25 +258,51 @@ class StoreWatch:
         if stream == self.log and last < then.last:
             return []  # it went backwards, which `marks.py` says
         if last < then.last:
-            return [(last + 1, then.last, then.last - last, "it ends earlier than it did")]
+            # Of these sequences some may have been read and removed before: only what was there can be lost.
+            lost = min(then.last - last, then.messages - int(state["messages"]))
+            return [(last + 1, then.last, lost, ENDS_EARLIER)] if lost > 0 else []
         stored = await self.steward.js.at(stream, then.last) if then.time_ns else None
         if stored is not None and stored.time_ns != then.time_ns and stream != self.log:
-            return [(0, then.last, 0, "it was set back and written to again")]
-        gone = then.messages + (last - then.last) - int(state["messages"])
+            return [(0, then.last, 0, SET_BACK)]
+        # A broker that left the end of a stream out may number on behind it after its next start.
+        written = _minus((then.last + 1, last), [each for each in self.file.damages if each.stream == stream])
+        gone = then.messages + sum(end - start + 1 for start, end in written) - int(state["messages"])
         if counted and gone > 0 and stream != self.steward.subjects.delivery_stream:
-            return [(0, then.last, gone, "fewer records than when the steward stopped")]
+            return [(0, then.last, gone, FEWER)]
         return []
 
-    async def _whose(self, stream: str, then: StreamMark) -> dict[str, int]:
+    async def _whose(self, stream: str, then: StreamMark, state: dict[str, Any]) -> dict[str, int]:
         """Subject -> how many of its records are gone. The broker's own counts may still have them: they are read."""
         if not then.subjects:
             return {}
+        counted = await self.steward.js.counts_of(stream, ">") if state["num_subjects"] <= MOST_SUBJECTS else {}
         there: Counter[str] = Counter()
-        async for page in self.steward.js.read(stream, ">", 1, then.last):
+        older: Counter[str] = Counter()
+        async for page in self.steward.js.read(stream, ">", 1, int(state["last_seq"])):
             there.update(record.subject for record in page)
+            older.update(record.subject for record in page if record.seq <= then.last)
             if there.total() > MOST_READ:
                 return {}
-        return {subject: count - there[subject] for subject, count in then.subjects.items() if count > there[subject]}
+        whose, self.file.unshown[stream] = await self._told_anew(stream, then.subjects, counted, older, there)
+        return whose
+
+    async def _told_anew(
+        self, stream: str, were: dict[str, int], counted: dict[str, int], older: Counter[str], there: Counter[str]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Of records that `were` and are not among the `older` ones read now, those nobody was told of; and `unshown`.
+
+        What the broker had `counted` before all that is `there` was read it counts without showing it from now on. Of
+        a subject from which records were removed meanwhile that is not known: what was told is remembered.
+        """
+        told = self.file.unshown.get(stream, {})
+        missing = {subject: n - older[subject] - told.get(subject, 0) for subject, n in were.items()}
+        whose = {subject: n for subject, n in missing.items() if n > 0}
+        after = await self.steward.js.counts_of(stream, ">") if counted else {}
+        unshown = {
+            subject: n - there[subject] if after.get(subject, 0) >= n else told.get(subject, 0) + whose.get(subject, 0)
+            for subject, n in counted.items()
+        }
+        return whose, {subject: n for subject, n in unshown.items() if n > 0}
 
     # --- telling ---
 
@@ -321,24 +365,42 @@ class StoreWatch:
         ]
         for each in self.file.damages:
             for subject, count in each.subjects.items():
-                concerned, channel = self._concerned(subject)
+                concerned, channel = self._concerned(subject, each)
                 if agent in concerned:
                     text = (
                         f"the store of this space lost {count} record{'' if count == 1 else 's'} "
-                        f"({self._subject_words(subject)}; noticed {each.noticed}): send again what matters"
+                        f"({self._subject_words(subject)}; noticed {each.noticed}): {self._advice(subject, agent)}"
                     )
-                    is_there = each.first and count <= each.last - each.first + 1
-                    where = (each.first, each.last) if is_there else (None, None)
+                    last = max(each.last, each.reach)
+                    is_there = each.first and count <= last - each.first + 1
+                    where = (each.first, last) if is_there else (None, None)
                     facts = {"first": where[0], "last": where[1], "count": count}
-                    rows.append({"text": text, "channel": channel, "cause": f"{each.cause}, {subject}", **facts})
+                    # without a place two losses are told apart by when they were noticed
+                    cause = f"{each.cause}, {subject}" if is_there else f"{each.cause}, {subject}, {each.noticed}"
+                    rows.append({"text": text, "channel": channel, "cause": cause, **facts})
         return rows
 
-    def _concerned(self, subject: str) -> tuple[frozenset[str], str | None]:
-        """Whose business records of a subject are, and the channel they are of."""
+    def _advice(self, subject: str, agent: str) -> str:
+        """What to do next, for whoever wrote what is lost and for whoever was to get it."""
+        match self.steward.subjects.parse(subject):
+            case Chat(sender, _) | Via(_, sender, _) | Direct(_, _, sender) if sender != agent:
+                return f"ask {self._name(sender)} to send again what matters"
+            case Delivery():
+                return "they are copies: what they held is in the log as long as that keeps it (`tidings history`)"
+            case Audit():
+                return "`tidings trace` of a message or task says what is still known of it"
+        return "send again what matters"
+
+    def _concerned(self, subject: str, damage: Damage) -> tuple[frozenset[str], str | None]:
+        """Whose business lost records of a subject are, and the channel they are of."""
         steward = self.steward
         match steward.subjects.parse(subject):
             case Chat(sender, channel) | Via(_, sender, channel):
-                return steward.table.members_at(channel, steward.position + 1) | {sender}, channel
+                first, last = damage.first or 1, max(damage.last, damage.reach)
+                members = steward.table.members_within(channel, first, last)
+                return frozenset(each for each in members if steward.table.allowed_now(each, channel)) | {
+                    sender
+                }, channel
             case Direct(_, target, sender):
                 return frozenset((target, sender)), None
             case Task(_, sender):
@@ -346,8 +408,8 @@ class StoreWatch:
             case Delivery(_, owner):
                 return frozenset((owner,)), None
             case Audit(rest):
-                last = rest.rpartition(".")[2]
-                return frozenset((last,) if is_agent_id(last) else ()), None
+                owner = rest.rpartition(".")[2]
+                return frozenset((owner,) if is_agent_id(owner) else ()), None
         return frozenset(), None
 
 
@@ -357,14 +419,51 @@ def words(damage: Damage) -> str:
     return f"{damage.stream} lost {count}{where} ({damage.cause})"
 
 
+def _whose_they_were(found: list[Damage], whose: dict[str, int]) -> list[Damage]:
+    """Some may have been read and rightly removed meanwhile: of nobody more is said than is lost, if that is known."""
+    most = sum(each.count for each in found)
+    subjects = {subject: min(n, most) for subject, n in whose.items()} if most else whose
+    return [msgspec.structs.replace(each, subjects=subjects) for each in found]
+
+
 def _told_once(found: list[Damage]) -> list[Damage]:
     """Whose records are gone is known of a stream, not of each of its holes: the first one says it."""
     told: set[str] = set()
     once = []
     for each in found:
-        once.append(msgspec.structs.replace(each, subjects={}) if each.stream in told else each)
+        reach = max(other.last for other in found if other.stream == each.stream)
+        is_first = each.stream not in told
+        once.append(msgspec.structs.replace(each, reach=reach, subjects=each.subjects if is_first else {}))
         told.add(each.stream)
     return once
+
+
+def without_known(found: Damage, known: Iterable[Damage]) -> list[Damage]:
+    """What of this was not found before. A record that could not be read once is found at every reading."""
+    same = [each for each in known if (each.stream, each.cause) == (found.stream, found.cause)]
+    if found.cause in COMPARED:
+        return [found]
+    if found.first and found.cause in (ABOVE_FLOOR, UNREADABLE):
+        left = _minus((found.first, found.last), same)
+        return [msgspec.structs.replace(found, first=first, last=last, count=last - first + 1) for first, last in left]
+    if found.cause == UNREADABLE:  # a number without a place
+        found = msgspec.structs.replace(found, count=found.count - sum(each.count for each in same))
+        return [found] if found.count > 0 else []
+    return [] if found.is_about in {each.is_about for each in same} else [found]
+
+
+def _minus(run: tuple[int, int], damages: Iterable[Damage]) -> list[tuple[int, int]]:
+    """The sequences of a run that none of these says are gone."""
+    runs = [run]
+    for each in damages:
+        if each.first:
+            parts = (
+                part
+                for first, last in runs
+                for part in ((first, min(last, each.first - 1)), (max(first, each.last + 1), last))
+            )
+            runs = [(first, last) for first, last in parts if first <= last]
+    return runs
 
 
 def _runs(seqs: Iterable[int]) -> Iterable[tuple[int, int]]:
