@@ -59,6 +59,14 @@ def test_the_status_of_a_space_asked_for_as_an_agent_there_is_not_is_a_mistake_o
     assert (asked.stdout, "HEALTHY" in asked.stderr) == ("", False)
 
 
+def test_whoever_narrows_an_agent_is_told_which_memberships_that_closes_for_good(running: Terminal) -> None:
+    assert running.run("agent", "add", "nora", "--read", "wide", "--read", "side").returncode == 0
+    assert running.run("join", "side", "--as", "nora").returncode == 0
+    said = running.run("agent", "access", "nora", "--read", "wide").stderr
+    assert "it is no longer in side: " in said
+    assert "giving access again does not open it" in said
+
+
 def test_a_direct_message_answers_another_one(running: Terminal) -> None:
     assert running.run("send", "past", "hi", "--as", "rae").returncode == 0
     first = json.loads(running.run("dm", "rae", "well?", "--json").stdout)["id"]

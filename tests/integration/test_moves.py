@@ -8,6 +8,7 @@ import pytest
 import tidings
 from tidings.endpoint.membership import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
+from tidings.space.agents import AgentFile
 from tidings.testing.real_space import TEST_PACE, RealSpace
 from tidings.testing.waiting import eventually
 
@@ -146,3 +147,34 @@ async def test_a_membership_that_was_left_elsewhere_while_away_is_not_joined_aga
         assert heard == [MembershipChange("general", "left", left["seq"])]
         await asyncio.sleep(0)
         assert (await raw.control.call("member", "list"))["memberships"] == []
+
+
+async def test_whoever_was_away_while_its_access_was_narrowed_and_restored_is_told_which_memberships_that_closed(
+    space: RealSpace,
+) -> None:
+    both = AgentFile("ada", read=("general", "ops"), post=("general",))
+    await space.add("ada", read=both.read)
+    async with connect(space, "ada", channels=both.read, receive=False):
+        pass
+    async with space.administer() as admin:
+        assert (await admin.set_access("ada", AgentFile("ada", read=("general",), post=("general",)))).closed == ["ops"]
+        await admin.set_access("ada", both)
+    for steward in ("the same", "the next"):
+        if steward == "the next":
+            await space.stop_steward()
+            await space.start_steward(TEST_PACE)
+        heard = await told_while_joining(space, "ada", "ops")
+        assert [(each.kind, each.channel, each.is_loss) for each in heard] == [("membership", "ops", True)]
+        assert "Being given access again does not open it: join again" in heard[0].text
+    async with space.administer() as admin:
+        await admin.revoke("ada")
+    assert space.steward is not None
+    assert len(space.steward.store.file.removed) == 1, "whoever is revoked is told nothing more"
+
+
+async def told_while_joining(space: RealSpace, name: str, channel: str) -> list[tidings.Notice]:
+    heard: list[tidings.Notice] = []
+    async with connect(space, name, channels=[channel], receive=False) as endpoint:
+        await eventually(lambda: endpoint.roster.loaded)
+        endpoint.on("notice", heard.append)
+    return heard

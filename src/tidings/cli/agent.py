@@ -265,7 +265,11 @@ def access(
         return
     output.say(f"agent {name} may read {_listed(wanted.read)} and post to {_listed(wanted.post)} ({granted.note})")
     if granted.closed:
-        output.say(f"it is no longer in {', '.join(granted.closed)}; what it had already fetched is out of reach")
+        output.say(
+            f"it is no longer in {', '.join(granted.closed)}: what it was owed there does not come any more, and "
+            "giving access again does not open it, it has to join again (and is told so); what it had already fetched "
+            "is out of reach"
+        )
     output.hint(f"tidings agent show {name}")
 
 

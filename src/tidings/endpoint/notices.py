@@ -20,8 +20,9 @@ from tidings.errors import DeliveryLost, LogRegressed
 
 #: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
 #: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
-#: set_back: the log went backwards, or the inbox. flood: more than the inbox keeps of one sender
-NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood"]
+#: set_back: the log went backwards, or the inbox. flood: more than the inbox keeps of one sender. membership: a
+#: narrowing of this agent's access closed it
+NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood", "membership"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,9 @@ def of_inbox_set_back(name: str, cause: str) -> Notice:
 
 
 def of_damage(row: dict[str, Any]) -> Notice:
-    """What the steward tells of records the store lost."""
-    return Notice("damage", row["text"], row["channel"], row["first"], row["last"], row["count"], row["cause"])
+    """What the steward tells of records the store lost, of mail it removed and of memberships a narrowing closed."""
+    kind: NoticeKind = "membership" if row.get("kind") == "membership" else "damage"
+    return Notice(kind, row["text"], row["channel"], row["first"], row["last"], row["count"], row["cause"])
 
 
 def of_watching(pattern: str) -> Notice:

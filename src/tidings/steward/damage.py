@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ import msgspec
 
 from tidings.broker.private_files import write_private
 from tidings.space.home import SpaceHome
+from tidings.space.membership import Interval
 from tidings.steward.services import name_of, now
 from tidings.steward.unreadable import MOST_DELETED, Gaps, unreadable
 from tidings.wire.names import is_agent_id
@@ -39,6 +41,8 @@ MOST_SUBJECTS = 5_000
 #: records that are read to find out whose were lost
 MOST_READ = 100_000
 KEPT, KEPT_REMOVED = 100, 1_000
+#: for so long whoever comes back hears that a narrowing closed a membership
+CLOSED_TOLD = timedelta(days=30)
 #: between two pages of four megabytes at most
 READ_PAUSE = 0.2
 #: readings of a stream from which records are removed meanwhile
@@ -84,12 +88,19 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Mail for an agent that was removed because of who sent it (`shares.py`). `cause` names this removal."""
+    """What was taken from an agent: mail because of who sent it (`shares.py`), or a membership by a narrowing.
+
+    `cause` names this removal.
+    """
 
     target: str
     text: str
+    #: messages; 0 if nobody knows
     count: int
     cause: str
+    kind: str = "damage"
+    channel: str | None = None
+    at: str = ""
 
 
 class StoreFile(msgspec.Struct):
@@ -342,8 +353,26 @@ class StoreWatch:
     def _name(self, agent: str) -> str:
         return name_of(self.steward, agent) or agent
 
+    async def note_closed(self, owner: str, closed: list[Interval]) -> None:
+        """A narrowing closes these memberships, and their owner is to hear of it, also when it comes back later."""
+        removed = [
+            Removed(
+                owner,
+                f"your access was narrowed, and you are no longer in #{each.pattern}: what you were owed there does "
+                "not come any more. Being given access again does not open it: join again",
+                0,
+                f"access was narrowed, joined at {each.joined}",
+                kind="membership",
+                channel=each.pattern,
+                at=now(),
+            )
+            for each in closed
+        ]
+        known = {(each.target, each.cause, each.channel) for each in self.file.removed}
+        await self.note_removed([each for each in removed if (owner, each.cause, each.channel) not in known])
+
     async def note_removed(self, removed: list[Removed]) -> None:
-        """Mail was removed, and whom it was for is to hear of it, under any steward."""
+        """Something was taken, and whom it was taken from is to hear of it, under any steward."""
         if removed:
             await self.steward.lease.prove()
             self.file.removed = [*self.file.removed, *removed][-KEPT_REMOVED:]
@@ -356,12 +385,20 @@ class StoreWatch:
         self.steward.roster.table.admit(concerned)
 
     def told_to(self, agent: str) -> list[dict[str, Any]]:
-        """What an agent is told: damage to what it sent, asked for, was to get, or is a member of; mail removed."""
-        nowhere = {"channel": None, "first": None, "last": None}
+        """What an agent is told: damage to what it sent, asked for, was to get, or is a member of; what was taken."""
+        recent = (datetime.now(UTC) - CLOSED_TOLD).isoformat()
+        nowhere = {"first": None, "last": None}
         rows: list[dict[str, Any]] = [
-            {"text": each.text, "cause": each.cause, "count": each.count, **nowhere}
+            {
+                "kind": each.kind,
+                "text": each.text,
+                "cause": each.cause,
+                "count": each.count or None,
+                "channel": each.channel,
+                **nowhere,
+            }
             for each in self.file.removed
-            if each.target == agent
+            if each.target == agent and (not each.at or each.at > recent)
         ]
         for each in self.file.damages:
             for subject, count in each.subjects.items():

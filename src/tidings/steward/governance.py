@@ -102,7 +102,11 @@ async def _inherit(steward: Steward, owner: str, predecessor: str, op: str) -> N
 async def close_uncovered(steward: Steward, owner: str) -> list[str]:
     """Close memberships the access in force does not cover, and empty the mailbox of what it may no longer read."""
     closed = []
-    for interval in steward.table.uncovered(owner):
+    uncovered = list(steward.table.uncovered(owner))
+    access = steward.table.access_at(owner, steward.position)
+    if access is not None and not access.revoked:
+        await steward.store.note_closed(owner, uncovered)  # first: whoever finishes this finds nothing to tell
+    for interval in uncovered:
         subject = steward.subjects.member(owner, steward.tag(interval.pattern))
         record = Member(op=f"narrowed-{steward.position}", at=now(), state="out", pattern=interval.pattern)
         record = msgspec.structs.replace(record, ends=interval.joined)
