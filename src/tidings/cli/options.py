@@ -38,7 +38,7 @@ def countable(given: Any) -> Any:
     for number in given if isinstance(given, list | tuple) else [given]:
         if number is not None and not 1 <= number < MOST_COUNTED:
             raise UsageError(
-                f"{str(number)[:32]} is out of range: rows, sequences and counts are from 1 on, below 2^62"
+                f"{str(number)[:32]} is out of range: rows, sequences and counts are at least 1 and below 2^62"
             )
     return given
 

@@ -253,7 +253,7 @@ def status(
 
     where = place(space, home, acting_as)
     where.home.read_info()
-    if not where.home.agent_creds(where.agent).exists():
+    if acting_as is not None and not where.home.agent_creds(where.agent).exists():
         raise UsageError(
             f"there is no agent {where.agent} of space {where.home.name} here to ask as: `--as` names another, "
             "`tidings agent list` shows them"

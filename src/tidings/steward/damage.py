@@ -183,8 +183,7 @@ class StoreWatch:
         """What cannot be read; whether nothing was removed meanwhile, so that it is known whose it was; `unshown`."""
         js = self.steward.js
         before = (await js.info(stream))["state"]
-        few = before["num_subjects"] <= MOST_SUBJECTS if before["messages"] else False
-        counted = await js.counts_of(stream, ">") if few else {}
+        counted = await self._counts(stream, before)
         end, there = int(before["last_seq"]), Counter[str]()
         gaps = Gaps(self.steward.table.floor + 1 if stream == self.log else int(before["first_seq"]))
         async for page in js.read(stream, ">", 1, end):
@@ -230,9 +229,14 @@ class StoreWatch:
         js = self.steward.js
         state = (await js.info(stream))["state"]
         stored = await js.at(stream, state["last_seq"]) if state["messages"] else None
-        few = state.get("num_subjects", 0) <= MOST_SUBJECTS
-        subjects = await js.counts_of(stream, ">") if few else {}
+        subjects = await self._counts(stream, state)
         return StreamMark(state["last_seq"], stored.time_ns if stored else 0, state["messages"], subjects)
+
+    async def _counts(self, stream: str, state: dict[str, Any]) -> dict[str, int]:
+        """Subject -> how many records it has. The broker leaves `num_subjects` out of the state of an empty stream."""
+        if not 0 < state.get("num_subjects", 0) <= MOST_SUBJECTS:
+            return {}
+        return await self.steward.js.counts_of(stream, ">")
 
     # --- judging ---
 
@@ -286,7 +290,7 @@ class StoreWatch:
         """Subject -> how many of its records are gone. The broker's own counts may still have them: they are read."""
         if not then.subjects:
             return {}
-        counted = await self.steward.js.counts_of(stream, ">") if state["num_subjects"] <= MOST_SUBJECTS else {}
+        counted = await self._counts(stream, state)
         there: Counter[str] = Counter()
         older: Counter[str] = Counter()
         async for page in self.steward.js.read(stream, ">", 1, int(state["last_seq"])):
