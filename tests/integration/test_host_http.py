@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -618,6 +618,32 @@ async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: Real
         with pytest.raises(HostUnreachable):
             await waiting
         await eventually(lambda: isinstance(follower.error, HostUnreachable), what="the stream ended")
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+async def test_whoever_connects_in_the_moment_in_which_the_host_stops_is_not_left_waiting(
+    pair: RealSpace, turns: int
+) -> None:
+    home = pair.home.home
+    daemon = Daemon(home)
+    running = asyncio.create_task(daemon.run())
+    await daemon.ready.wait()
+    await ask(HostClient(home).health)  # the server looks at its socket
+    path, late = socket_path(home), list[socket.socket]()
+    try:
+        for _ in range(50):  # the kernel takes them; the loop accepts them in the turns in which the server closes
+            late.append(connect(path, 5))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        daemon.stopping.set()
+        async with asyncio.timeout(20):
+            await running
+        for each in late:
+            with suppress(ConnectionResetError):
+                assert await ask(each.recv, 1) == b"", "it hears that nobody answers"
+    finally:
+        for each in late:
+            each.close()
 
 
 async def test_a_second_host_of_a_home_is_refused_and_a_stale_socket_is_not_in_the_way(pair: RealSpace) -> None:

@@ -28,6 +28,8 @@ MOST_CONNECTIONS = 512
 KEEP_ALIVE = 30
 #: seconds in which a request is there, whole: connections are few, and half a request holds one
 REQUEST_WITHIN = 20.0
+#: where a connection finds in the server's state whether that stops
+STOPPING = "stopping"
 
 
 def is_ours(connection: socket.socket | None) -> bool:
@@ -43,6 +45,10 @@ class PeerChecked(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.app_state[STOPPING].is_set():
+            self.refused = True
+            transport.abort()
+            return
         if not self.admits(transport.get_extra_info("socket")):
             self.refused = True
             transport.write(_REFUSAL)
@@ -117,11 +123,20 @@ class HostServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.lifespan.state[STOPPING] = self._stopping
+        await super().startup(sockets)
+
     async def main_loop(self) -> None:
         # uvicorn looks ten times a second whether it should stop; an idle host sleeps
         await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # A connection that the loop has accepted and not yet set up when its server closes is never closed by asyncio
+        # (its transport fails to attach, without a word). So accepting ends first, and what was accepted is set up.
+        for listener in sockets or []:
+            asyncio.get_running_loop().remove_reader(listener)
+        await asyncio.sleep(0)
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
