@@ -101,7 +101,7 @@ def test_a_supervisor_killed_with_9_takes_its_children_along_and_the_next_one_re
     assert terminal.run("agent", "add", "ada").returncode == 0
     state = terminal.home.read_state()
     os.kill(state["pid"], signal.SIGKILL)
-    until(lambda: state["steward_pid"] not in terminal.processes(), 5)  # it does not wait for a broker that is gone
+    until(lambda: state["steward_pid"] not in terminal.processes(), 2)  # it does not wait for a broker that is gone
     until(lambda: terminal.processes() == [])
     assert terminal.run("up", "--detach").returncode == 0
     assert terminal.run("agent", "show", "ada").returncode == 0

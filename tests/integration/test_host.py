@@ -869,6 +869,7 @@ async def test_what_is_sent_while_the_space_is_down_is_answered_at_once_and_so_i
         async with asyncio.timeout(60):
             assert (await waiting).stage == "stored"
             await eventually(lambda: host.health()[0].state == "reconnecting")
+        async with asyncio.timeout(3):
             sent = await host.send(scope, SendRequest(channel="general", text="two"), wait=300)
         assert sent.stage == "stored"
         space.broker.start()

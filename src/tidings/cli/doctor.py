@@ -51,12 +51,12 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
 def security(
     space: SpaceOption = None,
     home: HomeOption = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also flood it with 15,000 junk requests.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Flood it with 25,000 requests, not 1,500.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Attack a running space with raw clients: everything an agent must not do is tried and must be refused.
 
-    Two throw-away agents are added for it and revoked at the end; nothing of yours is touched.
+    Three throw-away agents are added for it and revoked at the end; nothing of yours is touched.
 
     Examples:
 

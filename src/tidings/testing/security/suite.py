@@ -38,7 +38,7 @@ async def run_security_suite(
 ) -> Report:
     """Try every forbidden act against the running space of `home`; `tell` hears a line per probe.
 
-    `deep` floods with 15,000 requests instead of 3,000. `only` names the probes to run.
+    `deep` floods with 25,000 requests instead of 1,500. `only` names the probes to run.
     """
     started = time.monotonic()
     report = Report(home.name)
