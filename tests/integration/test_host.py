@@ -23,13 +23,17 @@ import tidings
 from crowd import revoke
 from duplicate_window import STREAM, forget_ids
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.membership import Joined
 from tidings.endpoint.publishing import prepare_chat
 from tidings.endpoint.session_lease import SessionLease
 from tidings.errors import (
     AuthRevoked,
     DeniedError,
     IdReused,
+    OutcomeUnknown,
     Reconnecting,
+    StewardUnreachable,
     UnknownPeer,
     UnreachableError,
     UsageError,
@@ -724,6 +728,60 @@ async def test_after_a_change_of_stewards_a_session_that_lives_is_left_alone(
             await eventually(lambda: steward.roster.table._of(bob.agent).number == number)
             assert not elsewhere.session.superseded.is_set()
         await eventually(lambda: health_of(host, bob).receiving)
+
+
+async def joined(space: RealSpace, *channels: str) -> None:
+    async with tidings.connect("main", name="bob", home=space.home.home, channels=channels):
+        pass
+
+
+async def test_a_channel_that_cannot_be_followed_at_first_is_tried_again_until_it_is(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await joined(pair, "general")
+    join, failures = Endpoint.join, [Reconnecting("not now"), OutcomeUnknown("perhaps"), StewardUnreachable("away")]
+
+    async def fails_at_first(endpoint: Endpoint, channel: str, *, backfill: int = 0) -> Joined:
+        if failures:
+            raise failures.pop()
+        return await join(endpoint, channel, backfill=backfill)
+
+    monkeypatch.setattr(Endpoint, "join", fails_at_first)
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        receiver = host._agent(bob).receiver
+        await eventually(receiver.followed.is_set, within=20)
+        assert failures == []
+        await host.send(ada, SendRequest(channel="general", text="heard"), wait=10)
+        await has_texts(host, bob, ["heard"])
+        assert await notices_of(host, bob) == []
+
+
+async def test_a_channel_whose_following_is_denied_is_told_once_and_holds_no_other_up(
+    space: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await space.add("ada")
+    await space.add("bob", read=["general", "aside"])
+    await joined(space, "general", "aside")
+    join = Endpoint.join
+
+    async def denied(endpoint: Endpoint, channel: str, *, backfill: int = 0) -> Joined:
+        if channel == "aside":
+            raise DeniedError("bob may not read aside")
+        return await join(endpoint, channel, backfill=backfill)
+
+    monkeypatch.setattr(Endpoint, "join", denied)
+    for text in ("first", "second"):  # with another endpoint, and told once
+        async with host_in(tmp_path / "host") as host:
+            bob = await adopt(host, space, "bob", receive=True)
+            ada = await adopt(host, space, "ada", knows=2)
+            await eventually(host._agent(bob).receiver.followed.is_set, within=20)
+            await host.send(ada, SendRequest(channel="general", text=text), wait=10)
+            await has_texts(host, bob, ["first", "second"][: 1 if text == "first" else 2])
+            (notice,) = await notices_of(host, bob)
+            assert (notice["kind"], notice["channel"]) == ("membership", "aside")
+            assert "bob may not read aside" in notice["text"]
 
 
 async def test_a_failure_nobody_foresaw_makes_mail_late_and_never_lost(
