@@ -5,12 +5,13 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import tidings
 from tidings.broker import client as broker
+from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.space.agents import AgentFile, Ledger
@@ -63,8 +64,7 @@ async def watched(space: RealSpace) -> AsyncIterator[list[dict[str, Any]]]:
         await eventually(lambda: bool(notes))
         yield notes
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end_tasks([running])
         await watcher.close()
 
 
@@ -157,6 +157,35 @@ async def test_a_watcher_that_cannot_watch_says_so_and_watches_again_when_it_can
         await eventually(lambda: not notes[-1]["running"] and bool(notes[-1]["why"]))
         write_private(space.home.watcher_creds, good)
         await eventually(lambda: bool(notes[-1]["running"]))
+
+
+@pytest.mark.parametrize("row", [{"cid": None, "in_bytes": 1}, "no row at all"])
+async def test_a_row_of_the_broker_that_makes_no_sense_is_noted_and_watching_goes_on(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, row: Any
+) -> None:
+    ask, spoiled = Watcher._list, [True]
+
+    async def listed(watcher: Watcher, link: Any, **wanted: Any) -> list[Any]:
+        rows = await ask(watcher, link, **wanted)
+        return [*rows, row] if "offset" in wanted and spoiled else rows
+
+    monkeypatch.setattr(Watcher, "_list", listed)
+    async with watched(space) as notes:
+        assert (notes[-1]["running"], "Error: " in notes[-1]["why"]) == (False, True)
+        assert "Traceback" in caplog.text
+        spoiled.clear()
+        await eventually(lambda: bool(notes[-1]["running"]))
+
+
+async def test_a_word_of_the_broker_that_makes_no_sense_is_passed_over(space: RealSpace) -> None:
+    watcher = Watcher(space.home, cut=_never, note=lambda _: None)
+    for said in (b"", b"[]", b'{"client":[]}', b'{"client":{"id":1},"server":{"id":"S"},"sent":[1]}'):
+        for came in (True, False):
+            watcher._heard(cast("Any", None), said, came=came)
+
+
+async def _never(breach: Breach) -> None:
+    raise AssertionError(breach)
 
 
 async def test_a_watcher_that_lost_its_link_holds_what_was_sent_before_against_nobody(

@@ -10,6 +10,7 @@ import pytest
 
 import tidings
 from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.errors import ConfigError
 from tidings.steward.damage import Removed
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace
@@ -94,6 +95,45 @@ async def test_direct_messages_and_tasks_the_store_lost_are_said_and_told_to_bot
     async with space.administer() as admin:
         assert (await admin.ask("acknowledge"))["acknowledged"] == 2
     assert (await health(space))["healthy"]
+
+
+async def test_a_memory_of_what_was_lost_that_is_damaged_is_put_aside_and_said_until_it_is_acknowledged(
+    space: RealSpace,
+) -> None:
+    await space.add("ada")
+    memory = space.home.marks.with_name("main.store.json")
+    steward = space.steward
+    assert steward is not None
+    await steward.store.note_removed([Removed(next(iter(steward.table.owners())), "it was taken", 1, "a test")])
+    await space.stop_steward()
+    before = memory.read_text()
+    truncate(memory)
+    await space.start_steward()
+    for _ in range(2):  # also under the next steward
+        (problem,) = (await health(space))["problems"]
+        assert "the memory of what the store lost could not be read and lies in" in problem
+        (aside,) = memory.parent.glob("main.store.json.damaged-*")
+        assert (before.startswith(aside.read_text()), str(aside) in problem) == (True, True)
+        report = await read_store(space.home)
+        assert [(each.stream, str(aside) in each.what) for each in report.found] == [("memory", True)]
+        await space.stop_steward()
+        await space.start_steward()
+    async with space.administer() as admin:
+        assert (await admin.ask("acknowledge"))["acknowledged"] == 1
+    assert (await health(space))["healthy"]
+    assert (await read_store(space.home)).wrong == 0
+
+
+async def test_a_memory_of_what_was_lost_that_cannot_be_read_is_an_error_and_stays(space: RealSpace) -> None:
+    memory = space.home.marks.with_name("main.store.json")
+    await space.stop_steward()
+    kept = memory.rename(memory.with_suffix(".kept"))
+    memory.mkdir()
+    with pytest.raises(ConfigError, match=r"cannot read .*main\.store\.json, which has what the store lost: Is a dir"):
+        await space.start_steward()
+    memory.rmdir()
+    kept.rename(memory)
+    await space.start_steward()
 
 
 async def test_mailboxes_of_durable_copies_that_were_set_back_are_said_and_told_to_their_owners(

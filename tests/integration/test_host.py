@@ -4,11 +4,13 @@ acknowledged."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
 import signal
 import sqlite3
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -21,25 +23,30 @@ import tidings
 from crowd import revoke
 from duplicate_window import STREAM, forget_ids
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
+from tidings.endpoint.endpoint import Endpoint
+from tidings.endpoint.membership import Joined
 from tidings.endpoint.publishing import prepare_chat
+from tidings.endpoint.session_lease import SessionLease
 from tidings.errors import (
     AuthRevoked,
     DeniedError,
     IdReused,
+    OutcomeUnknown,
     Reconnecting,
+    StewardUnreachable,
     UnknownPeer,
     UnreachableError,
     UsageError,
     WrongState,
 )
-from tidings.host import composing, receiving
+from tidings.host import agents, composing, receiving
 from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, open_mailbox
 from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
-from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
@@ -636,6 +643,145 @@ async def test_a_newer_session_elsewhere_receives_until_it_is_taken_back(pair: R
             await eventually(lambda: health_of(host, bob).receiving)
             await host.send(ada, dm("third"), wait=10)
             await has_texts(host, bob, ["first", "third"])
+
+
+#: a program that receives as bob until it is killed, seen by nobody
+RECEIVES = """
+import asyncio, sys, tidings
+async def main():
+    async with tidings.connect("main", name="bob", home=sys.argv[1], presence=False) as bob:
+        await bob._start_receiving()
+        await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+async def test_the_host_receives_again_by_itself_once_the_newer_session_ended_in_order(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        for text in ("first", "second"):
+            await eventually(lambda: health_of(host, bob).receiving)
+            async with tidings.connect("main", name="bob", home=pair.home.home, presence=text == "first") as elsewhere:
+                await elsewhere._start_receiving()
+                await eventually(lambda: health_of(host, bob).superseded)
+            await host.send(ada, dm(text), wait=10)
+        await has_texts(host, bob, ["first", "second"])
+
+
+async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_after_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    pace = dataclasses.replace(TEST_PACE, presence=1.0)
+    answers: list[int | None] = []
+    ended = SessionLease.ended
+
+    async def noted(lease: SessionLease) -> int | None:
+        answers.append(await ended(lease))
+        return answers[-1]
+
+    monkeypatch.setattr(SessionLease, "ended", noted)
+    async with real_space(tmp_path / "home", pace=pace) as space, host_in(tmp_path / "host") as host:
+        await space.add("ada")
+        await space.add("bob")
+        bob = await adopt(host, space, "bob", receive=True)
+        ada = await adopt(host, space, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        elsewhere = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            RECEIVES,
+            str(space.home.home),
+            env=os.environ | {"PYTHONPATH": str(Path(tidings.__file__).parents[1])},
+        )
+        try:
+            await eventually(lambda: health_of(host, bob).superseded, within=30)
+            # longer than silence would be taken for an end
+            await eventually(lambda: len(answers) >= 40, within=60)
+            assert set(answers) == {None}
+            assert health_of(host, bob).superseded
+        finally:
+            elsewhere.kill()
+            await elsewhere.wait()
+        await host.send(ada, dm("after the kill"), wait=10)
+        await has_texts(host, bob, ["after the kill"], within=60)
+        assert health_of(host, bob).receiving
+
+
+async def test_after_a_change_of_stewards_a_session_that_lives_is_left_alone(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).receiving)
+        async with tidings.connect("main", name="bob", home=pair.home.home, presence=False) as elsewhere:
+            await elsewhere._start_receiving()
+            await eventually(lambda: health_of(host, bob).superseded)
+            await pair.stop_steward()
+            steward = await pair.start_steward()
+            number = elsewhere.session.number
+            await eventually(lambda: steward.roster.table._of(bob.agent).number == number)
+            assert not elsewhere.session.superseded.is_set()
+        await eventually(lambda: health_of(host, bob).receiving)
+
+
+async def joined(space: RealSpace, *channels: str) -> None:
+    async with tidings.connect("main", name="bob", home=space.home.home, channels=channels):
+        pass
+
+
+async def test_a_channel_that_cannot_be_followed_at_first_is_tried_again_until_it_is(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await joined(pair, "general")
+    join, failures = Endpoint.join, [Reconnecting("not now"), OutcomeUnknown("perhaps"), StewardUnreachable("away")]
+
+    async def fails_at_first(endpoint: Endpoint, channel: str, *, backfill: int = 0) -> Joined:
+        if failures:
+            raise failures.pop()
+        return await join(endpoint, channel, backfill=backfill)
+
+    monkeypatch.setattr(Endpoint, "join", fails_at_first)
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        receiver = host._agent(bob).receiver
+        await eventually(receiver.followed.is_set, within=20)
+        assert failures == []
+        await host.send(ada, SendRequest(channel="general", text="heard"), wait=10)
+        await has_texts(host, bob, ["heard"])
+        assert await notices_of(host, bob) == []
+
+
+async def test_a_channel_whose_following_is_denied_is_told_once_and_holds_no_other_up(
+    space: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await space.add("ada")
+    await space.add("bob", read=["general", "aside"])
+    await joined(space, "general", "aside")
+    join = Endpoint.join
+
+    async def denied(endpoint: Endpoint, channel: str, *, backfill: int = 0) -> Joined:
+        if channel == "aside":
+            raise DeniedError("bob may not read aside")
+        return await join(endpoint, channel, backfill=backfill)
+
+    monkeypatch.setattr(Endpoint, "join", denied)
+    for text in ("first", "second"):  # with another endpoint, and told once
+        async with host_in(tmp_path / "host") as host:
+            bob = await adopt(host, space, "bob", receive=True)
+            ada = await adopt(host, space, "ada", knows=2)
+            await eventually(host._agent(bob).receiver.followed.is_set, within=20)
+            await host.send(ada, SendRequest(channel="general", text=text), wait=10)
+            await has_texts(host, bob, ["first", "second"][: 1 if text == "first" else 2])
+            (notice,) = await notices_of(host, bob)
+            assert (notice["kind"], notice["channel"]) == ("membership", "aside")
+            assert "bob may not read aside" in notice["text"]
 
 
 async def test_a_failure_nobody_foresaw_makes_mail_late_and_never_lost(

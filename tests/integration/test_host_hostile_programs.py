@@ -380,7 +380,7 @@ async def test_mail_is_received_again_when_a_program_asks_for_it(pair: RealSpace
             async with tidings.connect("main", name="bob", home=home) as elsewhere:
                 await elsewhere._start_receiving()
                 await eventually(lambda: daemon.host.health()[0].superseded)
-            assert "`tidings inbox`" in (await ask(health))["reason"]
+                assert "`tidings inbox`" in (await ask(health))["reason"]
 
         await take_over_and_leave()
         await ask(ada.send, agent="bob", text="first", wait=10)

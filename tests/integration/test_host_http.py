@@ -713,6 +713,21 @@ async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_
         assert sorted(kept) == ["after", "before", "from elsewhere"]
 
 
+async def test_an_agent_whose_mail_another_program_receives_is_named_with_the_reason(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        await session_of(pair, "bob", receive=True)
+        await eventually(lambda: daemon.host.health()[0].receiving)
+        facts, said = await ask(look, pair.home.home), await ask(examination._host, pair.home.home)
+        assert (facts["problems"], facts["notes"], said.verdict) == ([], [], "ok")
+        async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
+            await elsewhere._start_receiving()
+            await eventually(lambda: daemon.host.health()[0].superseded)
+            facts, said = await ask(look, pair.home.home), await ask(examination._host, pair.home.home)
+            (note,) = facts["notes"]
+            assert "bob of main: another session of bob receives" in note
+            assert (facts["problems"], said.verdict, note in said.said) == ([], "note", True)
+
+
 async def test_whoever_ends_a_session_is_told_that_it_is_not_written_yet(pair: RealSpace) -> None:
     async with daemon_in(pair.home.home) as daemon:
         ada = await session_of(pair, "ada")

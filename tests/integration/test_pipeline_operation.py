@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,46 @@ async def test_pipeline_status_says_what_is_behind_and_answers_with_its_exit_cod
     pair.broker.stop()
     code, _, err = await operator.run("pipeline", "status")
     assert (code, "no broker answers" in err) == (5, True)
+    pair.broker.start()
+
+
+def _missing(creds: Path) -> None:
+    creds.unlink()
+
+
+def _open_to_others(creds: Path) -> None:
+    creds.chmod(0o644)
+
+
+def _empty(creds: Path) -> None:
+    creds.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [(_missing, "cannot read"), (_open_to_others, "can be read by others"), (_empty, "not a NATS credentials file")],
+)
+async def test_delivery_that_is_wanted_and_cannot_be_looked_at_is_a_problem_with_its_reason(
+    pair: RealSpace,
+    operator: Operator,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
+    reason: str,
+) -> None:
+    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    pair.home.write_state({"phase": "ready", "pipeline": {"wanted": True, "phase": "running"}})
+    spoil(pair.home.pipeline_creds)
+    code, out, _ = await operator.run("status", "--as", "ada", "--json")
+    (problem,) = json.loads(out)["problems"]
+    assert (code, problem.startswith("how durable delivery is cannot be seen: "), reason in problem) == (3, True, True)
+    code, _, err = await operator.run("pipeline", "status")
+    assert (code, reason in err) == (3, True)
+    pair.home.write_state({"phase": "ready", "pipeline": {"wanted": False, "phase": "not started"}})
+    assert (await operator.run("status", "--as", "ada"))[0] == 0, "nobody wants it"
+    pair.home.write_state({"phase": "ready", "pipeline": {"wanted": True, "phase": "running"}})
+    await pair.stop_steward()
+    pair.broker.stop()
+    assert (await delivery(pair.home))["problems"] == [], "that no broker answers is said once"
     pair.broker.start()
 
 

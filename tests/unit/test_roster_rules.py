@@ -138,6 +138,52 @@ def test_the_newest_session_wins_and_asking_again_changes_nothing() -> None:
     assert table.take(ADA, "session-a", first, 2000) == (second, True)
 
 
+def ended(clock: Clock, now: float) -> int | None:
+    return clock.table.ended(ADA, now)
+
+
+def test_a_session_ended_if_it_said_so_or_was_silent_for_long_after_it_was_heard() -> None:
+    clock = Clock()
+    table = clock.table
+    number, _ = table.take(ADA, "session-a", None, 1000, heard=0)
+    assert ended(clock, 10_000) is None, "it never said that it lives: silence proves nothing"
+    table.take(ADA, "session-a", number, 2000, heard=10)
+    assert (ended(clock, 110), ended(clock, 111)) == (None, number)
+    clock.beat(at=100, session="session-a")
+    assert (ended(clock, 200), ended(clock, 201)) == (None, number)
+    clock.beat(at=200, session="session-a", status="offline")
+    assert ended(clock, 10_000) is None, "it is not seen any more, and may receive"
+    table.release(ADA, "session-b")
+    assert ended(clock, 10_000) is None, "another one's end is not its end"
+    table.release(ADA, "session-a")
+    assert ended(clock, 200) == number
+
+
+def test_a_steward_that_slept_takes_nobody_for_ended() -> None:
+    clock = Clock()
+    number, _ = clock.table.take(ADA, "session-a", None, 1000)
+    clock.table.take(ADA, "session-a", number, 1000, heard=0)
+    clock.table.sweep(5_000)
+    assert ended(clock, 5_001) is None
+
+
+def test_whoever_lives_may_take_its_session_again_before_a_new_steward_says_that_there_is_none() -> None:
+    clock = Clock()
+    clock.sweep(101)
+    assert (ended(clock, 100), ended(clock, 101)) == (None, 0)
+
+
+def test_the_place_of_a_session_that_ended_is_not_taken_from_one_that_began_meanwhile() -> None:
+    clock = Clock()
+    table = clock.table
+    gone, _ = table.take(ADA, "session-a", None, 1000)
+    table.release(ADA, "session-a")
+    began, _ = table.take(ADA, "session-b", None, 2000)
+    assert table.take(ADA, "session-c", None, 3000, ended=gone) == (began, True)
+    table.release(ADA, "session-b")
+    assert table.take(ADA, "session-c", None, 3000, ended=began) == (3000, False)
+
+
 @given(st.permutations(["session-a", "session-b", "session-c"]))
 def test_after_a_restart_the_session_that_won_wins_whoever_asks_first(order: list[str]) -> None:
     before, after = Clock().table, Clock().table

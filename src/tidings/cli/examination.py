@@ -191,6 +191,10 @@ def _host(home: Path) -> Finding:
         facts = look(home)
     except TidingsError as error:
         return Finding("host", "problem", str(error), "`tidings host status`")
+    if facts["runs"] and not facts["problems"] and facts["notes"]:
+        return Finding(
+            "host", "note", f"runs (pid {facts['pid']}); {'; '.join(facts['notes'])}", "`tidings host status`"
+        )
     if facts["runs"] and not facts["problems"]:
         return Finding("host", "ok", f"runs (pid {facts['pid']}), every agent is connected")
     verdict: Verdict = "problem" if facts["pid"] and (not facts["runs"] or facts.get("store")) else "note"

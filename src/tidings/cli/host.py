@@ -190,7 +190,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show the host: its agents with the age of their last round trip, and what waits to leave.
 
     Exit code 0 if every agent is connected or just connecting and a write that was tried reached the disk, 3 if one
-    cannot or nothing can be stored, 5 if no host runs.
+    cannot or nothing can be stored, 5 if no host runs. An agent whose mail another program receives is a note.
 
     Examples:
 
@@ -208,13 +208,18 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         raise HostUnreachable(facts["problems"][0])
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
+    for note in facts["notes"]:
+        output.say(f"note: {note}")
     if facts["problems"]:
         raise typer.Exit(UnhealthyError.exit_code)
     output.hint("tidings outbox list")
 
 
 def look(home: Path) -> dict[str, Any]:
-    """What is true of the host now: `runs`, `problems`, and what it says of itself."""
+    """What is true of the host now: `runs`, `problems`, `notes`, and what it says of itself.
+
+    A note is what somebody may want and should know: that a program of an agent receives in the place of this host.
+    """
     from tidings.host.client import HostClient
 
     client = HostClient.find(home)
@@ -222,14 +227,21 @@ def look(home: Path) -> dict[str, Any]:
         pid = _pid(home)
         if pid is not None:
             said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
-            return {"runs": False, "pid": pid, "problems": [said]}
-        return {"runs": False, "pid": None, "problems": [f"no host runs in {home}: `tidings host up` starts one"]}
+            return {"runs": False, "pid": pid, "problems": [said], "notes": []}
+        said = f"no host runs in {home}: `tidings host up` starts one"
+        return {"runs": False, "pid": None, "problems": [said], "notes": []}
     facts = client.status()
     problems = [f"the host can store nothing: {facts['store']}"] if facts.get("store") else []
     problems += [client.mismatch] if client.mismatch else []
     for space in facts["spaces"]:
         problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
-    return {"runs": True, "problems": problems, **facts}
+    notes = [
+        f"{agent['name']} of {space['space']}: {agent['reason']}"
+        for space in facts["spaces"]
+        for agent in space["agents"]
+        if agent["state"] == "superseded"
+    ]
+    return {"runs": True, "problems": problems, "notes": notes, **facts}
 
 
 def _is_well(agent: dict[str, Any]) -> bool:

@@ -137,7 +137,7 @@ def status(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
     output.data(facts) if as_json else _show(facts)
     if not facts["answers"]:
         output.say(f"problem: {facts['why']}")
-        raise typer.Exit(5)
+        raise typer.Exit(UNHEALTHY if facts["problems"] else 5)
     if facts["problems"] or facts["supervised"]["phase"] == "unavailable":
         raise typer.Exit(UNHEALTHY)
     output.hint("tidings pipeline debts")

@@ -122,6 +122,8 @@ class Endpoint:
         self.tells_delivered = True
         #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
         self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
+        #: receive only in the place of the session of this number, which ended; None: in anybody's
+        self.receives_after: int | None = None
 
     # --- life ---
 
@@ -140,7 +142,7 @@ class Endpoint:
         self.roster = Roster(self.link, self.events.emit)
         self.names = Names(self.link, self.roster)
         self._announcing: set[asyncio.Task[None]] = set()
-        self.session = SessionLease(self.link, self.roster, self._report)
+        self.session = SessionLease(self.link, self.roster, self._report, after=self.receives_after)
         self.presence = Presence(
             self.link, self.roster, self.session.session, attending=self._attends, every=self._beat_every
         )

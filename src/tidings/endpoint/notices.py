@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tidings.endpoint.gaps import FrameGap, Gap
-from tidings.errors import DeliveryLost, LogRegressed
+from tidings.errors import DeliveryLost, DeniedError, LogRegressed
 
 #: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
 #: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
 #: set_back: the log went backwards, or the inbox. flood: more than the inbox keeps of one sender. membership: a
-#: narrowing of this agent's access closed it
+#: narrowing of this agent's access closed it, or following it is denied
 NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood", "membership"]
 
 
@@ -88,6 +88,15 @@ def of_inbox_set_back(name: str, cause: str) -> Notice:
         "not come again: ask their senders"
     )
     return Notice("set_back", text, cause=cause)
+
+
+def of_refused_channel(pattern: str, error: DeniedError) -> Notice:
+    """This agent is a member there, and hearing what is said is denied."""
+    text = (
+        f"you are in #{pattern}, and what is said there does not come: {error}. Once that is mended (`tidings agent "
+        f"access` of the space's owner), `tidings join {pattern}`; `tidings leave {pattern}` if you want no more of it"
+    )
+    return Notice("membership", text, pattern, cause=f"following it is denied: {error}")
 
 
 def of_damage(row: dict[str, Any]) -> Notice:

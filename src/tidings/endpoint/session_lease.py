@@ -4,6 +4,8 @@
     lease.superseded                 # an event: set once, for ever
 
 Only receiving takes it; sending, history and `who` need none. If the steward is away it is taken when it is back.
+While it is held the steward hears so now and then, and hears when it ends: a superseded session may ask for that
+(`ended`), so that whoever has a program's mail while that is away has it again.
 Rows of the roster carry the number of the session that receives, so a superseded one learns it from any row of its
 own; a steward that forgot the number is told it again.
 """
@@ -12,19 +14,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+from nats.errors import Error as NatsError
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
+from tidings.space.control import request_body
 from tidings.wire.ids import new_id
 from tidings.wire.roster import Agent
 
+#: how often the steward hears that a session is held, per time to live of presence
+RENEWALS_PER_TTL = 2.5
+#: the first time soon: of who never said that it lives silence proves nothing
+FIRST_RENEWAL = 1.0
+
 
 class SessionLease:
-    def __init__(self, link: Supervision, roster: Roster, report: Callable[[str, Any], None]) -> None:
-        self.link = link
+    """`after`: take it only in the place of the session of this number, which ended; None takes it from anybody."""
+
+    def __init__(
+        self, link: Supervision, roster: Roster, report: Callable[[str, Any], None], *, after: int | None = None
+    ) -> None:
+        self.link, self.roster = link, roster
         self.session = new_id()
         self.number: int | None = None
         self.superseded = asyncio.Event()
@@ -32,14 +47,17 @@ class SessionLease:
         self.on_taken: Callable[[int], None] | None = None
         self._report = report
         self._wanted = False
+        self._after = after
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         roster.on_own_row.append(self._saw)
 
     async def ensure(self) -> int | None:
         """Receive from now on. None if the steward is away: then the number comes later."""
         if not self._wanted:
             self._wanted = True
+            self._renewing = asyncio.create_task(self._renew(), name=f"receiving session of {self.link.identity.name}")
             try:
                 await self._take()
             except (UnreachableError, OutcomeUnknown):
@@ -56,7 +74,8 @@ class SessionLease:
             if self.superseded.is_set():
                 return
             held: dict[str, Any] = {} if self.number is None else {"held": self.number}
-            answer = await self.link.call("session", "take", session=self.session, **held)
+            ended: dict[str, Any] = {} if held or self._after is None else {"ended": self._after}
+            answer = await self.link.call("session", "take", session=self.session, **held, **ended)
             if answer["superseded"]:
                 self._lose()
             else:
@@ -87,5 +106,26 @@ class SessionLease:
         self.superseded.set()
         self._report("superseded", self.number)
 
+    async def _renew(self) -> None:
+        pause = FIRST_RENEWAL
+        while not self.superseded.is_set():
+            await asyncio.sleep(min(pause, self.roster.ttl / RENEWALS_PER_TTL))
+            with suppress(TidingsError):  # boundary: whoever refuses says so where it is asked for
+                await self._take()
+            pause = self.roster.ttl
+
+    async def ended(self) -> int | None:
+        """The number of the session that received last, if that ended; None while it may live."""
+        answer = await self.link.call("session", "ended")
+        return None if answer["ended"] is None else int(answer["ended"])
+
     async def close(self) -> None:
-        await end_tasks([self._task])
+        """Say that it ends, if anybody hears it."""
+        await end_tasks([self._task, self._renewing])
+        if self.number is None or self.superseded.is_set():
+            return
+        subject = self.link.identity.subjects.control("session", self.link.identity.id)
+        with suppress(TidingsError, NatsError, OSError, TimeoutError):
+            connection = self.link.connection
+            await connection.publish(subject, request_body("release", None, {"session": self.session}))
+            await connection.flush(timeout=1)

@@ -6,7 +6,8 @@
 A session exists before its space can be reached and keeps trying for ever, with growing pauses; `wake` cuts a pause
 short. Once open, the endpoint reconnects by itself. Health is the age of the last round trip to the broker, never
 whether an object is there. Hooks hear that an endpoint is open (again, if it was replaced), that another broker process
-answers, and that a newer session elsewhere receives; nobody takes it back without being told to (`take_back`).
+answers, and that a newer session elsewhere receives. While that lives nobody takes it back without being told to
+(`take_back`); the steward is asked now and then, and once it ended this one receives again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0
 REVOKED_PAUSE = 60.0
 #: an endpoint that does not close in this time is abandoned
 CLOSE_WITHIN = 5.0
+#: how often a superseded session asks whether the newer one ended
+ASK_FOR_END = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -81,6 +84,8 @@ class AgentSession:
         self._hurry = asyncio.Event()
         self._replace = False
         self._told_superseded = False
+        #: the number of the session that superseded this one and ended: the next endpoint takes the place of no other
+        self._after: int | None = None
         self._told_state: SessionState | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -132,7 +137,7 @@ class AgentSession:
     def take_back(self) -> None:
         """Receive here again: the session that superseded this one is superseded in turn."""
         if self._told_superseded:
-            self._replace = True
+            self._replace, self._after = True, None
             self._news.set()
 
     def renew(self) -> None:
@@ -176,8 +181,9 @@ class AgentSession:
         endpoint.on("error", self._heard)
         self._replace = self._told_superseded = False
         self._news.clear()
+        endpoint.receives_after = self._after
         await endpoint.open()
-        self._endpoint = endpoint
+        self._endpoint, self._after = endpoint, None
         self.state, self.error = "open", None
         await self._hooks.on_open(endpoint)
 
@@ -195,7 +201,27 @@ class AgentSession:
                 self._told_superseded = True
                 await self._tell(self._hooks.on_superseded)
             await self._tell_state()
-            await self._news.wait()
+            if self.state == "superseded":
+                await self._news_or_end(endpoint)
+            else:
+                await self._news.wait()
+
+    async def _news_or_end(self, endpoint: Endpoint) -> None:
+        """Until there is news, or the session that superseded this one ended: then it is replaced."""
+        while not self._news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(ASK_FOR_END / 2, ASK_FOR_END)):
+                    await self._news.wait()
+                    return
+            try:
+                ended = await endpoint.session.ended()
+            except TidingsError as error:
+                log.debug("%s in %s: nobody says whether the newer session ended: %s", self.agent, self.space, error)
+                continue
+            if ended is not None and not self._replace:
+                log.info("the newer session of %s in %s ended: this one receives again", self.agent, self.space)
+                self._replace, self._after = True, ended
+                return
 
     async def _tell_state(self) -> None:
         if self.state != self._told_state:

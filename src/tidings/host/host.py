@@ -409,7 +409,10 @@ class Host:
         reason = found.error
         if superseded:
             name = agent.scope.name
-            reason = f"another session of {name} receives: its mail goes there until you take it back (`tidings inbox`)"
+            reason = (
+                f"another session of {name} receives: its mail goes there until that ends or you take it back "
+                "(`tidings inbox`)"
+            )
         return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason, tuple(agent.problems))
 
     def attend(self, scope: Scope, attended: bool) -> None:

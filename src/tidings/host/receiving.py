@@ -5,7 +5,8 @@
 Nothing is acknowledged that is not on disk here; what cannot be stored as a message is kept aside with its bytes and
 the reason; what an agent is told that is no message is kept as a notice, and so is how much found no room. Receipts are
 told from notes on disk, so a restart forgets none. Whatever channels the agent is a member of are followed again with
-each endpoint. When another session of the agent receives, this one stands back.
+each endpoint, however often that must be tried; one that is denied is told. When another session of the agent receives,
+this one stands back.
 
 What an endpoint remembers beside the inbox is of this inbox: if that was put back to an older copy, or is another one,
 the memory is dropped before the endpoint opens, and the agent is told (`check_memory`).
@@ -24,9 +25,17 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Incoming, Kept
 from tidings.endpoint.journal import KeptAs
-from tidings.endpoint.notices import Notice, of_inbox_set_back
+from tidings.endpoint.notices import Notice, of_inbox_set_back, of_refused_channel
 from tidings.endpoint.seen import Seen
-from tidings.errors import DeniedError, OutcomeUnknown, StoreError, Superseded, TidingsError, UnreachableError
+from tidings.errors import (
+    AuthRevoked,
+    DeniedError,
+    OutcomeUnknown,
+    StoreError,
+    Superseded,
+    TidingsError,
+    UnreachableError,
+)
 from tidings.failpoints import reach
 from tidings.host.inbox import TIDINGS, Arrival, InboxStore, Receipt
 from tidings.host.registry import Scope
@@ -261,18 +270,35 @@ class Receiver:
     # --- channels ---
 
     async def _follow_channels(self, endpoint: Endpoint) -> None:
-        """Live copies of every channel the agent is a member of; what it missed comes with them."""
-        pause = RETRY_PAUSE
-        while True:
-            try:
-                patterns = await endpoint.memberships()
-                break
-            except (UnreachableError, OutcomeUnknown):
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
-        for pattern in patterns:
-            try:
-                await endpoint.join(pattern, backfill=0)
-            except (DeniedError, UnreachableError, OutcomeUnknown) as error:
-                log.warning("%s cannot follow %s in %s: %s", self.scope.name, pattern, self.scope.space, error)
+        """Live copies of every channel the agent is a member of; what it missed comes with them.
+
+        What fails and may pass is tried again while this endpoint lives; which memberships stand is asked each time.
+        """
+        pause, denied = RETRY_PAUSE, set[str]()
+        while not await self._follows_all(endpoint, denied):
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
         self.followed.set()
+
+    async def _follows_all(self, endpoint: Endpoint, denied: set[str]) -> bool:
+        """False if a channel is to be tried again. What is denied is told, and nobody waits for it."""
+        is_done = True
+        try:
+            for pattern in await endpoint.memberships():
+                if pattern not in denied and pattern not in endpoint.joined:
+                    is_done = await self._follows(endpoint, pattern, denied) and is_done
+        except (UnreachableError, OutcomeUnknown) as error:
+            log.debug("which channels %s is in, in %s, is not known yet: %s", self.scope.name, self.scope.space, error)
+            return False
+        return is_done
+
+    async def _follows(self, endpoint: Endpoint, pattern: str, denied: set[str]) -> bool:
+        try:
+            await endpoint.join(pattern, backfill=0)
+        except (AuthRevoked, UnreachableError, OutcomeUnknown) as error:
+            log.warning("%s cannot follow %s in %s yet: %s", self.scope.name, pattern, self.scope.space, error)
+            return False
+        except DeniedError as error:
+            denied.add(pattern)
+            await self.keep_notice(of_refused_channel(pattern, error))
+        return True

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tidings.broker.private_files import check_private
 from tidings.errors import OutcomeUnknown, WireError
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.keeping import BEAT_KEY, FIGURES_KEY, FLOOR_KEY
@@ -60,7 +61,7 @@ class Delivery:
 def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) -> Delivery:
     """Ask the broker of a space. Raises what asking it raises."""
     info = home.read_info()
-    path = creds or home.pipeline_creds
+    path = check_private(creds or home.pipeline_creds)
     reader = StreamReader(Place(url or info.url, str(path), info.subjects.log_stream, "tidings-pipeline-status"))
     try:
         head = reader.state().last
@@ -140,13 +141,19 @@ def mode_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str | N
     )
 
 
-def problems_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float) -> list[str]:
+def problems_of(
+    told: Mapping[str, Any], facts: Mapping[str, Any] | None, now: float, *, unseen: str | None = None
+) -> list[str]:
     """What is wrong with durable delivery. `told`: the supervisor's word on it; `facts`: the broker's, if it answered.
 
-    It should run if the supervisor was not told to leave it out. Starting is no problem for three minutes. A space that
-    switched delivery off has no problem with it.
+    `unseen`: why nothing could be learnt from a broker that runs; nobody calls that well. Delivery should run if the
+    supervisor was not told to leave it out. Starting is no problem for three minutes. A space that switched delivery
+    off has no problem with it.
     """
-    if facts is None or facts.get("deliver") == "off":
+    if facts is None:
+        is_wanted = told.get("wanted") and told.get("phase") != "unavailable"
+        return [f"how durable delivery is cannot be seen: {unseen}"] if unseen and is_wanted else []
+    if facts.get("deliver") == "off":
         return []
     late = f"durable copies are delayed, {facts['behind']} records behind"
     if facts["running"]:

@@ -67,7 +67,9 @@ ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Kind]] = {
     ("presence", "beat"): _fields(Beat),
     ("roster", "snapshot"): {"after": TEXT},
     ("roster", "names"): {"ids": TEXTS},
-    ("session", "take"): {"session": TEXT, "held": COUNT},
+    ("session", "take"): {"session": TEXT, "held": COUNT, "ended": COUNT},
+    ("session", "release"): {"session": TEXT},
+    ("session", "ended"): {},
     ("attention", "get"): {"session": TEXT},
     ("attention", "set"): {"mode": TEXT, "channels": TABLE, "session": TEXT},
     ("receipt", "put"): {

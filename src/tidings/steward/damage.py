@@ -11,12 +11,14 @@ after a start and once a day, slowly. Whose records they were is known from how 
 channel are told of what lay within their interval. What was told once, acknowledged or not, is not counted again. What
 was rightly removed between the last look and a crash cannot be told from what was lost then: after a crash counts
 decide nothing.
-Nothing is mended here; `store_reading.py` also verifies what it reads.
+Nothing is mended here; `store_reading.py` also verifies what it reads. A memory of this that cannot be decoded is put
+aside and said until it is acknowledged: what was lost before, and whom it was to be told, stands in there.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.broker.private_files import write_private
+from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
 from tidings.space.membership import Interval
 from tidings.steward.services import name_of, now
@@ -112,6 +115,8 @@ class StoreFile(msgspec.Struct):
     removed: list[Removed] = []
     #: stream -> subject -> records the broker counts and does not show, of which whom it concerns was told
     unshown: dict[str, dict[str, int]] = {}
+    #: where a memory that could not be decoded lies, until its owner has seen that
+    damaged: str | None = None
 
 
 def _path(home: SpaceHome) -> Path:
@@ -119,11 +124,19 @@ def _path(home: SpaceHome) -> Path:
 
 
 def load(home: SpaceHome, space_id: str) -> StoreFile:
-    """What is remembered of the store of a space; nothing if that is lost or of another space of the name."""
+    """What is remembered of the store of a space; nothing if there is none or it is of another space of the name."""
+    path = _path(home)
     try:
-        found = msgspec.json.decode(_path(home).read_bytes(), type=StoreFile)
-    except (OSError, msgspec.MsgspecError):
+        found = msgspec.json.decode(path.read_bytes(), type=StoreFile)
+    except FileNotFoundError:
         return StoreFile(space=space_id)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}, which has what the store lost: {error.strerror}. Make it readable, or move it away"
+        ) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.error("%s is damaged: %s", path, error)
+        return StoreFile(space=space_id, damaged=str(path))
     return found if found.space == space_id else StoreFile(space=space_id)
 
 
@@ -134,11 +147,20 @@ class StoreWatch:
         self.steward = steward
         self.path = _path(steward.home)
         self.file = load(steward.home, steward.info.id)
+        if self.file.damaged == str(self.path):
+            self._put_aside()
         s = steward.subjects
         self.log = s.log_stream
         #: agent -> how often there was something to tell it in this term: its row of the roster has this
         self.told: Counter[str] = Counter()
         self.streams = (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream)
+
+    def _put_aside(self) -> None:
+        aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+        self.path.rename(aside)
+        self.file.damaged = str(aside)
+        self._save()  # else whoever is killed now would forget that there was one
+        log.error("what was remembered of the store was put aside as %s", aside)
 
     # --- looking ---
 
@@ -323,13 +345,19 @@ class StoreWatch:
 
     def acknowledge(self) -> int:
         pending = [each for each in self.file.damages if not each.acknowledged]
-        if pending:
+        damaged, self.file.damaged = self.file.damaged, None
+        if pending or damaged:
             self.file.damages = [msgspec.structs.replace(each, acknowledged=True) for each in self.file.damages]
             self._save()
-        return len(pending)
+        return len(pending) + (damaged is not None)
 
     def problems(self) -> list[str]:
-        return [
+        damaged = [
+            f"the memory of what the store lost could not be read and lies in {self.file.damaged}: damage that was not "
+            "acknowledged, and what agents were still to be told, is in there; `tidings doctor store` reads "
+            "everything, `tidings space acknowledge` once you have seen to it"
+        ]
+        return (damaged if self.file.damaged else []) + [
             f"{words(each)}; whom it concerns is told, `tidings logs steward` says who; `tidings doctor store` reads "
             "everything, `tidings space acknowledge` once you have seen to it"
             for each in self.file.damages

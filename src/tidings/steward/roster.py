@@ -41,6 +41,9 @@ SEEN_KEPT = 2_000
 SAVE_EVERY = 60.0
 #: how far ahead of this clock the number of a session may be; numbers are milliseconds, and clocks differ
 CLOCK_SLACK_MS = 86_400_000
+#: a receiving session that was silent for so many times to live is taken for ended: it may only be cut off, and whoever
+#: takes its place then ends it for good
+ENDED_AFTER_TTLS = 4
 log = logging.getLogger(__name__)
 
 AccessOf = Callable[[str], Access | None]
@@ -62,6 +65,8 @@ class _Presence:
     #: the session that receives, and its number
     holder: str | None = None
     number: int | None = None
+    #: when that session last said that it lives; None of one that does not say it, of which silence proves nothing
+    heard: float | None = None
 
     def speaks(self) -> Beat | None:
         if self.holder in self.sessions:
@@ -92,6 +97,8 @@ class RosterTable:
         self._standing: dict[str, int] = {}
         self._changed: set[str] = set()
         self._swept: float | None = None
+        #: when this table began to listen
+        self._began: float | None = None
 
     # --- what happens ---
 
@@ -120,13 +127,19 @@ class RosterTable:
                 del presence.sessions[min(presence.sessions, key=lambda key: presence.sessions[key].heard)]
             presence.sessions[beat.session] = _Session(beat, heard)
         presence.last_seen = seen
+        if beat.session == presence.holder:  # one that is seen no longer may go on to receive
+            presence.heard = None if beat.status == "offline" else heard
         if presence.speaks() != before:
             self._changed.add(owner)
 
     def sweep(self, now: float) -> None:
         """Forget sessions that were silent for too long. If it was us who slept, nobody was silent."""
         slept, self._swept = now - (self._swept if self._swept is not None else now), now
+        if self._began is None or slept > self.ttl / 2:
+            self._began = now
         for owner, presence in self._presence.items():
+            if slept > self.ttl / 2 and presence.heard is not None:
+                presence.heard += slept
             for key, session in list(presence.sessions.items()):
                 if slept > self.ttl / 2:
                     session.heard += slept
@@ -134,22 +147,48 @@ class RosterTable:
                     del presence.sessions[key]
                     self._changed.add(owner)
 
-    def take(self, owner: str, session: str, held: int | None, now_ms: int) -> tuple[int, bool]:
+    def take(
+        self, owner: str, session: str, held: int | None, now_ms: int, *, ended: int | None = None, heard: float = 0.0
+    ) -> tuple[int, bool]:
         """Give the receiving session to `session`, unless it `held` one that is older than another's.
 
-        The second answer is whether it is superseded. Numbers are milliseconds, so that a steward that remembers
-        nothing still gives higher ones than the steward before it.
+        `ended`: the number of the session that `ended` answered; nobody else's place is taken then. The second answer
+        is whether it is superseded. Numbers are milliseconds, so that a steward that remembers nothing still gives
+        higher ones than the steward before it.
         """
         presence = self._of(owner)
         current = presence.number or 0
         if presence.holder == session and current:
+            presence.heard = heard
             return current, False
-        if held is not None and held < current:
+        if (held is not None and held < current) or (ended is not None and ended != self.ended(owner, heard)):
             return current, True
         presence.number = held if held is not None else max(current + 1, now_ms)
         presence.holder = session
+        presence.heard = heard if session in presence.sessions else None
         self._changed.add(owner)
         return presence.number, False
+
+    def release(self, owner: str, session: str) -> None:
+        """This session ended in order. The number stays: it is that of the newest session there was."""
+        presence = self._of(owner)
+        if presence.holder == session:
+            presence.holder = presence.heard = None
+
+    def ended(self, owner: str, now: float) -> int | None:
+        """The number of the receiving session if it ended, 0 if there was none; None while it may live.
+
+        It ended if it said so, or was silent for long. Under a new steward whoever lives takes its session again.
+        """
+        presence = self._presence.get(owner) or _Presence()
+        patience = self.ttl * ENDED_AFTER_TTLS
+        if presence.holder is not None:
+            is_over = presence.heard is not None and now - presence.heard > patience
+        elif presence.number is not None:
+            is_over = True
+        else:
+            is_over = self._began is not None and now - self._began > patience
+        return (presence.number or 0) if is_over else None
 
     # --- what is told ---
 
@@ -381,13 +420,28 @@ async def names(steward: Steward, request: Request) -> Answer:
 async def take_session(steward: Steward, request: Request) -> Answer:
     """Receive as this session. `held`: the number it had, so that asking again never wins over a newer one."""
     access_of(steward, request.sender)
-    session, held = request.text("session"), request.optional("held", int)
+    session, held, ended = request.text("session"), request.optional("held", int), request.optional("ended", int)
     now_ms = time.time_ns() // 1_000_000
     if not 8 <= len(session) <= 64 or (held is not None and not 0 < held <= now_ms + CLOCK_SLACK_MS):
         raise UsageError("session take needs `session` (8 to 64 characters) and, if one was held, its number as `held`")
-    number, superseded = steward.roster.table.take(request.sender, session, held, now_ms)
+    number, superseded = steward.roster.table.take(
+        request.sender, session, held, now_ms, ended=ended, heard=time.monotonic()
+    )
     unsettled = 0 if superseded or held is not None else await _unsettled(steward, request.sender)
     return {"number": number, "superseded": superseded, "boot": steward.roster.boot, "unsettled": unsettled}
+
+
+async def release_session(steward: Steward, request: Request) -> Answer:
+    """This session receives no longer, and nobody took its place."""
+    access_of(steward, request.sender)
+    steward.roster.table.release(request.sender, request.text("session"))
+    return {}
+
+
+async def ended_session(steward: Steward, request: Request) -> Answer:
+    """Did the session that receives for the asker end? Its number if it did, for `take`; None while it may live."""
+    access_of(steward, request.sender)
+    return {"ended": steward.roster.table.ended(request.sender, time.monotonic())}
 
 
 async def _unsettled(steward: Steward, owner: str) -> int:
@@ -403,6 +457,8 @@ ROSTER_HANDLERS: dict[tuple[str, str], Handler] = {
     ("roster", "snapshot"): snapshot,
     ("roster", "names"): names,
     ("session", "take"): take_session,
+    ("session", "release"): release_session,
+    ("session", "ended"): ended_session,
     ("attention", "get"): get_attention,
     ("attention", "set"): set_attention,
 }

@@ -53,10 +53,12 @@ async def delivery(home: SpaceHome) -> dict[str, Any]:
         facts["running"] = facts["running"] and facts["holder_pid"] != told.get("gone")
         if not facts["running"] and told["phase"] == "running":  # its last word is older than what the broker knows
             told["phase"] = "not running"
-    except TidingsError as error:
-        facts["why"] = str(error)
+    except (TidingsError, OSError, ValueError) as error:
+        facts |= {"answers": False, "why": str(error) or type(error).__name__}
     now = time.time()
-    problems = problems_of(told, facts if facts["answers"] else None, now)
+    # of a broker that does not answer it is said elsewhere
+    unseen = facts["why"] if facts["why"] and greeting(home.read_info().port) is not None else None
+    problems = problems_of(told, facts if facts["answers"] else None, now, unseen=unseen)
     mode = mode_of(told, facts if facts["answers"] else None)
     return {"running": False, "at": now, **facts, "supervised": told, "mode": mode, "problems": problems}
 

@@ -85,7 +85,12 @@ async def read_store(home: SpaceHome) -> StoreReport:
         judge = _Judge(info, floor)
         for stream in (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream):
             await _read_stream(js, stream, report, judge, floor if stream == s.log_stream else None)
-    _name_what_is_remembered(report, load(home, info.id).damages)
+    remembered = load(home, info.id)
+    _name_what_is_remembered(report, remembered.damages)
+    if remembered.damaged:
+        report.said += 1
+        what = f"what was found lost before cannot be read: it lies in {remembered.damaged}"
+        report.name(Defect("memory", 0, 0, what))
     return report
 
 

@@ -201,13 +201,16 @@ class Watcher:
         self._link: Connection | None = None
 
     async def keep(self) -> None:
-        """Watch for ever; a broker that goes away is looked for again."""
+        """Watch for ever; a broker that goes away is looked for again, and a fault of ours is said and gone on from."""
         while True:
             try:
                 await self._watch()
-            except (TidingsError, NatsError, OSError, TimeoutError, ValueError, KeyError) as error:
+            except (TidingsError, NatsError, OSError, TimeoutError) as error:
                 self._note({"running": False, "why": str(error) or type(error).__name__, "at": time.time()})
                 log.warning("nobody watches what agents take: %s", error or type(error).__name__)
+            except Exception as error:  # boundary: whatever is wrong with the broker's words must not end the space
+                self._note({"running": False, "why": f"{type(error).__name__}: {error}", "at": time.time()})
+                log.exception("nobody watches what agents take")
             await asyncio.sleep(0.5)
 
     def heed(self, quota: Mapping[str, Any]) -> None:
@@ -272,7 +275,7 @@ class Watcher:
 
     def _heard(self, link: Connection, data: bytes, *, came: bool) -> None:
         """A word of the broker about a connection. Called where it is read, so it must not raise."""
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
             said = json.loads(data)
             client, now = said["client"], time.monotonic()
             self._server = said["server"]["id"]
