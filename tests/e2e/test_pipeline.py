@@ -118,6 +118,28 @@ def test_left_out_it_is_no_problem(terminal: Terminal) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_jvm_that_is_stopped_is_not_called_running_and_is_replaced(terminal: Terminal) -> None:
+    terminal.env |= {"TIDINGS_PIPELINE": "on"}
+    assert terminal.run("up", "--detach").returncode == 0
+
+    def runs() -> bool:
+        return bool(json.loads(terminal.run("pipeline", "status", "--json").stdout)["running"])
+
+    until(runs)
+    first = pipeline_of(terminal)["pid"]
+    assert isinstance(first, int)
+    jvm = jvm_of(first)
+    os.kill(jvm, signal.SIGSTOP)
+    until(lambda: not runs(), within=60)
+    until(lambda: pipeline_of(terminal).get("pid") not in (None, first), within=150)
+    assert not lives(jvm)
+    until(runs)
+    assert terminal.run("down").returncode == 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_up_delivers_durably_revives_a_killed_pipeline_or_jvm_leaves_nothing_open_and_down_leaves_no_process(
     terminal: Terminal, tmp_path: Path
 ) -> None:

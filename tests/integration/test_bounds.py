@@ -112,7 +112,7 @@ async def test_whoever_sends_more_than_its_rate_is_cut_in_the_act(
     monkeypatch.setattr(watching, "BURST", 4 * MB)
     await space.add("mal")
     async with watched(space):
-        running = asyncio.create_task(attack(space, "mal", 20.0, ATTACKS["control_large"]))
+        running = asyncio.create_task(attack(space, "mal", 20.0, ATTACKS["steady"]))
         assert (await running).refused >= 20
         await eventually(lambda: "MB a second" in withheld(space, "mal"))
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,12 @@ from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, ot
 from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline import delivering as rules
-from tidings.pipeline import planning
+from tidings.pipeline import job as jobs
+from tidings.pipeline import planning, pulse
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.keeping import MAILBOX_FRAMES, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.plain import PlainConnection, PlainLine
+from tidings.pipeline.watching import look
 from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
@@ -380,6 +384,57 @@ async def test_f33_a_lost_checkpoint_goes_on_at_the_deliver_floor_and_nothing_is
     boxes = await read_all({"bob": bob, "cal": cal})
     await check(space, {"bob": bob, "cal": cal}, boxes)
     assert [box.repeats for box in boxes.values()] == [0, 0]
+
+
+@pytest.mark.parametrize(("name", "content"), [("offsets", b""), ("commits", b""), ("offsets", b"garbage\x00")])
+async def test_a_checkpoint_that_spark_would_refuse_is_put_aside_and_said_and_delivery_goes_on(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, name: str, content: bytes
+) -> None:
+    """As a power cut leaves it: the newest file of one of its logs is there, and holds nothing of use."""
+    ada, bob = crowd["ada"], crowd["bob"]
+    await join(bob, "team.>")
+    await say_on(ada, ["team.0", "team.1"], "before")
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+    written = [path for path in (tmp_path / "checkpoint" / "spark" / name).iterdir() if path.name.isdigit()]
+    max(written, key=lambda path: int(path.name)).write_bytes(content)
+    await say_on(ada, ["team.0"], "after")
+    async with delivering(spark, space, tmp_path) as job:
+        await job.caught_up()
+        assert f"the checkpoint could not be read ({name}/" in str(job.job.tally.last_error)
+    assert len([path for path in (tmp_path / "checkpoint").iterdir() if path.name.startswith("spark.")]) == 1
+    boxes = await read_all({"bob": bob})
+    await check(space, {"bob": bob}, boxes)
+    assert len(boxes["bob"].records) == 3
+
+
+async def test_nobody_says_that_delivery_runs_while_the_jvm_is_stopped_and_it_goes_on_after(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SILENT", 0.5)
+    monkeypatch.setattr(pulse, "EVERY", 0.1)
+    ada, bob = crowd["ada"], crowd["bob"]
+    await join(bob, "team.>")
+    jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+
+    async def runs() -> bool:
+        return bool((await asyncio.to_thread(look, space.home)).running)
+
+    async with delivering(spark, space, tmp_path) as job:
+        await eventually(runs, within=30)
+        os.kill(jvm, signal.SIGSTOP)
+        try:
+            await eventually(lambda: _not(runs), within=30)
+        finally:
+            os.kill(jvm, signal.SIGCONT)
+        await eventually(runs, within=30)
+        await say_on(ada, ["team.0"], "after")
+        await job.caught_up()
+    assert len((await read_all({"bob": bob}))["bob"].records) == 1
+
+
+async def _not(condition: Callable[[], Awaitable[bool]]) -> bool:
+    return not await condition()
 
 
 async def test_poison_is_kept_aside_with_its_reason_and_stops_nobody(

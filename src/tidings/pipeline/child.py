@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.private_files import close_to_others, private_dir, read_private
-from tidings.errors import PrerequisiteMissing, TidingsError
+from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError
 from tidings.pipeline.session import SessionSettings, missing, start_session, stop_session, unguarded
 from tidings.space.home import SpaceHome
 
@@ -113,7 +113,7 @@ class Child:
             lease_ttl=self.options.lease_ttl,
         )
         self.say({"phase": "taking over delivery"})
-        job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt)
+        job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt, on_stuck=self._on_stuck)
         signal.signal(signal.SIGINT, self.stop)  # Spark took it for itself
         self._job = job
         job.run()
@@ -124,6 +124,12 @@ class Child:
 
     def _on_halt(self, why: str) -> None:
         self.say({"halted": why})
+
+    def _on_stuck(self, why: str) -> None:
+        """Whoever started us starts another: a JVM that does not answer cannot be asked to stop either."""
+        log.error("%s", why)
+        self.say({"error": {"code": UnhealthyError.code, "message": why}})
+        _end_as_it_is()
 
 
 def _folder(named: Path | None, own: Path) -> Path:
@@ -141,13 +147,18 @@ def _end_for_sure_after(seconds: float) -> None:
 
     def end() -> None:
         log.error("not stopped in order within %.0f s: ending as it is", seconds)
-        if os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
+        _end_as_it_is()
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+
+
+def _end_as_it_is() -> NoReturn:
+    """With the JVM, if whoever started us gave us a process group."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def redirect_noise(path: Path) -> Say:

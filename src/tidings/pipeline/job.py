@@ -9,7 +9,6 @@ still agrees; a lost lease ends the job.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -25,6 +24,7 @@ from pyspark.errors import PySparkException
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError, UnhealthyError
+from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
 from tidings.pipeline.judging import Stored
@@ -33,6 +33,7 @@ from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
+from tidings.pipeline.pulse import SILENT, STUCK, Pulse
 from tidings.pipeline.reading import Place, StreamReader
 from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.pipeline.session import gone
@@ -40,7 +41,6 @@ from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.space.fold import Table
 from tidings.space.log import log_record
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
-from tidings.wire.ids import new_id
 from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -86,16 +86,6 @@ class Tally:
     started_ns: int = field(default_factory=time.time_ns)
 
 
-def read_offsets(folder: Path) -> list[dict[str, Any]]:
-    """What Spark wrote down before each batch, oldest first: {epoch, seq, mark} of the last ones."""
-    found = []
-    for path in sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda path: int(path.name)):
-        lines = path.read_text().splitlines()
-        if len(lines) >= 3 and lines[2].startswith("{"):
-            found.append(json.loads(lines[2]))
-    return found
-
-
 def first_words(error: Exception) -> str:
     """An error as one sentence: Spark's go on for pages, and those of a worker end with what matters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -106,12 +96,6 @@ def first_words(error: Exception) -> str:
 def agrees(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
     """Is the record at the offset still the one it was?"""
     return bool(offset["seq"] == 0 or (offset["mark"] and mark_of(reader.at(offset["seq"])) == offset["mark"]))
-
-
-def retire(checkpoint: Path) -> None:
-    """Put a checkpoint aside that no longer fits its log."""
-    if checkpoint.exists():
-        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.{new_id()}"))
 
 
 class SpaceTable:
@@ -140,10 +124,14 @@ def _as_stored(record: Stored) -> StoredRecord:
 class Beat:
     """Says that the holder of the lease lives, in a thread of its own: a long batch or payment must not look dead."""
 
-    def __init__(self, lease: DeliverLease) -> None:
+    def __init__(self, lease: DeliverLease, on_stuck: Callable[[str], None] = lambda _why: None) -> None:
         self._lease = lease
         self._over = False
         self._due = threading.Event()
+        self._delivers = False
+        #: set while a query runs
+        self.pulse: Pulse | None = None
+        self._on_stuck = on_stuck
         self._failure: TidingsError | None = None
         self._thread = threading.Thread(target=self._run, name="deliver-beat", daemon=True)
         self._thread.start()
@@ -154,11 +142,18 @@ class Beat:
             self._due.clear()
             if self._over:
                 return
+            self._look()
             try:
                 self._lease.beat()
             except TidingsError as error:
                 self._failure = error
                 return
+
+    def _look(self) -> None:
+        silent = self.pulse.silent_for if self.pulse is not None else 0.0
+        self._lease.delivers = self._delivers and silent < SILENT
+        if silent >= STUCK:
+            self._on_stuck(f"the JVM of Spark has not answered for {silent:.0f} s: it is stopped, or hangs")
 
     def check(self) -> None:
         if self._failure is not None:
@@ -166,7 +161,7 @@ class Beat:
 
     def say(self, *, delivers: bool) -> None:
         """From now on, and at once, every beat says whether a query runs."""
-        self._lease.delivers = delivers
+        self._delivers = delivers
         self._due.set()
 
     def end(self) -> None:
@@ -224,7 +219,8 @@ class SparkEnded(UnhealthyError):
 class DeliverJob:
     """One run of the job. `run` returns when `stop` was called, or raises what ended it.
 
-    `on_ready` is told when a query runs, `on_halt` when one ended that is tried again, and why.
+    `on_ready` is told when a query runs, `on_halt` when one ended that is tried again, and why, `on_stuck` that Spark
+    does not answer and this process is of no use any more.
     """
 
     def __init__(
@@ -234,13 +230,15 @@ class DeliverJob:
         *,
         on_ready: Callable[[], None] = lambda: None,
         on_halt: Callable[[str], None] = lambda _why: None,
+        on_stuck: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self.spark, self.settings = spark, settings
         self.subjects = Subjects(settings.space)
         self.tally = Tally()
+        self.checkpoint = Checkpoint(settings.checkpoint / "spark")
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._on_ready, self._on_halt = on_ready, on_halt
+        self._on_ready, self._on_halt, self._on_stuck = on_ready, on_halt, on_stuck
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
@@ -275,7 +273,7 @@ class DeliverJob:
             keeper = Keeper(line, self.subjects)
             lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
             lease.take()
-            beat = Beat(lease)
+            beat = Beat(lease, self._on_stuck)
             try:
                 self._prepare(keeper, lease, publishing, reader)
                 self._stream(beat)
@@ -295,11 +293,12 @@ class DeliverJob:
     def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: PlainLine, reader: StreamReader) -> None:
         epoch = offset_at(reader, 0)["epoch"]
         floors = DeliverFloor(keeper, lease, epoch)
+        self._put_damaged_checkpoint_aside()
         rewound = self._rewind(reader, floors, epoch)
         known = floors.read()
         self.start = int(known["seq"]) if known else 0
         paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
-        self.ledger = DeltaLedger(paths, app=self._identity(), epoch=epoch)
+        self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
         self.reader, self.keeper = reader, keeper
         entry = keeper.get("floor.log")
         self.folded = SpaceTable(reader, self.settings, min(int(entry.value["seq"]) if entry else 0, self.start))
@@ -309,7 +308,7 @@ class DeliverJob:
         if not through:  # a new checkpoint: what was seen beyond its start is seen again
             last_head = min(last_head, self.start)
         self.outlet = Mailboxes(keeper, lease, publishing, epoch)
-        offsets = read_offsets(self.settings.checkpoint / "spark" / "offsets")
+        offsets = self.checkpoint.offsets()
         self._cuts_from = int(offsets[-2]["seq"]) if len(offsets) > 1 else 0
         debts = self.ledger.load_debts()
         self.deliverer = Deliverer(
@@ -327,9 +326,17 @@ class DeliverJob:
             at = keeper.delivered_through()
             self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}@{at}", at)
 
+    def _put_damaged_checkpoint_aside(self) -> None:
+        """Spark would refuse it at every start. The floor and the ledger know how far delivery is."""
+        if (damage := self.checkpoint.damage()) is not None:
+            words = f"the checkpoint could not be read ({damage}) and was put aside; delivery went on at its floor"
+            log.warning("%s", words)
+            self.tally.last_error = words
+            self.checkpoint.retire()
+
     def _rewind(self, reader: StreamReader, floors: DeliverFloor, epoch: str) -> int | None:
         """If the log went backwards: a new checkpoint from where it still agrees. Answers where; None if it did not."""
-        offsets = read_offsets(self.settings.checkpoint / "spark" / "offsets")
+        offsets = self.checkpoint.offsets()
         known = floors.read()
         went_back = known is not None and known.get("epoch") != epoch
         if offsets and not went_back:
@@ -342,17 +349,9 @@ class DeliverJob:
         agreed = next((offset["seq"] for offset in reversed(offsets) if agrees(reader, offset)), 0)
         log.warning("the log went backwards: delivering again after %d", agreed)
         self.tally.last_error = f"the log went backwards; delivery began again after {agreed}"
-        retire(self.settings.checkpoint / "spark")
+        self.checkpoint.retire()
         floors.rewind(agreed)
         return agreed
-
-    def _identity(self) -> str:
-        """The identity of the checkpoint: a lost one counts batches from zero under another name."""
-        path = self.settings.checkpoint / "spark" / "tidings-id"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(new_id())
-        return f"deliver:{path.read_text().strip()}"
 
     @property
     def _parts(self) -> int:
@@ -374,15 +373,17 @@ class DeliverJob:
         )
         query = (
             frame.writeStream.foreachBatch(self._batch)
-            .option("checkpointLocation", str(self.settings.checkpoint / "spark"))
+            .option("checkpointLocation", str(self.checkpoint.folder))
             .start()
         )
         self._failure = None
+        pulse = beat.pulse = Pulse(lambda: query.isActive)
         beat.say(delivers=True)
         self._on_ready()
         try:
             self._tend(query, beat)
         finally:
+            pulse.end()
             beat.say(delivers=False)
             query.stop()
 
