@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tidings.space.agents import AgentFile
 from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
-from tidings.steward import retention
+from tidings.steward import damage, retention
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
 from tidings.steward.pace import Pace
@@ -517,3 +518,34 @@ async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, mo
         said = await ada.control.call("dead", "list")
         assert [each["seq"] for each in said["dead"]] == [2]
         assert said["mail"] == []
+        told = steward.store.told_to(ada.id)
+        assert [each["count"] for each in told] == [3], "and whose they were is told, once for all of them"
+        assert "(2 of channel messages, 1 of tasks)" in told[0]["text"]
+        await steward.sides.run()
+        assert len(steward.store.told_to(ada.id)) == 1
+
+
+async def test_letters_that_grew_old_go_once_a_day_and_their_owners_hear_of_it(
+    calm: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steward = serving(calm)
+    await calm.add("ada")
+    async with calm.agent("ada") as ada:
+        task = TaskState(seq=1, time_ns=1, role="reviewer", asker=ada.id, id="t1")
+        steward.desk.book.settle(await steward.desk.records.write_dead(task, "failed", None, ""))
+        monkeypatch.setattr(retention, "DEAD_KEPT", 0)
+        await steward.sides.run()
+        assert len((await ada.control.call("dead", "list"))["dead"]) == 1, "it is of today"
+        monkeypatch.setattr(retention, "DEAD_KEPT", -retention.DAY)
+        await steward.sides.run()
+        assert (await ada.control.call("dead", "list"))["dead"] == []
+        assert [each["count"] for each in steward.store.told_to(ada.id)] == [1]
+
+
+async def test_one_owners_dead_letters_do_not_push_out_what_others_are_told(calm: RealSpace) -> None:
+    steward = serving(calm)
+    await steward.store.note_letters_gone({"bob": Counter(direct=3)}, "once")
+    for _ in range(damage.KEPT_OF_LETTERS + 5):
+        await steward.store.note_letters_gone({"mal": Counter(channel=1)}, "again")
+    targets = Counter(each.target for each in steward.store.file.removed)
+    assert targets == {"bob": 1, "mal": damage.KEPT_OF_LETTERS}

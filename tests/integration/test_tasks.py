@@ -137,6 +137,8 @@ async def test_of_an_asker_with_too_many_dead_letters_its_own_oldest_go(
         kept = [each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]]
         assert sorted(kept) == sorted(ticket.seq for ticket in (asked[0], asked[2], asked[3]))
         assert (await asked[1].status(5)).state == "dropped"
+        told = desk(space).steward.store.told_to(ada.id)
+        assert [(each["count"], "1 of tasks" in each["text"]) for each in told] == [(1, True)]
         async with space.core() as js:
             left = await js.subjects_of(space.subjects.dead_stream, f"{space.subjects.root}.dead.task.*")
         assert sorted(left) == sorted(space.subjects.dead("task", str(seq)) for seq in kept)

@@ -239,11 +239,15 @@ class TaskBook:
         """A dead letter is no longer kept; that there was one is, so that its task is not handed out again."""
         self.settled[seq] = msgspec.structs.replace(self.settled[seq], state="dropped")
 
+    def dead_below(self, record: int) -> list[Settled]:
+        """The dead letters that lie below a sequence of their stream and are not tried again now."""
+        dead = (each for each in self.settled.values() if each.state == "dead" and each.record < record)
+        return [each for each in dead if each.seq not in self.open]
+
     def drop_below(self, record: int) -> None:
         """Drop the dead letters that lay below a sequence of their stream."""
-        for each in list(self.settled.values()):
-            if each.state == "dead" and each.record < record and each.seq not in self.open:
-                self.drop(each.seq)
+        for each in self.dead_below(record):
+            self.drop(each.seq)
 
 
 def _last(reasons: tuple[str, ...]) -> str:
