@@ -542,10 +542,48 @@ async def test_letters_that_grew_old_go_once_a_day_and_their_owners_hear_of_it(
         assert [each["count"] for each in steward.store.told_to(ada.id)] == [1]
 
 
+async def test_letters_of_one_owner_take_no_more_than_its_share_of_a_small_stream(calm: RealSpace) -> None:
+    steward, s = serving(calm), calm.subjects
+    for name in ("ada", "bob"):
+        await calm.add(name)
+    async with calm.agent("ada") as ada, calm.agent("bob") as bob, calm.core() as js:
+        for owner, seq in [(bob.id, 1), *((ada.id, seq) for seq in range(2, 40))]:
+            letter = Letter(
+                owner=owner,
+                kind="direct",
+                seq=seq,
+                time_ns=1,
+                subject=s.direct(owner, bob.id),
+                sender=bob.id,
+                id="i",
+                channel=None,
+                error="no",
+                attempts=1,
+                at=1.0,
+            )
+            await steward.dead_mail.keep(letter, b"x" * 2_000)
+        await steward.sides.run()
+        assert [each.seq for each in steward.dead_mail.of(bob.id)] == [1]
+        mine = [each.seq for each in steward.dead_mail.of(ada.id)]
+        assert mine == list(range(mine[0], 40)), "its newest"
+        kept = {each.subject for each in await anext(js.read(s.dead_stream, f"{s.root}.dead.>", 1, 10_000))}
+        assert len(kept) == 1 + len(mine)
+        assert (await js.info(s.dead_stream))["state"]["bytes"] < 64 * 1024 // 4
+        assert sum(each["count"] for each in steward.store.told_to(ada.id)) == 38 - len(mine)
+        assert steward.store.told_to(bob.id) == []
+        counted = {each.seq: each.size for each in steward.dead_mail.of(ada.id)}
+        await steward.dead_mail.load()
+        read = {each.seq: each.size for each in steward.dead_mail.of(ada.id)}
+        assert all(abs(read[seq] - size) < 64 for seq, size in counted.items()), "as it is counted, so it is stored"
+
+
 async def test_one_owners_dead_letters_do_not_push_out_what_others_are_told(calm: RealSpace) -> None:
     steward = serving(calm)
     await steward.store.note_letters_gone({"bob": Counter(direct=3)}, "once")
-    for _ in range(damage.KEPT_OF_LETTERS + 5):
+    for _ in range(200):
         await steward.store.note_letters_gone({"mal": Counter(channel=1)}, "again")
-    targets = Counter(each.target for each in steward.store.file.removed)
-    assert targets == {"bob": 1, "mal": damage.KEPT_OF_LETTERS}
+    counts: Counter[str] = Counter()
+    for each in steward.store.file.removed:
+        counts[each.target] += each.count
+    assert counts == {"bob": 3, "mal": 200}, "none is forgotten"
+    assert len(steward.store.file.removed) <= 1 + damage.KEPT_OF_LETTERS

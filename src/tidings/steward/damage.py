@@ -415,11 +415,19 @@ class StoreWatch:
             for owner, kinds in gone.items()
             if kinds.total()
         ]
-        for each in removed:  # one owner's sentences must not push out what others are to hear
-            mine = [row.cause for row in self.file.removed if row.target == each.target]
-            old = [cause for cause in mine if cause.startswith(LETTERS_GONE)][: 1 - KEPT_OF_LETTERS]
-            self.file.removed = [r for r in self.file.removed if r.target != each.target or r.cause not in old]
+        for each in removed:
+            self._sum_up_letters(each.target)
         await self.note_removed(removed)
+
+    def _sum_up_letters(self, owner: str) -> None:
+        """One owner's sentences must not push out what others are to hear: the older half of many becomes one."""
+        mine = [each for each in self.file.removed if each.target == owner and each.cause.startswith(LETTERS_GONE)]
+        if len(mine) < KEPT_OF_LETTERS:
+            return
+        old, count = mine[: KEPT_OF_LETTERS // 2], sum(each.count for each in mine[: KEPT_OF_LETTERS // 2])
+        text = f"altogether {count} of your dead letters were removed, the last of them {old[-1].cause.split(', ')[-1]}"
+        summed = Removed(owner, text, count, f"{LETTERS_GONE}, {count}, {old[-1].cause.split(', ')[-1]}")
+        self.file.removed = [summed, *(each for each in self.file.removed if each not in old)]
 
     async def note_removed(self, removed: list[Removed]) -> None:
         """Something was taken, and whom it was taken from is to hear of it, under any steward."""

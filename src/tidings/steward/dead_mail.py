@@ -24,7 +24,7 @@ import msgspec
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import TidingsError, UsageError
-from tidings.steward.dead_room import BEYOND_BOUND, excess
+from tidings.steward.dead_room import BEYOND_BOUND, bytes_of_mail, excess
 from tidings.steward.history import encoded
 from tidings.steward.replay import replay_of
 from tidings.steward.requests import Request
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 HEADER = "Td-Dead"
 KINDS = ("direct", "channel")
-#: letters kept for one agent, and their bytes; its oldest go
-MOST_EACH, MOST_BYTES_EACH = 1_000, 8 * 1024 * 1024
+#: letters kept for one agent; its oldest go
+MOST_EACH = 1_000
 LONGEST_ERROR = 500
 #: room for the header in a record's own accounting
 MARGIN = 4_096
@@ -84,11 +84,14 @@ class DeadMail:
     def __init__(self, steward: Steward) -> None:
         self.steward = steward
         self.stream = steward.subjects.dead_stream
+        #: bytes all letters may take
+        self.limit = 0
         #: owner -> ref -> letter, oldest first
         self.letters: defaultdict[str, dict[str, Letter]] = defaultdict(dict)
 
     async def load(self) -> None:
-        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        info = await self.steward.js.info(self.stream)
+        head, self.limit = int(info["state"]["last_seq"]), int(info["config"]["max_bytes"])
         for kind in KINDS:
             async for page in self.steward.js.read(self.stream, f"{self.steward.subjects.root}.dead.{kind}.*", 1, head):
                 for record in page:
@@ -128,7 +131,7 @@ class DeadMail:
 
     async def _make_room(self, owner: str) -> None:
         held = self.of(owner)
-        gone = held[: excess([each.size for each in held], MOST_EACH, MOST_BYTES_EACH)]
+        gone = held[: excess([each.size for each in held], MOST_EACH, bytes_of_mail(self.limit))]
         await self.steward.store.note_letters_gone({owner: kinds_of(gone)}, BEYOND_BOUND)
         for each in gone:
             await self.drop(each)

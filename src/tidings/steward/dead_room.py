@@ -8,7 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidings.steward.shares import share_of
+
+#: of a small stream, for one agent: well below where a full one loses the oldest of everybody
+MOST_OF_SMALL = 0.25
+#: bytes of letters of messages of one agent, however large the stream
+MOST_BYTES_OF_MAIL = 8 * 1024 * 1024
 BEYOND_BOUND = "because you had more than one agent may keep"
+
+
+def bytes_of_mail(limit: int) -> int:
+    """What letters of messages of one agent may take of a stream with this limit."""
+    return min(MOST_BYTES_OF_MAIL, share_of(limit, of_small=MOST_OF_SMALL) // 2)
+
+
+def bytes_of_tasks(limit: int) -> int:
+    """What dead tasks of one asker may take: the rest of its share."""
+    return share_of(limit, of_small=MOST_OF_SMALL) - bytes_of_mail(limit)
 
 
 def with_slack(most: int) -> int:

@@ -222,6 +222,7 @@ class SideStreams:
         stream = self.steward.subjects.dead_stream
         info = await self.steward.js.info(stream)
         mail, book = self.steward.dead_mail, self.steward.desk.book
+        mail.limit = int(info["config"]["max_bytes"])
         midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         old = await self._older_than(stream, midnight - timedelta(seconds=DEAD_KEPT), info)
         below = max(old, _crowded(info, MOST_DEAD))

@@ -69,7 +69,7 @@ class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """What became of a task. `record` is its sequence in AUD (done) or DEAD."""
+    """What became of a task. `record` is its sequence in AUD (done) or DEAD, `size` the bytes it takes there."""
 
     seq: int
     time_ns: int
@@ -88,6 +88,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     #: when the last worker got it, and in which of its sessions
     claimed_at: float = 0.0
     session: str | None = None
+    size: int = 0
 
 
 def give(task: TaskState, worker: str, session: str | None, now: float) -> TaskState:
@@ -187,6 +188,11 @@ class TaskBook:
         """The dead letters of an asker that are not tried again now, oldest first."""
         mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
         return [each for each in mine if each.seq not in self.open]
+
+    def revived_of(self, asker: str) -> list[Settled]:
+        """Its dead letters that are tried again now: they are kept until that has an end."""
+        mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
+        return [each for each in mine if each.seq in self.open]
 
     def settled_as(self, seq: int, time_ns: int) -> Settled | None:
         """What became of exactly this record."""

@@ -18,7 +18,7 @@ from tidings import failpoints
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UsageError
-from tidings.steward.dead_room import BEYOND_BOUND, excess
+from tidings.steward.dead_room import BEYOND_BOUND, bytes_of_tasks, excess
 from tidings.steward.task_rules import Cause, Settled, TaskState, put_back, take_back, with_reason
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class TaskSettling:
 
     async def _make_room_for_dead(self, asker: str) -> None:
         dead = self.book.dead_of(asker)
-        gone = dead[: excess([0] * len(dead), MOST_DEAD_EACH, 0)]
+        most = bytes_of_tasks(self.desk.steward.dead_mail.limit) - sum(e.size for e in self.book.revived_of(asker))
+        gone = dead[: excess([each.size for each in dead], MOST_DEAD_EACH, max(0, most))]
         await self.desk.steward.store.note_letters_gone({asker: Counter(task=len(gone))}, BEYOND_BOUND)
         for each in gone:
             await self.desk.records.forget_dead(each.seq)
