@@ -28,6 +28,7 @@ from tidings.store.database import Database
 
 CHILD = Path(__file__).parent / "small_disk_child.py"
 SPACE_CHILD = Path(__file__).parent / "full_disk_child.py"
+STUCK_CHILD = Path(__file__).parent / "stuck_stream_child.py"
 NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 FULL = r"no room to write .*host\.db: make room on that disk and ask again"
 READ_ONLY = r"cannot be written: make it and its disk writable and ask again"
@@ -104,6 +105,19 @@ def test_on_a_full_disk_agents_leave_are_narrowed_and_the_steward_is_replaced_an
     assert code != 0
     assert re.search(r"did not start: the disk of .*/js is full: 0\.0 MB are free.* make room", words), words
     assert (reachable, "the disk of" in problems[0]) == (5, True), problems
+
+
+def test_a_mailbox_that_keeps_the_error_of_a_full_disk_is_said_though_the_log_stores_and_the_broker_is_to_start_again(
+    tmp_path: Path,
+) -> None:
+    met = met_by_child(tmp_path, child=STUCK_CHILD)
+    assert [met[name] for name in ("before", "while full", "after")] == [True, False, False], "room alone mends nothing"
+    (problem,) = met["problems"]
+    assert problem.startswith("DM_main keeps an error of its disk and stores nothing (no space left on device)"), (
+        problem
+    )
+    assert met["asked"] == [{"restart_broker": "DM_main: no space left on device"}]
+    assert met["problems after a restart"] == []
 
 
 @contextmanager

@@ -134,6 +134,62 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
         assert "nobody can say that it still stands" in told.reason
 
 
+@pytest.mark.parametrize("how", ["no answer came", "it was cancelled"])
+async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what_another_program_joined_since(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with connect(pair, "ada", channels=["general"]) as ada, pair.agent("ada") as raw:
+        ada.roster.on_own_row.clear()  # as if the roster had not told yet
+        call = ada.link.call
+
+        async def losing(service: str, do: str, **arguments: Any) -> dict[str, Any]:
+            await call(service, do, **arguments)
+            if how == "no answer came":
+                raise StewardUnreachable("the answer was lost")
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(ada.link, "call", losing)
+        with pytest.raises((StewardUnreachable, asyncio.CancelledError)):
+            await ada.leave("general")
+        monkeypatch.setattr(ada.link, "call", call)
+        newer = await raw.control.call("member", "join", pattern="general")
+        assert newer["state"] == "opened", "the leave was done"
+        again = await ada.leave("general")
+        assert (again["state"], again["open"], ada.joined) == ("left", newer["seq"], [])
+        assert again["seq"] < newer["seq"]
+        held = (await raw.control.call("member", "list"))["memberships"]
+        assert held == [{"pattern": "general", "joined": newer["seq"]}]
+        now = await ada.leave("general")
+        assert (now["state"], now["open"]) == ("left", None), "asked anew it ends what stands now"
+        assert (await raw.control.call("member", "list"))["memberships"] == []
+
+
+async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_first_leave_got_no_answer(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(pair, "bob", channels=["general"]) as bob, pair.agent("bob") as raw:
+        heard: list[MembershipChange] = []
+        bob.on("membership", heard.append)
+        call = bob.link.call
+
+        async def losing(service: str, do: str, **arguments: Any) -> dict[str, Any]:
+            answer = await call(service, do, **arguments)
+            if do == "leave":
+                raise StewardUnreachable("the answer was lost")
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bob.link, "call", losing)
+            with pytest.raises(StewardUnreachable):
+                await bob.leave("general")
+        newer = await raw.control.call("member", "join", pattern="general")
+        await eventually(
+            lambda: heard[-1:] == [MembershipChange("general", "joined", newer["seq"])], what="it hears of the new one"
+        )
+        assert (await bob.leave("general"))["open"] is None
+        assert (await raw.control.call("member", "list"))["memberships"] == []
+
+
 async def test_a_membership_that_was_left_elsewhere_while_away_is_not_joined_again_by_coming_back(
     pair: RealSpace,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tidings.space.agents import AgentFile
 from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
-from tidings.steward import retention
+from tidings.steward import damage, retention
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
 from tidings.steward.pace import Pace
@@ -517,3 +518,72 @@ async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, mo
         said = await ada.control.call("dead", "list")
         assert [each["seq"] for each in said["dead"]] == [2]
         assert said["mail"] == []
+        told = steward.store.told_to(ada.id)
+        assert [each["count"] for each in told] == [3], "and whose they were is told, once for all of them"
+        assert "(2 of channel messages, 1 of tasks)" in told[0]["text"]
+        await steward.sides.run()
+        assert len(steward.store.told_to(ada.id)) == 1
+
+
+async def test_letters_that_grew_old_go_once_a_day_and_their_owners_hear_of_it(
+    calm: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steward = serving(calm)
+    await calm.add("ada")
+    async with calm.agent("ada") as ada:
+        task = TaskState(seq=1, time_ns=1, role="reviewer", asker=ada.id, id="t1")
+        steward.desk.book.settle(await steward.desk.records.write_dead(task, "failed", None, ""))
+        monkeypatch.setattr(retention, "DEAD_KEPT", 0)
+        await steward.sides.run()
+        assert len((await ada.control.call("dead", "list"))["dead"]) == 1, "it is of today"
+        monkeypatch.setattr(retention, "DEAD_KEPT", -retention.DAY)
+        await steward.sides.run()
+        assert (await ada.control.call("dead", "list"))["dead"] == []
+        assert [each["count"] for each in steward.store.told_to(ada.id)] == [1]
+
+
+async def test_letters_of_one_owner_take_no_more_than_its_share_of_a_small_stream(calm: RealSpace) -> None:
+    steward, s = serving(calm), calm.subjects
+    for name in ("ada", "bob"):
+        await calm.add(name)
+    async with calm.agent("ada") as ada, calm.agent("bob") as bob, calm.core() as js:
+        for owner, seq in [(bob.id, 1), *((ada.id, seq) for seq in range(2, 40))]:
+            letter = Letter(
+                owner=owner,
+                kind="direct",
+                seq=seq,
+                time_ns=1,
+                subject=s.direct(owner, bob.id),
+                sender=bob.id,
+                id="i",
+                channel=None,
+                error="no",
+                attempts=1,
+                at=1.0,
+            )
+            await steward.dead_mail.keep(letter, b"x" * 2_000)
+        await steward.sides.run()
+        assert [each.seq for each in steward.dead_mail.of(bob.id)] == [1]
+        mine = [each.seq for each in steward.dead_mail.of(ada.id)]
+        assert mine == list(range(mine[0], 40)), "its newest"
+        kept = {each.subject for each in await anext(js.read(s.dead_stream, f"{s.root}.dead.>", 1, 10_000))}
+        assert len(kept) == 1 + len(mine)
+        assert (await js.info(s.dead_stream))["state"]["bytes"] < 64 * 1024 // 4
+        assert sum(each["count"] for each in steward.store.told_to(ada.id)) == 38 - len(mine)
+        assert steward.store.told_to(bob.id) == []
+        counted = {each.seq: each.size for each in steward.dead_mail.of(ada.id)}
+        await steward.dead_mail.load()
+        read = {each.seq: each.size for each in steward.dead_mail.of(ada.id)}
+        assert all(abs(read[seq] - size) < 64 for seq, size in counted.items()), "as it is counted, so it is stored"
+
+
+async def test_one_owners_dead_letters_do_not_push_out_what_others_are_told(calm: RealSpace) -> None:
+    steward = serving(calm)
+    await steward.store.note_letters_gone({"bob": Counter(direct=3)}, "once")
+    for _ in range(200):
+        await steward.store.note_letters_gone({"mal": Counter(channel=1)}, "again")
+    counts: Counter[str] = Counter()
+    for each in steward.store.file.removed:
+        counts[each.target] += each.count
+    assert counts == {"bob": 3, "mal": 200}, "none is forgotten"
+    assert len(steward.store.file.removed) <= 1 + damage.KEPT_OF_LETTERS

@@ -10,7 +10,7 @@ import tidings
 from tidings.broker.answers import ApiError
 from tidings.endpoint import returned
 from tidings.errors import DeadLetter, LogFull, UsageError
-from tidings.steward import backstop
+from tidings.steward import backstop, dead_mail
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
 from tidings.testing.frames import stub_pipeline
@@ -151,6 +151,32 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             assert (await bob.link.call("dead", "drop", letter=direct))["state"] == "dropped"
             with pytest.raises(UsageError, match="no dead letter"):
                 await bob.link.call("dead", "retry", letter=direct)
+
+
+async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_many(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter of a direct message is the only copy left: its record went when it was settled."""
+    monkeypatch.setattr(dead_mail, "MOST_EACH", 2)
+    heard: list[tidings.Notice] = []
+    async with connect(pair, "ada") as ada, connect(pair, "bob", retry=QUICK) as bob:
+        bob.on("notice", heard.append)
+        worker = Worker(bob)
+        for number in range(1, 5):
+            await ada.dm(bob.id, f"poison {number}")
+            await eventually(lambda number=number: len(worker.buried) == number, what="it is a dead letter")  # type: ignore[misc]
+        await eventually(lambda: len(heard) == 2, what="its owner hears of both that went")
+        assert [(each.kind, each.count) for each in heard] == [("damage", 1), ("damage", 1)]
+        assert "1 of your dead letters was removed because you had more than one agent may keep" in heard[0].text
+        assert len(await letters(bob)) == 2
+    await pair.stop_steward()
+    await pair.start_steward(TEST_PACE)
+    later: list[tidings.Notice] = []
+    endpoint = connect(pair, "bob", receive=False)
+    endpoint.on("notice", later.append)
+    async with endpoint:
+        await eventually(lambda: endpoint.roster.loaded)
+    assert {each.id for each in later} == {each.id for each in heard}, "written down, under any steward"
 
 
 async def test_poison_in_frames_holds_up_neither_its_frame_nor_the_next_ones(

@@ -137,9 +137,44 @@ async def test_of_an_asker_with_too_many_dead_letters_its_own_oldest_go(
         kept = [each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]]
         assert sorted(kept) == sorted(ticket.seq for ticket in (asked[0], asked[2], asked[3]))
         assert (await asked[1].status(5)).state == "dropped"
+        told = desk(space).steward.store.told_to(ada.id)
+        assert [(each["count"], "1 of tasks" in each["text"]) for each in told] == [(1, True)]
         async with space.core() as js:
             left = await js.subjects_of(space.subjects.dead_stream, f"{space.subjects.root}.dead.task.*")
         assert sorted(left) == sorted(space.subjects.dead("task", str(seq)) for seq in kept)
+
+
+async def test_in_a_small_space_whoever_keeps_failing_on_large_tasks_loses_its_own_letters_and_nobody_elses(
+    tmp_path: Path,
+) -> None:
+    """Each letter is within what one asker may have; together they would fill the stream of all."""
+    async with (
+        reviewers(tmp_path / "small", budget=16 * 1024 * 1024) as space,
+        connect(space, "ada") as ada,
+        connect(space, "bob") as bob,
+        space.agent("bob") as worker,
+    ):
+        first = await bob.ask("reviewer", "mine")
+        asked = [first, *[await ada.ask("reviewer", f"{n} " + "x" * 60_000) for n in range(18)]]
+        for ticket in asked:
+            claimed = await worker.control.call("task", "claim", role="reviewer", wait=3)
+            assert claimed["task"]["seq"] == ticket.seq
+            await worker.control.call("task", "fail", seq=ticket.seq, reason="no", retry=False)
+        sides, limit = desk(space).steward.sides, 1024 * 1024
+        await sides.run()
+        assert sides.removed["dead"] == 0, "the stream was never crowded"
+        async with space.core() as js:
+            assert (await js.info(space.subjects.dead_stream))["state"]["bytes"] < limit // 4
+        kept = {each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]}
+        assert {first.seq, asked[-1].seq} <= kept
+        assert (await worker.control.call("dead", "show", seq=first.seq))["record"] is not None
+        store = desk(space).steward.store
+        gone = sum(each["count"] for each in store.told_to(ada.id))
+        assert (gone, store.told_to(bob.id)) == (len(asked) - len(kept), [])
+        await space.stop_steward()
+        await space.start_steward(PACE)
+        sizes = {each.seq: each.size for each in desk(space).book.dead_of(ada.id)}
+        assert all(size > 60_000 for size in sizes.values()), "the next steward knows what they take"
 
 
 async def test_a_job_that_is_left_is_tried_again_and_one_failed_for_good_is_not(space: RealSpace) -> None:

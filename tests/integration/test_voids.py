@@ -8,9 +8,11 @@ import tidings
 from tidings.endpoint.notices import Notice
 from tidings.errors import ConnectionLost
 from tidings.steward.health import health_of
+from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
+from tidings.wire.envelope import RULED_OUT
 from tidings.wire.message import Sender, compose
 
 #: what a careless client may write, and the word in what its sender is told
@@ -75,6 +77,48 @@ async def test_a_message_with_reserved_headers_is_told_to_its_sender_as_void_and
         steward = pair.steward
         await eventually(lambda: steward.voids._looked is not None)
         assert not steward.voids.found, "what was looked at is not looked at again"
+
+
+async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void_with_the_ruling(
+    space: RealSpace,
+) -> None:
+    """It opens, and is owed to nobody: a channel that is not listed, access that was narrowed a moment before."""
+    for name in ("ada", "bob"):
+        await space.add(name, read=[">"], post=[">"], manage=[">"])
+    steward = space.steward
+    assert steward is not None
+    async with connect(space, "ada", channels=["random"]) as ada, space.agent("bob") as bob:
+        notices: list[Notice] = []
+        ada.on("notice", notices.append)
+        fine = [await ada.send("random", "while every channel is open")]
+        async with space.administer() as admin:
+            await admin.ask("space_set", channels="listed")
+        unlisted = await ada.send("random", "to nobody")
+        await ada.link.call("channel", "set", channel="random", description="now listed")
+        fine.append(await ada.send("random", "to its members"))
+        await eventually(lambda: len(notices) == 1, what="the sender is told")
+        cause = f"{RULED_OUT}: only listed channels are posted to in this space, and #random was none"
+        assert (notices[0].kind, notices[0].channel, notices[0].cause) == ("void", "random", cause)
+        assert unlisted.id in notices[0].text
+        assert "owed to nobody" in notices[0].text
+        told = await ada.trace(unlisted.id)
+        assert [each["void"] for each in told["stored"]] == [cause]
+        assert [(each["stage"], each["why"]) for each in told["receipts"]] == [("void", cause)]
+        for each in fine:
+            told = await ada.trace(each.id)
+            assert (["void" in line for line in told["stored"]], told["receipts"]) == ([False], [])
+        async with space.administer() as admin:
+            await admin.ask("grant", id=bob.id, name="bob", read=[">"], post=["general"])
+        late = compose(Sender(bob.id, "bob"), text="the broker has not cut him yet")
+        signature = signing.sign(bob.key, bob.space_id, "chat", "random", late.raw)
+        await bob.connection.request(
+            space.subjects.chat(bob.id, "random"), late.raw, timeout=5, headers={"Td-Sig": signature}
+        )
+        await eventually(lambda: steward.voids.found == {"ruling": 2}, what="it is found")
+        (receipt,) = (await bob.control.call("trace", "get", id=late.id))["receipts"]
+        assert receipt["why"] == f"{RULED_OUT}: its sender might not post in #random"
+        assert (await health_of(steward))["void_messages"] == {"ruling": 2}
+    assert (await read_store(space.home)).void == {"ruling": 2}, "and whoever reads the store counts the same"
 
 
 async def test_a_flood_of_void_messages_is_counted_and_told_in_bounds(

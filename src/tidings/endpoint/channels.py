@@ -24,7 +24,7 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.history import History
 from tidings.endpoint.live import LiveCopies, unsubscribe
-from tidings.endpoint.membership import Joined, Membership, MembershipChange, Memberships
+from tidings.endpoint.membership import Joined, Leave, Membership, MembershipChange, Memberships
 from tidings.endpoint.missed import MissedMessages
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.seen import NOWHERE, Position, Seen
@@ -66,6 +66,8 @@ class Channels:
         self._stopped = False
         #: pattern -> where this program left it
         self._left: dict[str, int] = {}
+        #: pattern -> a leave whose answer did not come
+        self._unsure: dict[str, Leave] = {}
         #: how often the log was found to have gone backwards
         self._rewinds = 0
         history.on_stamp = self._hear_stamp
@@ -77,6 +79,7 @@ class Channels:
 
     async def join(self, pattern: str, *, backfill: int = 0) -> Joined:
         check_pattern(pattern)
+        self._unsure.pop(pattern, None)
         held = self.memberships.get(pattern)
         if held is not None and held.confirmed and (told := await self._confirm(held)) is not None:
             return told
@@ -261,7 +264,8 @@ class Channels:
     async def leave(self, pattern: str) -> dict[str, Any]:
         """Close the membership, then unsubscribe what no other pattern covers.
 
-        What is asked names the join it ends, so that it does nothing to a newer one, however late it arrives.
+        What is asked names the join it ends, so that it does nothing to a newer one, however late it arrives. Asked
+        again after it got no answer it is the same operation: what was joined since stands, and `open` says so.
         """
         held = self.memberships.get(check_pattern(pattern))
         if held is not None:
@@ -277,15 +281,31 @@ class Channels:
 
     async def _ask_leave(self, pattern: str, held: Membership | None) -> dict[str, Any]:
         named: int | None = held.record if held is not None and held.confirmed else None
+        unsure = self._unsure.get(pattern)
+        if unsure is not None and named in (None, unsure.joined):
+            return await self._end_named(pattern, unsure)
         if named is None:
             listed = await self.link.call("member", "list")
             named = next((int(each["joined"]) for each in listed["memberships"] if each["pattern"] == pattern), None)
             if named is None:
                 covering = [m["pattern"] for m in listed["memberships"] if covers_pattern(m["pattern"], pattern)]
                 return {"state": "absent", "seq": int(listed["seq"]), "open": None, "still_covered_by": covering}
-        answer = await self.link.call("member", "leave", pattern=pattern, joined=named)
+        answer = await self._end_named(pattern, Leave(named))
         if answer.get("open"):  # another program left and joined anew: whoever asks now means that one
-            answer = await self.link.call("member", "leave", pattern=pattern, joined=answer["open"])
+            answer = await self._end_named(pattern, Leave(int(answer["open"])))
+        return answer
+
+    async def _end_named(self, pattern: str, leave: Leave) -> dict[str, Any]:
+        """Ask for one leave, and remember it until it is known what became of it."""
+        self._unsure[pattern] = leave
+        try:
+            answer = await self.link.call("member", "leave", op=leave.op, pattern=pattern, joined=leave.joined)
+        except (UnreachableError, OutcomeUnknown):
+            raise
+        except TidingsError:
+            self._unsure.pop(pattern, None)
+            raise
+        self._unsure.pop(pattern, None)
         return answer
 
     async def drop(self, pattern: str) -> None:

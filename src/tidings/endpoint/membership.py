@@ -43,6 +43,14 @@ class MembershipChange:
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """One leave, of the membership that began at `joined`. Asked again it is the same operation."""
+
+    joined: int
+    op: str = field(default_factory=new_id)
+
+
 @dataclass(eq=False)
 class Membership:
     """One joined channel or pattern."""

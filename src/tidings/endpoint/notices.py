@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from tidings.endpoint.gaps import FrameGap, Gap
 from tidings.errors import DeliveryLost, DeniedError, LogRegressed
+from tidings.wire.envelope import RULED_OUT
 
 #: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
 #: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
@@ -65,10 +66,14 @@ def unheard_of(event: str, count: int) -> Notice | DeliveryLost | None:
 
 
 def of_void(news: Mapping[str, Any]) -> Notice:
-    """A message of this agent's own that was stored and that no reader shows, as its receipt says."""
+    """A message of this agent's own that was stored and does not count, as its receipt says."""
     channel, seq, why = news.get("channel"), int(news["seq"]), str(news.get("why", "unknown"))
     where = f"to #{channel}" if channel else f"to {news['to']}"
-    text = f"your message {news['id']} {where} is void and shown to nobody: {why}. Send it again without that"
+    what = f"your message {news['id']} {where} is void"
+    if why.startswith(RULED_OUT):
+        text = f"{what} and owed to nobody, though who was listening may have seen it: {why}. Nothing sends it again"
+    else:
+        text = f"{what} and shown to nobody: {why}. Send it again without that"
     return Notice("void", text, channel, seq, seq, 1, why)
 
 

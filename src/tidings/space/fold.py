@@ -357,6 +357,9 @@ class Table:
     def post_allowed(self, sender: str, channel: str, seq: int) -> bool:
         return self.rules.post_allowed(sender, channel, seq)
 
+    def post_refusal(self, sender: str, channel: str, seq: int) -> str | None:
+        return self.rules.post_refusal(sender, channel, seq)
+
     def audience_at(self, channel: str, seq: int) -> frozenset[str]:
         """The members, if the channel is durable at `seq`: whom a valid record there is owed to."""
         return self.members_at(channel, seq) if self.class_at(channel, seq) == "durable" else frozenset()

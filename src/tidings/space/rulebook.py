@@ -51,10 +51,20 @@ class Rulebook:
 
     def post_allowed(self, sender: str, channel: str, seq: int) -> bool:
         """Did the access in force at `seq` let `sender` post there, and was the channel listed if it had to be?"""
+        return self.post_refusal(sender, channel, seq) is None
+
+    def post_refusal(self, sender: str, channel: str, seq: int) -> str | None:
+        """Why a post at `seq` does not count, for whoever posted it; None if it does."""
         access = self.access_at(sender, seq)
-        if access is None or access.revoked or not is_channel(channel) or not covers_any(access.post, channel):
-            return False
-        return self._is_listed(channel, seq)
+        if access is None:
+            return "its sender had no access"
+        if access.revoked:
+            return "its sender was revoked"
+        if not is_channel(channel) or not covers_any(access.post, channel):
+            return f"its sender might not post in #{channel}"
+        if not self._is_listed(channel, seq):
+            return f"only listed channels are posted to in this space, and #{channel} was none"
+        return None
 
     def admission_allowed(self, link: str, origin: str, theirs: str, channel: str, seq: int) -> bool:
         """Did the link record in force at `seq` map `theirs` of the space `origin` to `channel`?"""

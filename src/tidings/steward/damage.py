@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ MOST_SUBJECTS = 5_000
 #: records that are read to find out whose were lost
 MOST_READ = 100_000
 KEPT, KEPT_REMOVED = 100, 1_000
+#: sentences about dead letters that are kept for one agent
+KEPT_OF_LETTERS = 32
 #: for so long whoever comes back hears that a narrowing closed a membership
 CLOSED_TOLD = timedelta(days=30)
 #: between two pages of four megabytes at most
@@ -57,6 +59,8 @@ ENDS_EARLIER = "it ends earlier than it did"
 SET_BACK = "it was set back and written to again"
 #: found by comparing with the last look, which is remembered anew then: each time it is another loss
 COMPARED = frozenset((FEWER, ENDS_EARLIER, SET_BACK))
+LETTERS_GONE = "dead letters"
+LETTER_KINDS = {"direct": "direct messages", "channel": "channel messages", "task": "tasks"}
 log = logging.getLogger(__name__)
 
 
@@ -91,7 +95,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What was taken from an agent: mail because of who sent it (`shares.py`), or a membership by a narrowing.
+    """What was taken from an agent: mail because of who sent it (`shares.py`), its dead letters, or a membership.
 
     `cause` names this removal.
     """
@@ -403,6 +407,28 @@ class StoreWatch:
         known = {(each.target, each.cause, each.channel) for each in self.file.removed}
         await self.note_removed([each for each in removed if (owner, each.cause, each.channel) not in known])
 
+    async def note_letters_gone(self, gone: Mapping[str, Counter[str]], why: str) -> None:
+        """Dead letters are about to be removed: owner -> how many of which kind. Their owners are to hear of it."""
+        cause = f"{LETTERS_GONE} ({why}), {datetime.now(UTC).isoformat()}"
+        removed = [
+            Removed(owner, letters_gone(kinds, why), kinds.total(), cause)
+            for owner, kinds in gone.items()
+            if kinds.total()
+        ]
+        for each in removed:
+            self._sum_up_letters(each.target)
+        await self.note_removed(removed)
+
+    def _sum_up_letters(self, owner: str) -> None:
+        """One owner's sentences must not push out what others are to hear: the older half of many becomes one."""
+        mine = [each for each in self.file.removed if each.target == owner and each.cause.startswith(LETTERS_GONE)]
+        if len(mine) < KEPT_OF_LETTERS:
+            return
+        old, count = mine[: KEPT_OF_LETTERS // 2], sum(each.count for each in mine[: KEPT_OF_LETTERS // 2])
+        text = f"altogether {count} of your dead letters were removed, the last of them {old[-1].cause.split(', ')[-1]}"
+        summed = Removed(owner, text, count, f"{LETTERS_GONE}, {count}, {old[-1].cause.split(', ')[-1]}")
+        self.file.removed = [summed, *(each for each in self.file.removed if each not in old)]
+
     async def note_removed(self, removed: list[Removed]) -> None:
         """Something was taken, and whom it was taken from is to hear of it, under any steward."""
         if removed:
@@ -480,6 +506,17 @@ class StoreWatch:
                 owner = rest.rpartition(".")[2]
                 return frozenset((owner,) if is_agent_id(owner) else ()), None
         return frozenset(), None
+
+
+def letters_gone(kinds: Counter[str], why: str) -> str:
+    """What an owner is told of dead letters that are gone, by their kinds."""
+    total = kinds.total()
+    what = ", ".join(f"{n} of {LETTER_KINDS[kind]}" for kind, n in sorted(kinds.items()))
+    return (
+        f"{total} of your dead letters {'was' if total == 1 else 'were'} removed {why} ({what}). Direct messages "
+        "and tasks among them were the last copies: ask their senders, or ask again, for what still matters; "
+        "`tidings dead list` shows what is left"
+    )
 
 
 def words(damage: Damage) -> str:

@@ -3,7 +3,8 @@
 The owner of a mailbox says which message (`dead put`), and the steward keeps it in DEAD: a direct message byte for
 byte, because its record goes once it is settled; a channel message as its sequence, because the log has it. Only the
 owner sees its letters, retries or drops them. One that is to be retried is `wanted`: the owner's receiving program is
-told by its row of the roster, fetches it (`dead wanted`), and settles it by dropping it, or puts it again.
+told by its row of the roster, fetches it (`dead wanted`), and settles it by dropping it, or puts it again. How many are
+kept of one owner is in `dead_room.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import hashlib
 import json
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +23,12 @@ import msgspec
 
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import UsageError
+from tidings.errors import TidingsError, UsageError
+from tidings.steward.dead_room import BEYOND_BOUND, bytes_of_mail, excess
 from tidings.steward.history import encoded
 from tidings.steward.replay import replay_of
 from tidings.steward.requests import Request
+from tidings.steward.retention import RECORD_OVERHEAD, stored_size
 from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import values_of
@@ -35,8 +39,8 @@ if TYPE_CHECKING:
 
 HEADER = "Td-Dead"
 KINDS = ("direct", "channel")
-#: letters kept for one agent, and their bytes; the oldest goes
-MOST_EACH, MOST_BYTES_EACH = 1_000, 8 * 1024 * 1024
+#: letters kept for one agent; its oldest go
+MOST_EACH = 1_000
 LONGEST_ERROR = 500
 #: room for the header in a record's own accounting
 MARGIN = 4_096
@@ -66,7 +70,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     headers: str = ""
     #: it was too large to keep beside its error: its digest
     cut: str = ""
-    #: bytes kept for it
+    #: bytes its record takes
     size: int = 0
     #: where DEAD has this version of it
     record: int = 0
@@ -80,11 +84,14 @@ class DeadMail:
     def __init__(self, steward: Steward) -> None:
         self.steward = steward
         self.stream = steward.subjects.dead_stream
+        #: bytes all letters may take
+        self.limit = 0
         #: owner -> ref -> letter, oldest first
         self.letters: defaultdict[str, dict[str, Letter]] = defaultdict(dict)
 
     async def load(self) -> None:
-        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        info = await self.steward.js.info(self.stream)
+        head, self.limit = int(info["state"]["last_seq"]), int(info["config"]["max_bytes"])
         for kind in KINDS:
             async for page in self.steward.js.read(self.stream, f"{self.steward.subjects.root}.dead.{kind}.*", 1, head):
                 for record in page:
@@ -108,27 +115,38 @@ class DeadMail:
         if size > MAX_MESSAGE:
             letter = msgspec.structs.replace(letter, cut=hashlib.sha256(payload).hexdigest(), headers="")
             payload = b""
-        letter = msgspec.structs.replace(letter, size=size if payload else len(letter.error.encode()) + MARGIN)
-        fact = json.dumps({**msgspec.to_builtins(letter), "record": 0}, separators=(",", ":"))
+        fact = json.dumps({**msgspec.to_builtins(letter), "size": 0, "record": 0}, separators=(",", ":"))
         subject = self._subject(letter)
+        size = RECORD_OVERHEAD + len(subject) + len(HEADER) + len(fact) + len(payload)
         number = await self.steward.js.publish(subject, payload, {HEADER: fact})
         await self.steward.js.purge(self.stream, subject_filter=subject, keep=1)
-        letter = msgspec.structs.replace(letter, record=number)
+        letter = msgspec.structs.replace(letter, size=size, record=number)
         held = self.letters[letter.owner]
         held.pop(letter.ref, None)
         held[letter.ref] = letter
-        while len(held) > MOST_EACH or (len(held) > 1 and sum(each.size for each in held.values()) > MOST_BYTES_EACH):
-            await self.drop(next(iter(held.values())))
+        with suppress(TidingsError):  # it is kept; the next one tries again to make room
+            await self._make_room(letter.owner)
         self.steward.roster.table.admit([letter.owner])
         return letter
+
+    async def _make_room(self, owner: str) -> None:
+        held = self.of(owner)
+        gone = held[: excess([each.size for each in held], MOST_EACH, bytes_of_mail(self.limit))]
+        await self.steward.store.note_letters_gone({owner: kinds_of(gone)}, BEYOND_BOUND)
+        for each in gone:
+            await self.drop(each)
 
     async def drop(self, letter: Letter) -> None:
         await self.steward.js.purge(self.stream, subject_filter=self._subject(letter))
         self._forget(letter)
 
+    def below(self, record: int) -> list[Letter]:
+        """Letters below a sequence of their stream."""
+        return [each for held in self.letters.values() for each in held.values() if each.record < record]
+
     def forget_below(self, record: int) -> None:
         """Letters below a sequence of their stream were removed."""
-        for letter in [each for held in self.letters.values() for each in held.values() if each.record < record]:
+        for letter in self.below(record):
             self._forget(letter)
 
     def _forget(self, letter: Letter) -> None:
@@ -156,8 +174,12 @@ class DeadMail:
 def _read(record: StoredRecord) -> Letter | None:
     with suppress(IndexError, ValueError, msgspec.ValidationError):  # boundary: written by another version of us
         facts = json.loads(values_of(record.own_fields() or (), HEADER)[-1])
-        return msgspec.convert({**facts, "record": record.seq}, Letter)
+        return msgspec.convert({**facts, "size": stored_size(record), "record": record.seq}, Letter)
     return None
+
+
+def kinds_of(letters: Iterable[Letter]) -> Counter[str]:
+    return Counter(each.kind for each in letters)
 
 
 # --- services ---

@@ -1,6 +1,7 @@
 """The health of a space, as its steward sees it: facts, and the problems an operator must see to.
 
-Answered by real round trips: the lease is read back from the leader of the log, and something is written and read back.
+Answered by real round trips: the lease is read back from the leader of the log, and something is written and read back;
+streams the steward does not write to are asked whether they could (`stuck_streams.py`).
 Each fact is as fresh as the answer unless it says its age. Nothing is mended here. Every agent may ask:
 SECURITY.md says who is named in it.
 """
@@ -38,6 +39,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
     streams = await _streams(steward)
     log_head = streams[steward.subjects.log_stream]["last_seq"]
     written = await _write(steward) or await steward.log_write.look(log_head)
+    await steward.stuck.look()
     problems = [*([written] if written else []), *problems_of(steward)]
     await steward.roster.backstop.look()
     return {
@@ -172,6 +174,7 @@ def problems_of(steward: Steward) -> list[str]:
     full = gate.problem_of(steward.gate, _held_by(steward), steward.disk.look()) if steward.gate is not None else None
     return [
         *([full + steward.shares.whose_log()] if full else []),
+        *steward.stuck.problems(),
         *steward.sides.problems(),
         *steward.shares.problems(),
         *steward.floods.problems(),

@@ -27,6 +27,8 @@ class Pace:
     quotas: float = 5.0
     #: how often it looks for messages that no reader shows
     voids: float = 5.0
+    #: how often it looks for streams that store nothing any more
+    stuck: float = 10.0
     #: how often it looks at what is new in the streams all share
     shares: float = 0.25
     #: deltas of the roster are at least this far apart

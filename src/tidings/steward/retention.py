@@ -5,12 +5,14 @@
 A part counts unless a `space` record switches it off; not starting it is not switching it off. Chat below the floor
 goes; ruling records stay, except versions that a newer one at or below the floor has superseded. The floor is
 written down before anything is removed, so a sequence missing above it is always a fault. Receipts and task results
-(AUD) go by age once they are archived, dead letters by age and number; what goes is counted.
+(AUD) go by age once they are archived, dead letters by age and number; what goes is counted, and whose letters go is
+told.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -198,41 +200,57 @@ class SideStreams:
         self.held: dict[str, str] = {}
 
     async def run(self) -> None:
-        s, space = self.steward.subjects, self.steward.table.space_at(self.steward.position)
+        space = self.steward.table.space_at(self.steward.position)
         keep = RECEIPTS_KEPT if space.keep_receipts is None else space.keep_receipts
         needed = await archive_needs(self.steward, "aud")
-        self.removed["receipts"] += await self._cut(s.audit_stream, f"{s.root}.aud.>", keep, needed)
-        dead = await self._cut(s.dead_stream, f"{s.root}.dead.>", DEAD_KEPT, None, most=MOST_DEAD)
-        self.removed["dead"] += dead
-        if dead:
-            first = int((await self.steward.js.info(s.dead_stream))["state"]["first_seq"])
-            self.steward.dead_mail.forget_below(first)
-            self.steward.desk.book.drop_below(first)
+        self.removed["receipts"] += await self._cut_receipts(datetime.now(UTC) - timedelta(seconds=keep), needed)
+        self.removed["dead"] += await self._cut_letters()
 
-    async def _cut(
-        self, stream: str, subject_filter: str, keep: int, needed: int | None, most: int | None = None
-    ) -> int:
+    async def _cut_receipts(self, cutoff: datetime, needed: int | None) -> int:
+        stream = self.steward.subjects.audit_stream
         info = await self.steward.js.info(stream)
-        state = info["state"]
         self.held.pop(stream, None)
-        if not state["messages"]:
-            return 0
-        below = max(await self._older_than(stream, subject_filter, keep, state), _crowded(info, most))
+        below = max(await self._older_than(stream, cutoff, info), _crowded(info))
         if needed is not None and below > needed:
-            if state["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
+            if info["state"]["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
                 self.held[stream] = "archive"
             below = needed
-        if below <= state["first_seq"]:
+        return await self._purge(stream, below, info)
+
+    async def _cut_letters(self) -> int:
+        """Those that are too old go once a day, so that their owners hear of them together."""
+        stream = self.steward.subjects.dead_stream
+        info = await self.steward.js.info(stream)
+        mail, book = self.steward.dead_mail, self.steward.desk.book
+        mail.limit = int(info["config"]["max_bytes"])
+        midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        old = await self._older_than(stream, midnight - timedelta(seconds=DEAD_KEPT), info)
+        below = max(old, _crowded(info, MOST_DEAD))
+        gone: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for letter in mail.below(below):
+            gone[letter.owner][letter.kind] += 1
+        for dead in book.dead_below(below):
+            gone[dead.asker]["task"] += 1
+        why = f"after {DEAD_KEPT // DAY} days" if below == old else "because the space had more than it keeps"
+        await self.steward.store.note_letters_gone(gone, why)
+        removed = await self._purge(stream, below, info)
+        mail.forget_below(below)
+        book.drop_below(below)
+        return removed
+
+    async def _purge(self, stream: str, below: int, info: dict[str, Any]) -> int:
+        if below <= info["state"]["first_seq"]:
             return 0
-        removed = await self.steward.js.purge(stream, subject_filter=subject_filter, below=below)
+        removed = await self.steward.js.purge(stream, subject_filter=f"{self.steward.subjects.root}.>", below=below)
         if removed:
             log.info("removed %d records of %s below %d", removed, stream, below)
         return removed
 
-    async def _older_than(self, stream: str, subject_filter: str, keep: int, state: dict[str, Any]) -> int:
-        cutoff = datetime.now(UTC) - timedelta(seconds=keep)
-        first = await self.steward.js.first_after(stream, subject_filter, cutoff)
-        return int(state["last_seq"]) + 1 if first is None else first
+    async def _older_than(self, stream: str, cutoff: datetime, info: dict[str, Any]) -> int:
+        if not info["state"]["messages"]:
+            return 0
+        first = await self.steward.js.first_after(stream, f"{self.steward.subjects.root}.>", cutoff)
+        return int(info["state"]["last_seq"]) + 1 if first is None else first
 
     def problems(self) -> list[str]:
         return [
@@ -241,12 +259,14 @@ class SideStreams:
         ]
 
 
-def _crowded(info: dict[str, Any], most: int | None) -> int:
+def _crowded(info: dict[str, Any], most: int | None = None) -> int:
     """Below which sequence to cut a stream that holds too much, whatever its age; 0 if it does not."""
     state = info["state"]
+    if not state["messages"]:
+        return 0
     first, count = int(state["first_seq"]), int(state["messages"])
     span = int(state["last_seq"]) - first + 1
-    if most is not None and count > most:
+    if most is not None and count > most + most // 8:  # a few at a time would be told one by one
         return first + span * (count - most) // count
     if state["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
         return first + max(1, span // 4)

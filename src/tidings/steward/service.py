@@ -47,6 +47,7 @@ from tidings.steward.roster import RosterService
 from tidings.steward.services import JoinPace, now
 from tidings.steward.shares import Shares
 from tidings.steward.signing_key import SigningKey
+from tidings.steward.stuck_streams import StuckStreams
 from tidings.steward.tasks import TaskDesk
 from tidings.steward.trace import Traces
 from tidings.steward.voids import VoidWatch
@@ -103,6 +104,7 @@ class Steward:
         self.shares = Shares(self)
         self.sides = SideStreams(self)
         self.log_write = LogWrite(self)
+        self.stuck = StuckStreams(self)
 
     # --- life ---
 
@@ -269,6 +271,7 @@ class Steward:
             asyncio.create_task(self._every(self.pace.quotas, self.floods.run)),
             asyncio.create_task(self._every(self.pace.store, self.store.run)),
             asyncio.create_task(self._every(self.pace.voids, self.voids.run)),
+            asyncio.create_task(self._every(self.pace.stuck, self.stuck.run)),
             asyncio.create_task(self._every(self.pace.reading, self.store.read_all)),
         ]
         try:

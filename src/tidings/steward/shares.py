@@ -53,9 +53,9 @@ COUNT_AGAIN, LOG_AGAIN = 2.0, 10.0
 log = logging.getLogger(__name__)
 
 
-def share_of(limit: int) -> int:
+def share_of(limit: int, *, of_small: float = MOST_OF_SMALL) -> int:
     """Bytes of a stream with this limit that one agent may hold."""
-    return int(max(SHARE * limit, min(LEAST_SHARE, MOST_OF_SMALL * limit)))
+    return int(max(SHARE * limit, min(LEAST_SHARE, of_small * limit)))
 
 
 def sender_of(subject: str) -> str:

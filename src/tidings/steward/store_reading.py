@@ -29,8 +29,7 @@ from tidings.space.state import StateBucket
 from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, load, words
 from tidings.steward.retention import read_floor
 from tidings.steward.unreadable import Gaps, unreadable
-from tidings.steward.voids import refusal_of
-from tidings.wire.envelope import Refused
+from tidings.steward.voids import Void, void_of
 from tidings.wire.frames import decode_frame, open_block
 from tidings.wire.subjects import RULING_KINDS, Chat, Delivery, Direct, Task, Via
 
@@ -127,7 +126,7 @@ async def _read_stream(js: JetStream, stream: str, report: StoreReport, judge: _
         gaps.note(page)
         for record in page:
             report.read[stream] += 1
-            if isinstance(wrong := judge.wrong(record), Refused):
+            if isinstance(wrong := judge.wrong(record), Void):
                 report.void[wrong.reason] += 1
             elif wrong:
                 report.name(Defect(stream, record.seq, record.seq, wrong))
@@ -158,13 +157,13 @@ class _Judge:
         self.table = Table(info.subjects, info.id, info.steward_key, floor=floor)
         self.kinds = tuple(f"{info.subjects.root}.{kind}" for kind in RULING_KINDS)
 
-    def wrong(self, record: StoredRecord) -> str | Refused | None:
+    def wrong(self, record: StoredRecord) -> str | Void | None:
         if record.subject.startswith(self.kinds):
             verdict = self.table.apply(log_record(record))
             return f"ruling is void: {verdict}" if verdict.is_void else None
         match self.subjects.parse(record.subject):
             case Chat() | Direct() | Task():
-                return refusal_of(self.subjects, self.space_id, record)
+                return void_of(self.subjects, self.space_id, self.table, record)
             case Delivery():
                 return _frame(record)
             case Via():

@@ -69,7 +69,7 @@ class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """What became of a task. `record` is its sequence in AUD (done) or DEAD."""
+    """What became of a task. `record` is its sequence in AUD (done) or DEAD, `size` the bytes it takes there."""
 
     seq: int
     time_ns: int
@@ -88,6 +88,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     #: when the last worker got it, and in which of its sessions
     claimed_at: float = 0.0
     session: str | None = None
+    size: int = 0
 
 
 def give(task: TaskState, worker: str, session: str | None, now: float) -> TaskState:
@@ -188,6 +189,11 @@ class TaskBook:
         mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
         return [each for each in mine if each.seq not in self.open]
 
+    def revived_of(self, asker: str) -> list[Settled]:
+        """Its dead letters that are tried again now: they are kept until that has an end."""
+        mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
+        return [each for each in mine if each.seq in self.open]
+
     def settled_as(self, seq: int, time_ns: int) -> Settled | None:
         """What became of exactly this record."""
         found = self.settled.get(seq)
@@ -239,11 +245,15 @@ class TaskBook:
         """A dead letter is no longer kept; that there was one is, so that its task is not handed out again."""
         self.settled[seq] = msgspec.structs.replace(self.settled[seq], state="dropped")
 
+    def dead_below(self, record: int) -> list[Settled]:
+        """The dead letters that lie below a sequence of their stream and are not tried again now."""
+        dead = (each for each in self.settled.values() if each.state == "dead" and each.record < record)
+        return [each for each in dead if each.seq not in self.open]
+
     def drop_below(self, record: int) -> None:
         """Drop the dead letters that lay below a sequence of their stream."""
-        for each in list(self.settled.values()):
-            if each.state == "dead" and each.record < record and each.seq not in self.open:
-                self.drop(each.seq)
+        for each in self.dead_below(record):
+            self.drop(each.seq)
 
 
 def _last(reasons: tuple[str, ...]) -> str:

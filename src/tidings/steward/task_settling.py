@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tidings import failpoints
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UsageError
+from tidings.steward.dead_room import BEYOND_BOUND, bytes_of_tasks, excess
 from tidings.steward.task_rules import Cause, Settled, TaskState, put_back, take_back, with_reason
 
 if TYPE_CHECKING:
@@ -109,7 +111,11 @@ class TaskSettling:
         return settled
 
     async def _make_room_for_dead(self, asker: str) -> None:
-        for each in self.book.dead_of(asker)[:-MOST_DEAD_EACH]:
+        dead = self.book.dead_of(asker)
+        most = bytes_of_tasks(self.desk.steward.dead_mail.limit) - sum(e.size for e in self.book.revived_of(asker))
+        gone = dead[: excess([each.size for each in dead], MOST_DEAD_EACH, max(0, most))]
+        await self.desk.steward.store.note_letters_gone({asker: Counter(task=len(gone))}, BEYOND_BOUND)
+        for each in gone:
             await self.desk.records.forget_dead(each.seq)
             self.book.drop(each.seq)
 

@@ -23,6 +23,7 @@ from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError
 from tidings.space.state import StateBucket
+from tidings.steward.retention import RECORD_OVERHEAD, stored_size
 from tidings.steward.task_rules import SETTLED_KEPT, Cause, Settled, TaskState
 from tidings.wire.headers import values_of
 from tidings.wire.signing import SIGNATURE_HEADER
@@ -167,6 +168,7 @@ class TaskRecords:
         return self.subjects.dead("task", str(seq))
 
     async def _write(self, subject: str, payload: bytes, headers: dict[str, str], facts: Settled) -> Settled:
+        size = RECORD_OVERHEAD + len(subject) + len(payload) + sum(len(k) + len(v) for k, v in headers.items())
         for attempt in range(ATTEMPTS):
             try:
                 seq = await self.js.publish(subject, payload, headers)
@@ -174,7 +176,7 @@ class TaskRecords:
                 if attempt == ATTEMPTS - 1:
                     raise
             else:
-                return msgspec.structs.replace(facts, record=seq)
+                return msgspec.structs.replace(facts, record=seq, size=size)
         raise AssertionError("unreachable")
 
     # --- reading ---
@@ -190,7 +192,7 @@ class TaskRecords:
                 for record in page:
                     facts = _facts(record)
                     if facts is not None:
-                        yield msgspec.structs.replace(facts[0], record=record.seq)
+                        yield msgspec.structs.replace(facts[0], record=record.seq, size=stored_size(record))
 
     async def result_of(self, settled: Settled) -> tuple[bytes, str] | None:
         """Payload and signature of a result."""

@@ -20,8 +20,8 @@ from tidings.steward.receipts import RANK
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.steward.task_rules import Settled, TaskState
-from tidings.steward.voids import claimed_id, refusal_of
-from tidings.wire.envelope import Received, Refused, open_record
+from tidings.steward.voids import Void, claimed_id, void_of
+from tidings.wire.envelope import Received, open_record
 from tidings.wire.ids import id_time_ms
 from tidings.wire.names import is_agent_id
 from tidings.wire.subjects import Chat, Direct, Task
@@ -171,7 +171,7 @@ async def _near(steward: Steward, stream: str, subject_filter: str, mid: str) ->
 
 
 def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
-    void = refusal_of(steward.subjects, steward.info.id, record)
+    void = void_of(steward.subjects, steward.info.id, steward.table, record)
     if void is not None:
         return _void_line(steward, record, caller, mid, void)
     opened = open_record(steward.subjects, steward.info.id, record.subject, record.own_fields() or (), record.payload)
@@ -188,8 +188,8 @@ def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict
     }
 
 
-def _void_line(steward: Steward, record: StoredRecord, caller: str, mid: str, void: Refused) -> dict[str, Any] | None:
-    """A record of the caller's own that no reader shows, and why."""
+def _void_line(steward: Steward, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:
+    """A record of the caller's own that does not count, and why."""
     parsed = steward.subjects.parse(record.subject)
     if not isinstance(parsed, Chat | Direct | Task) or parsed.sender != caller or claimed_id(record) != mid:
         return None

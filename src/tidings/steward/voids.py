@@ -1,9 +1,11 @@
-"""Messages that were stored and that no reader shows: found, counted, and told to whoever sent them.
+"""Messages that were stored and do not count: found, counted, and told to whoever sent them.
 
 The broker stores what it is sent and says so; readers drop what does not open (`wire/envelope`): reserved headers, a
-bad signature, a payload that is no message. Its sender has a positive answer and would never know. The steward reads
-what is new among channel and direct messages, a bounded amount each round, and writes a receipt `void` that says why.
-It goes on where it was, also after a restart; how far behind it is can be seen. Tasks are read by their desk.
+bad signature, a payload that is no message. And a post that the rules in force at its sequence did not allow (a channel
+that is not listed, access that was just narrowed) is owed to nobody. Its sender has a positive answer and would never
+know. The steward reads what is new among channel and direct messages, a bounded amount each round, and writes a receipt
+`void` that says why. It goes on where it was, also after a restart; how far behind it is can be seen. Tasks are read by
+their desk.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, WireError
-from tidings.wire.envelope import Refused, open_record
+from tidings.space.fold import Table
+from tidings.wire.envelope import RULED_OUT, Refused, open_record
 from tidings.wire.headers import Headers, values_of
 from tidings.wire.ids import is_message_id
 from tidings.wire.subjects import Chat, Direct, Subjects
@@ -32,6 +36,17 @@ PAGE = 500
 #: receipts that one sender is written in a round; the rest is counted
 MOST_TOLD = 32
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RuledOut:
+    """The rules in force when it was stored did not allow a message; in the words of `Refused`."""
+
+    detail: str
+    reason: str = "ruling"
+
+
+Void = Refused | RuledOut
 
 
 class _IdOnly(msgspec.Struct):
@@ -54,18 +69,19 @@ class VoidWatch:
         """One round. Answers how many void messages it found."""
         s = self.steward.subjects
         places = {"log": (s.log_stream, f"{s.root}.chat.>"), "dm": (s.direct_stream, f"{s.root}.dm.>")}
-        heads = {
-            name: int((await self.steward.js.info(place[0]))["state"]["last_seq"]) for name, place in places.items()
-        }
+        async with self.steward.writer.lock:  # the table has every ruling up to these heads
+            heads = {
+                name: int((await self.steward.js.info(place[0]))["state"]["last_seq"]) for name, place in places.items()
+            }
         looked = dict(await self._load(heads))
-        void: list[tuple[StoredRecord, Refused]] = []
+        void: list[tuple[StoredRecord, Void]] = []
         for name, (stream, subject_filter) in places.items():
             if looked[name] > heads[name]:  # it went backwards
                 looked[name] = heads[name]
             looked[name] = await self._look(stream, subject_filter, looked[name] + 1, heads[name], void)
         await self._tell(void)  # a round that fails here is done again: whoever was told already is known
         self._looked = looked
-        self.found.update(refused.reason for _, refused in void)
+        self.found.update(cause.reason for _, cause in void)
         if looked != self._saved:
             await self._save(looked)
         return len(void)
@@ -89,23 +105,23 @@ class VoidWatch:
             self._revision = entry.revision if entry else 0
 
     async def _look(
-        self, stream: str, subject_filter: str, start: int, head: int, void: list[tuple[StoredRecord, Refused]]
+        self, stream: str, subject_filter: str, start: int, head: int, void: list[tuple[StoredRecord, Void]]
     ) -> int:
         """Open what lies from `start` up to the head, as far as one round goes. Answers how far that was."""
         records = size = 0
         async for page in self.steward.js.read(stream, subject_filter, start, head, page=PAGE, max_bytes=MOST_BYTES):
             for record in page:
-                refused = refusal_of(self.steward.subjects, self.steward.info.id, record)
-                if refused is not None:
-                    void.append((record, refused))
+                cause = void_of(self.steward.subjects, self.steward.info.id, self.steward.table, record)
+                if cause is not None:
+                    void.append((record, cause))
             records, size = records + len(page), size + sum(len(record.payload) for record in page)
             if records >= MOST_RECORDS or size >= MOST_BYTES:
                 return page[-1].seq
         return head
 
-    async def _tell(self, void: list[tuple[StoredRecord, Refused]]) -> None:
+    async def _tell(self, void: list[tuple[StoredRecord, Void]]) -> None:
         told: Counter[str] = Counter()
-        for record, refused in void:
+        for record, cause in void:
             parsed = self.steward.subjects.parse(record.subject)
             if not isinstance(parsed, Chat | Direct):
                 continue
@@ -115,10 +131,23 @@ class VoidWatch:
             channel = parsed.channel if isinstance(parsed, Chat) else None
             target = parsed.target if isinstance(parsed, Direct) else None
             await self.steward.receipts.tell_void(
-                parsed.sender, claimed_id(record), record.seq, refused.detail, channel=channel, target=target
+                parsed.sender, claimed_id(record), record.seq, cause.detail, channel=channel, target=target
             )
         for sender, count in told.items():
-            log.warning("%d messages of %s are void: no reader shows them", count, sender)
+            log.warning("%d messages of %s are void: they are owed to nobody", count, sender)
+
+
+def void_of(subjects: Subjects, space_id: str, table: Table, record: StoredRecord) -> Void | None:
+    """Why a message does not count; None if it does."""
+    return refusal_of(subjects, space_id, record) or _ruled_out(subjects, table, record)
+
+
+def _ruled_out(subjects: Subjects, table: Table, record: StoredRecord) -> RuledOut | None:
+    parsed = subjects.parse(record.subject)
+    if not isinstance(parsed, Chat) or record.seq < table.floor:  # below it nobody knows any more
+        return None
+    refusal = table.post_refusal(parsed.sender, parsed.channel, record.seq)
+    return RuledOut(f"{RULED_OUT}: {refusal}") if refusal else None
 
 
 def refusal_of(subjects: Subjects, space_id: str, record: StoredRecord) -> Refused | None:

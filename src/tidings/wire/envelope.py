@@ -22,6 +22,8 @@ from tidings.wire.subjects import Chat, Direct, Subjects, Task, Via
 Kind = Literal["chat", "dm", "task"]
 Reason = Literal["malformed_subject", "wrong_kind", "header", "too_large", "signature", "malformed", "sender_mismatch"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
+#: so begins what the sender of a message hears that opens and yet does not count
+RULED_OUT = "the rules in force did not allow it"
 
 
 @dataclass(frozen=True, slots=True)
