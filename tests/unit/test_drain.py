@@ -634,6 +634,33 @@ async def test_a_store_that_fails_for_a_while_ends_nothing(
 # --------------------------------------------------------------------------------------------- nothing is slept through
 
 
+async def test_lanes_whose_wait_ends_while_the_drain_goes_to_sleep_leave_at_once(
+    store: OutboxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something is confirmed, so nobody waits for the space any more: between what was taken and when to look again."""
+    monkeypatch.setattr(drains, "LOOK_EVERY", 3_600.0)
+    broker, real = Broker(), store.next_due
+    broker.holds["to eve"] = asyncio.Event()
+    broker.fails["to bob"] = [Reconnecting("away")]
+    for to in ("bob", "eve"):
+        await accept(store, f"to {to}", to=to)
+
+    async def confirmed_meanwhile(space: str, since: int) -> int | None:
+        if await store.blocks() and not broker.holds["to eve"].is_set():
+            broker.holds["to eve"].set()
+            await eventually(lambda: _is_confirmed(store, "to eve"))
+        return await real(space, since)
+
+    monkeypatch.setattr(store, "next_due", confirmed_meanwhile)
+    async with draining(store, broker):
+        await until(store, "confirmed", "done")
+    assert broker.log == ["to eve", "to bob"]
+
+
+async def _is_confirmed(store: OutboxStore, message: str) -> bool:
+    return (await states(store))[message] in ("confirmed", "done")
+
+
 class MoodyBroker(Broker):
     """Answers after a while or at once, and fails now and then in the ways that pass."""
 

@@ -147,6 +147,8 @@ class SpaceDrain:
         self._wake, self._unreleased = asyncio.Event(), asyncio.Event()
         self._elsewhere = Elsewhere(store)
         self._crowded = False
+        #: a failure may have made several lanes wait; what is confirmed next ends that, and only who looks sees it
+        self._held_back = True
         self._carrying: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._verifying: dict[str, asyncio.Task[None]] = {}
@@ -238,7 +240,8 @@ class SpaceDrain:
         go_on = not self._crowded
         state, following = await self.store.confirmed_and_next(row, place, go_on=go_on)
         reach("drain.confirmed")
-        if not go_on:  # by now nobody else may wait for a turn, and only who looks sees what follows in this lane
+        if not go_on or self._held_back:  # by now nobody else may wait for a turn, or lanes that waited need not
+            self._held_back = False
             self.wake()
         self._unreleased.set()
         self._on_moved(row, state)
@@ -247,6 +250,7 @@ class SpaceDrain:
         return following
 
     async def _settle(self, row: OutboxRow, outcome: Outcome) -> None:
+        self._held_back = self._held_back or outcome.blocks != "row"
         state = await self.store.settle(row, outcome)
         reach("drain.settled")
         if state is not None:
