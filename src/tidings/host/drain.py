@@ -250,9 +250,9 @@ class SpaceDrain:
         return following
 
     async def _settle(self, row: OutboxRow, outcome: Outcome) -> None:
-        self._held_back = self._held_back or outcome.blocks != "row"
         state = await self.store.settle(row, outcome)
         reach("drain.settled")
+        self._held_back = self._held_back or outcome.blocks != "row"
         if state is not None:
             self._on_moved(row, state)
         self.wake()
