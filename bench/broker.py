@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.broker.client import Connection
+from tidings.nats import aio
+from tidings.nats.aio import Connection
 from tidings.testing.real_space import real_space
 from tidings.wire.ids import new_id
 
@@ -74,9 +75,7 @@ async def live_p50(publisher: Any, subject: str, reader: Any, live: str) -> floa
 
 async def bare_client(url: str) -> Connection:
     """The same client class on both sides, so that only the broker's work differs."""
-    client = Connection()
-    await client.connect(url)
-    return client
+    return await aio.connect(url)
 
 
 async def main() -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from measuring import report
 from tidings.broker import jwt
+from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
-from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.session import SessionSettings, start_session
 from tidings.testing.delivering import RunningJob, delivering
 from tidings.testing.pouring import pour
@@ -67,7 +67,7 @@ async def fill(space: RealSpace, js: JetStream, agents: list[KeyPair], channels:
 
 def one_per_copy(space: RealSpace, creds: Path) -> float:
     """Copies per second of a plain socket, one acknowledgement each."""
-    connection = PlainConnection.connect(space.info.url, creds, timeout=30)
+    connection = WorkerConnection.open(space.info.url, creds, timeout=30)
     payload = b"x" * 420
     sent = answered = 0
     started = time.perf_counter()

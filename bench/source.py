@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.pipeline.plain import PlainConnection
+from tidings.broker.blocking import WorkerConnection
 from tidings.pipeline.reading import Missing, Place, StreamReader
 from tidings.pipeline.session import SessionSettings, start_session
 from tidings.pipeline.source import NatsSource
@@ -33,7 +33,7 @@ WINDOW = 2_000
 
 def fill(url: str) -> None:
     """Publish the records, so many under way at a time."""
-    connection = PlainConnection.connect(url, timeout=30)
+    connection = WorkerConnection.open(url, timeout=30)
     answers = connection.replies()
     for done in range(0, RECORDS, WINDOW):
         connection.publish_all(

@@ -93,7 +93,7 @@ async def bare_rate(clients: list[JetStream], publisher: JetStream, seconds: flo
 
         async def take() -> None:
             await js.connection.publish("$JS.API.CONSUMER.MSG.NEXT.BARE.bench", body, reply=inbox)
-            message = await arrived.next_msg(timeout=10)
+            message = await arrived.next(10)
             if message.reply:
                 await js.connection.request(message.reply, b"+ACK", timeout=10)
                 room.release()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidings.broker.blocking import WorkerConnection
 from tidings.broker.server import find_binary, free_port, greeting
-from tidings.pipeline.plain import PlainConnection
 from tidings.wire.headers import encode_headers
 
 
@@ -22,8 +22,8 @@ class BareServer:
     url: str
     monitor: str
 
-    def connect(self) -> PlainConnection:
-        return PlainConnection.connect(self.url, name="test")
+    def connect(self) -> WorkerConnection:
+        return WorkerConnection.open(self.url, name="test")
 
     def stream(self, name: str, count: int = 0, **config: Any) -> str:
         """A new stream with the subjects `<name>.>` and so many small records."""

@@ -82,7 +82,7 @@ async def test_a_message_sent_twice_under_one_id_is_stored_once(pair: RealSpace)
         count = json.loads(again.data)["state"]["messages"]
         composed = json.loads(stored.payload)
         assert composed["id"] == name
-        raw = await ada.link.connection.ask(
+        raw = await ada.link.connection.request(
             stored.subject, stored.payload, headers=dict(stored.own_fields() or ()), timeout=5
         )
         assert json.loads(raw.data)["duplicate"] is True

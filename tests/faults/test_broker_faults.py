@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from nats.errors import Error as NatsError
 
 from tidings.broker.jetstream import JetStream
+from tidings.nats.errors import NatsError
 from tidings.space.log import fold_log
 from tidings.testing.history import History
 from tidings.testing.processes import steward_child

@@ -41,7 +41,7 @@ async def test_a_half_open_connection_is_noticed_within_three_intervals_and_noth
             pings.append(timeout)
             if proxy.black_hole:
                 waited.append(timeout)
-            await flush(timeout)  # type: ignore[arg-type]
+            await flush(timeout)
 
         connection.flush = counted  # type: ignore[method-assign, assignment]
         await eventually(lambda: pings)
@@ -180,14 +180,14 @@ async def test_history_over_a_slow_link_costs_one_round_trip_a_page(pair: RealSp
         await asyncio.gather(*(ada.send("general", str(n)) for n in range(200)))
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy) as bob:
         asked: list[str] = []
-        ask = bob.link.connection.ask
+        ask = bob.link.connection.request
 
         async def counted(subject: str, *args: object, **options: object) -> object:
             if ".ctl.history." in subject:
                 asked.append(subject)
             return await ask(subject, *args, **options)  # type: ignore[arg-type]
 
-        bob.link.connection.ask = counted  # type: ignore[method-assign]
+        bob.link.connection.request = counted  # type: ignore[method-assign, assignment]
         proxy.delay = 0.267
         async with asyncio.timeout(3):
             assert len(await bob.history("general", 200)) == 200

@@ -357,7 +357,7 @@ async def test_a_subscription_too_many_is_refused_with_a_sentence_and_costs_no_c
     async with connect(space, "bob") as bob:
         link, refused = bob.link.connection, list[str]()
         assert link is not None
-        link.on_violation.append(refused.append)
+        link.on_complaint.append(refused.append)
         more = [await link.listen(space.subjects.live_chat("general"), lambda _: None) for _ in range(985)]
         with pytest.raises(DeniedError, match="1,000 subscriptions, two for each channel"):
             await bob.join("general")

@@ -101,8 +101,8 @@ def hold_live(endpoint: tidings.Endpoint) -> Callable[[], None]:
 
         return hold
 
-    for sid, handler in list(connection._direct.items()):
-        connection._direct[sid] = holding(handler)
+    for subscription in connection.subscriptions:
+        subscription.handler = holding(subscription.handler)
 
     def release() -> None:
         while kept:

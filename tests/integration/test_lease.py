@@ -59,7 +59,7 @@ async def kill_in_process(space: RealSpace) -> None:
     """End the steward without a word, as a kill would."""
     assert space._steward_task is not None
     task, space.steward, space._steward_task = space._steward_task, None, None
-    while not task.done():  # nats-py may swallow one cancellation
+    while not task.done():  # `wait_for` of Python 3.11 may swallow one
         task.cancel()
         await asyncio.wait({task}, timeout=1)
 

@@ -34,8 +34,8 @@ def lose(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> list[str
 
         return hand_over
 
-    for sid, handler in list(connection._direct.items()):
-        connection._direct[sid] = lossy(handler)
+    for subscription in connection.subscriptions:
+        subscription.handler = lossy(subscription.handler)
     return lost
 
 
@@ -264,8 +264,7 @@ async def test_many_channels_are_all_read_after_a_lost_connection(space: RealSpa
     async with connect(space, "ada") as ada, connect(space, "bob", channels=names) as bob:
         errors: list[object] = []
         bob.on("error", errors.append)
-        transport: Any = bob.link.connection._transport
-        transport._io_writer.transport.abort()
+        bob.link.connection.abort()
         for name in names:
             await ada.send(name, f"missed {name}")
         found = {m.text for m in await received(bob, len(names))}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nats.errors import Error as NatsError
 
 import tidings
 from tidings.errors import ConflictError, DeniedError
+from tidings.nats.errors import NatsError
 from tidings.space import administration
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import answering

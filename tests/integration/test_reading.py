@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bare import BareServer, bare_server
+from tidings.broker.blocking import WorkerConnection
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.pipeline import reading
 from tidings.pipeline.judging import Stored
-from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.reading import Missing, Page, Place, StreamReader
 from tidings.pipeline.source import NatsStreamReader, SourceOptions
 from tidings.testing.waiting import eventually
@@ -100,7 +100,7 @@ class Lagging(StreamReader):
         super().__init__(place)
         self._rng, self._for_ever, self.dropped = rng, for_ever, 0
 
-    def _page(self, connection: PlainConnection, first: int, last: int, subject: str) -> Page:
+    def _page(self, connection: WorkerConnection, first: int, last: int, subject: str) -> Page:
         page = super()._page(connection, first, last, subject)
         kept = [i for i in range(len(page.seqs)) if not self._for_ever and self._rng.random() < 0.7]
         self.dropped += len(page.seqs) - len(kept)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nats.errors import NoRespondersError
 
 from tidings.broker.jetstream import JetStream
 from tidings.broker.streams import GateState, gate_state
+from tidings.nats.errors import NoResponders
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Table
 from tidings.space.log import fold_log
@@ -286,7 +286,7 @@ async def fill(agent: AgentClient, size: int = 8_000) -> tuple[list[int], str]:
     while True:
         try:
             said = await agent.post("general", b"x" * size)
-        except NoRespondersError:
+        except NoResponders:
             return acknowledged, "no responders"
         if "error" in said:
             return acknowledged, str(said["error"]["err_code"])
@@ -317,7 +317,7 @@ async def test_a_full_log_closes_its_gate_and_ruling_goes_on(tmp_path: Path) -> 
                 return not (await gate_state(js, space.subjects)).open
 
             await eventually(is_closed, what="the gate is closed")
-            with pytest.raises(NoRespondersError):
+            with pytest.raises(NoResponders):
                 await ada.post("general", b"refused")
             health = await ada.control.call("health", "ping")
             assert not health["healthy"]
@@ -343,7 +343,7 @@ async def insist_on_posting(agent: AgentClient) -> int:
     async def posted() -> int:
         try:
             return int((await agent.post("general", b"again")).get("seq", 0))
-        except NoRespondersError:
+        except NoResponders:
             return 0
 
     return await eventually(posted, what="publishing resumes")

@@ -8,11 +8,11 @@ import pytest
 
 from crowd import check, join, leave, read_all, say
 from tidings.broker import jwt
+from tidings.broker.blocking import WorkerConnection
 from tidings.broker.keyring import Keyring
 from tidings.errors import TidingsError
 from tidings.pipeline import delivering as rules
 from tidings.pipeline.job import SpaceTable
-from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.reading import Place, StreamReader
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Verdict
@@ -104,7 +104,7 @@ async def test_a_ruling_whose_headers_are_garbage_is_void_to_the_job_and_does_no
     token, key = keyring.short_lived(keyring.core, "test")
     creds = tmp_path / "core.creds"
     creds.write_text(jwt.credentials(token, key))
-    raw = PlainConnection.connect(space.info.url, creds)
+    raw = WorkerConnection.open(space.info.url, creds)
     garbage = b"NATS/1.0\r\nno colon here\r\n\r\n"
     (sent,) = raw.publish_all([(space.subjects.member(ada, "A" * 26), garbage, b"{}")])
     assert b'"seq"' in raw.answer(sent).payload

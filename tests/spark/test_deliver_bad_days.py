@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, post_large, read_all, say, say_on
+from tidings.broker.blocking import KeptConnection, WorkerConnection
 from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline import delivering as rules
@@ -20,7 +21,6 @@ from tidings.pipeline import job as jobs
 from tidings.pipeline import planning, pulse
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.keeping import MAILBOX_FRAMES, DeliverFloor, DeliverLease, Keeper
-from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.watching import look
 from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 from tidings.testing.proxy import fault_proxy
@@ -207,7 +207,7 @@ async def test_a_second_pipeline_is_told_in_a_sentence_that_another_one_delivers
 
 def lease_of(space: RealSpace) -> DeliverLease:
     creds = space.home.creds / "pipeline.creds"
-    line = PlainLine(lambda: PlainConnection.connect(space.info.url, creds))
+    line = KeptConnection(lambda: WorkerConnection.open(space.info.url, creds))
     return DeliverLease(Keeper(line, space.subjects), ttl=0.05)
 
 

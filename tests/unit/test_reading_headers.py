@@ -9,7 +9,7 @@ from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
 pytest.importorskip("pyarrow")
 
 from tidings.broker.answers import parse_time
-from tidings.pipeline.plain import status_of
+from tidings.nats.core import status_of
 from tidings.pipeline.reading import Page
 
 APPENDED = (

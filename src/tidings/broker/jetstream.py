@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
-
 from tidings.broker.answers import NO_MESSAGE, ApiError, parse_time
-from tidings.broker.client import Connection, raw_headers, status_of
-from tidings.broker.ending import already_here, next_message
+from tidings.broker.client import Connection, status_of
 from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, WireError
+from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
 
 PAGE = 1_000
@@ -68,7 +65,7 @@ class JetStream:
         """Publish and wait for the acknowledgement; the answer is the sequence."""
         try:
             answer = json.loads(await self._request(subject, payload, headers, timeout))
-        except NoRespondersError as error:
+        except NoResponders as error:
             raise LogFull(f"no stream takes {subject}: the log is full or the broker is starting") from error
         if answer.get("error"):
             raise ApiError(f"publish to {subject}", answer["error"])
@@ -81,10 +78,14 @@ class JetStream:
             message = await self.connection.request(
                 subject, payload, timeout=timeout or self.timeout, headers=dict(headers) if headers else None
             )
-        except NoRespondersError:
+        except NoResponders:
             if subject.startswith("$JS."):
                 raise BrokerUnreachable(f"JetStream does not answer {subject}") from None
             raise
+        except (PublishDenied, Unwritable):
+            raise
+        except NotConnected as error:
+            raise BrokerUnreachable(f"there is no connection to ask {subject} on: {error}") from error
         except (TimeoutError, NatsError, OSError) as error:
             raise OutcomeUnknown(f"no answer to {subject} ({type(error).__name__}): it may have happened") from error
         return bytes(message.data)
@@ -180,20 +181,19 @@ class JetStream:
 
     async def _answers(self, stream: str, body: Mapping[str, Any]) -> list[StoredRecord]:
         inbox = self.connection.new_inbox()
-        subscription = await self.connection.subscribe(inbox, pending_bytes_limit=64 * 1024 * 1024)
+        subscription = await self.connection.subscribe(inbox)
         records: list[StoredRecord] = []
         try:
             await self.connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
-                first = await next_message(subscription, self.timeout)
-                for message in (first, *already_here(subscription)):
+                first = await subscription.next(self.timeout)
+                for message in (first, *subscription.waiting()):
                     if (status := status_of(message)) is not None:
                         _check_status(stream, status)
                         return records
-                    records.append(_direct_record(stream, raw_headers(message), message.data))
+                    records.append(_direct_record(stream, message.block, message.data))
         finally:
-            if not self.connection.is_closed:
-                await subscription.unsubscribe()
+            await subscription.unsubscribe()
 
     async def purge(
         self, stream: str, *, subject_filter: str, below: int | None = None, keep: int | None = None

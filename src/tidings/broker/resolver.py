@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.client import Connection
 from tidings.broker.private_files import private_dir, write_private
 from tidings.errors import BrokerFailed
+from tidings.nats.errors import NatsError
 
 
 def write_tokens(folder: Path, tokens: dict[str, str]) -> None:

@@ -53,13 +53,10 @@ def version(as_json: JsonOption = False) -> None:
 
       tidings version --json
     """
-    from importlib.metadata import version as installed
-
     facts: dict[str, Any] = {
         "tidings": __version__,
         "python": platform.python_version(),
         "nats-server": _server_version(),
-        "nats-py": installed("nats-py"),
         "platform": platform.platform(),
     }
     if as_json:

@@ -23,8 +23,8 @@ from tidings.space.home import SpaceHome, list_spaces
 
 Verdict = Literal["ok", "note", "problem"]
 ENOUGH_DISK = 2 * 1024**3
-#: package -> how its version must begin; nats-py is held to a minor version because a private method is overridden
-PACKAGES = {"nats-py": "2.16.", "msgspec": "", "nkeys": "", "pynacl": ""}
+#: package -> how its version must begin
+PACKAGES = {"msgspec": "", "nkeys": "", "pynacl": ""}
 #: how far in the future a file of ours may be before the clock is doubted
 CLOCK_SLACK = 120.0
 

@@ -19,8 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.acks import ACK_WAIT, Delivery
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
@@ -35,6 +33,7 @@ from tidings.endpoint.recovery import Recovery
 from tidings.endpoint.unsettled import InHand, Unsettled
 from tidings.errors import DeliveryLost, MalformedFrame, TidingsError, UnhealthyError
 from tidings.failpoints import reach
+from tidings.nats.errors import NatsError
 from tidings.wire.frames import MAX_FRAME_MESSAGES, Block, Frame, Lost, decode_frame, open_block
 
 if TYPE_CHECKING:

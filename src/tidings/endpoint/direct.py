@@ -18,10 +18,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.acks import TERM, Delivery
-from tidings.broker.client import Connection, raw_headers
+from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.notices import of_void
@@ -29,6 +27,7 @@ from tidings.endpoint.pull import pull
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.endpoint.unsettled import ACK_PATIENCE, InHand, Unsettled
 from tidings.errors import UnknownPeer, WireError
+from tidings.nats.errors import NatsError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Message
@@ -152,7 +151,7 @@ class Direct:
             self.held.come_again(held, delivery)
             return
         try:
-            received, inside = self._opened(message.subject, raw_headers(message), message.data)
+            received, inside = self._opened(message.subject, message.block, message.data)
         except WireError as error:
             if self.endpoint.keep_aside is not None:
                 await self.endpoint.keep_aside(message.data, str(error))

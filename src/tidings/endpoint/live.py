@@ -30,8 +30,7 @@ LEFT_TO_OTHERS = 16
 
 async def unsubscribe(membership: Membership) -> None:
     for subscription in membership.subscriptions:
-        if not subscription._conn.is_closed:
-            await subscription.unsubscribe()
+        await subscription.unsubscribe()
     membership.subscriptions = []
 
 
@@ -59,18 +58,18 @@ class LiveCopies:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
         s = self.link.identity.subjects
         membership.subscriptions = []
-        if connection.subscriptions + 2 > MAX_SUBSCRIPTIONS - LEFT_TO_OTHERS:
+        if len(connection.subscriptions) + 3 > MAX_SUBSCRIPTIONS - LEFT_TO_OTHERS:
             raise self._too_many(membership)
         refusals: list[str] = []
         hear = refusals.append
-        connection.on_violation.append(hear)
+        connection.on_complaint.append(hear)
         try:
             for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
                 subscription = await connection.listen(subject, self._receiver(membership))
                 membership.subscriptions.append(subscription)
             await connection.flush(timeout=5)
         finally:
-            connection.on_violation.remove(hear)
+            connection.on_complaint.remove(hear)
         if any(TOO_MANY_SUBSCRIPTIONS in each.lower() for each in refusals):
             await unsubscribe(membership)
             raise self._too_many(membership)

@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from nats.errors import Error as NatsError
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError, UsageError
+from tidings.nats.errors import NatsError
 from tidings.wire.ids import new_id
 from tidings.wire.roster import Attention, Beat, Level, Mode, Status
 

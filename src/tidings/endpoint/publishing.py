@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 
 from tidings.broker.client import Connection
 from tidings.endpoint.identity import Identity
@@ -42,6 +40,7 @@ from tidings.errors import (
     UsageError,
     WireError,
 )
+from tidings.nats.errors import NatsError, NoResponders
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
@@ -258,9 +257,9 @@ class Publisher:
             left = deadline - clock()
             connection = await self._connection(left, only)
             try:
-                reply = await connection.ask(subject, prepared.payload, headers=headers, timeout=left)
+                reply = await connection.request(subject, prepared.payload, headers=headers, timeout=left)
                 break
-            except NoRespondersError as error:
+            except NoResponders as error:
                 reason = await self._why_nobody_takes_it()
                 if reason is not None:
                     raise reason from error

@@ -18,12 +18,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.acks import NAK, Delivery, parse_delivery
 from tidings.broker.client import Connection, status_of
-from tidings.broker.ending import already_here, next_message, undisturbed
+from tidings.broker.ending import undisturbed
 from tidings.errors import TidingsError
+from tidings.nats.errors import NatsError
 
 #: bytes of one pull: what the broker keeps for a connection that is slow to read is twice this
 PULL_BYTES = 4 * 1024 * 1024
@@ -41,7 +40,7 @@ Take = Callable[[Any, Delivery], Awaitable[None]]
 async def pull(connection: Connection, stream: str, consumer: str, batch: int, expires: float, take: Take) -> Ended:
     """Ask for up to `batch` messages within `expires` seconds and hand over each as it comes."""
     inbox, asked = connection.new_inbox(), f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-    subscription = await connection.subscribe(inbox, pending_bytes_limit=64 * 1024 * 1024)
+    subscription = await connection.subscribe(inbox)
     try:
         wanted = {"batch": batch, "max_bytes": PULL_BYTES, "expires": int(expires * 1_000_000_000)}
         await connection.publish(asked, json.dumps(wanted).encode(), reply=inbox)
@@ -50,9 +49,7 @@ async def pull(connection: Connection, stream: str, consumer: str, batch: int, e
         await undisturbed(_give_back(connection, subscription, asked))
         raise
     finally:
-        if not connection.is_closed:
-            with suppress(NatsError, OSError):
-                await subscription.unsubscribe()
+        await subscription.unsubscribe()
 
 
 async def _give_back(connection: Connection, subscription: Any, asked: str) -> None:
@@ -60,12 +57,11 @@ async def _give_back(connection: Connection, subscription: Any, asked: str) -> N
     if connection.is_closed:
         return
     with suppress(TidingsError, NatsError, OSError, TimeoutError):
-        await connection.ask(asked, NO_PULL, timeout=GIVING_BACK)
+        await connection.request(asked, NO_PULL, timeout=GIVING_BACK)
     with suppress(NatsError, OSError, TimeoutError):
-        await connection._send_unsubscribe(subscription._id)
-        await connection.flush(timeout=GIVING_BACK)  # type: ignore[arg-type]  # any number of seconds works
+        await subscription.drain(GIVING_BACK)
     with suppress(NatsError, OSError):
-        for message in already_here(subscription):
+        for message in subscription.waiting():
             if parse_delivery(message.reply) is not None:
                 await connection.publish(message.reply, NAK)
 
@@ -75,7 +71,7 @@ async def _receive(subscription: Any, batch: int, patience: float, take: Take) -
     deadline, taken = clock() + patience, 0
     while taken < batch:
         try:
-            message = await next_message(subscription, max(0.001, deadline - clock()))
+            message = await subscription.next(max(0.001, deadline - clock()))
         except TimeoutError:
             return "over"
         delivery = parse_delivery(message.reply)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.broker.answers import parse_time
-from tidings.broker.client import raw_headers
 from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import Kept
@@ -62,7 +61,7 @@ class RecordOpener:
 
     def live(self, message: Any) -> LiveCopy | None:
         """A copy from `td.S.live.>`: the broker's word is the tail of its headers, the rest is the sender's."""
-        block = raw_headers(message)
+        block = message.block
         plain = read_plain_copy(block)
         try:
             own, subject, *numbers = plain or _read_copy(block)

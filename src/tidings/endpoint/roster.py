@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.client import Connection, raw_headers
+from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
 from tidings.endpoint.peers import each_once, resolve_among
@@ -148,7 +148,7 @@ class Roster:
 
     async def _receive(self, message: Any) -> None:
         try:
-            block = Headers.parse(raw) if (raw := raw_headers(message)) else Headers()
+            block = Headers.parse(raw) if (raw := message.block) else Headers()
         except WireError:
             block = Headers()
         fields = block.fields if block.status is None else ()

@@ -17,12 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
+from tidings.nats.errors import NatsError
 from tidings.space.control import request_body
 from tidings.wire.ids import new_id
 from tidings.wire.roster import Agent

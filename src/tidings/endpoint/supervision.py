@@ -2,9 +2,9 @@
 
     starting -> ready <-> reconnecting -> stopped
 
-nats-py's own reconnect is not used: it keeps a stuck socket for minutes, closes for good on an authentication error,
-and does not re-issue pulls. Here a client that misses two heartbeats is abandoned, credentials are read from disk for
-every attempt, and every wait on the old client ends at once with `ConnectionLost`. One rebuild runs at a time.
+The connection's own reconnect is not used: whoever holds pulls and subscriptions must know of every new one. A client
+that misses two heartbeats is abandoned, credentials are read from disk for every attempt, and every wait on the old
+client ends at once with `ConnectionLost`. One rebuild runs at a time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
-
 from tidings.broker.client import Connection, connect
 from tidings.broker.ending import end_tasks
 from tidings.broker.jwt import split_credentials
 from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError
+from tidings.nats.errors import NatsError, NoResponders
 from tidings.space.control import read_answer, request_body
 
 State = Literal["starting", "ready", "reconnecting", "stopped"]
@@ -102,14 +100,6 @@ class Supervision:
         self._lost = asyncio.Event()
         lost = self._lost
 
-        async def on_closed() -> None:
-            lost.set()
-
-        async def on_error(error: Exception) -> None:
-            connection = self._connection
-            if connection is not None:
-                connection.refuse(str(error))
-
         identity = self.identity
         if not identity.path.exists():
             raise AuthRevoked(f"the credential of {identity.name} is gone ({identity.path}): revoked, or moved")
@@ -121,9 +111,7 @@ class Supervision:
             identity.id,
             name=identity.name,
             reconnect=False,
-            on_error=on_error,
-            on_closed=on_closed,
-            on_disconnected=on_closed,
+            on_closed=lost.set,
         )
         for hook in self._hooks:
             await hook(connection)
@@ -155,7 +143,7 @@ class Supervision:
             connection = self._connection
             assert connection is not None
             try:
-                await connection.flush(timeout=self.ping_interval)  # type: ignore[arg-type]  # any number of seconds works
+                await connection.flush(timeout=self.ping_interval)
             except (NatsError, OSError, TimeoutError):
                 misses += 1
             else:
@@ -219,7 +207,7 @@ class Supervision:
         """A round trip on the connection there is; the broker process that answered."""
         connection = self.connection
         try:
-            await connection.flush(timeout=timeout)  # type: ignore[arg-type]  # any number of seconds works
+            await connection.flush(timeout=timeout)
         except (NatsError, OSError, TimeoutError) as error:
             raise ConnectionLost(f"the broker does not answer {self.identity.name} ({error})") from error
         self.last_round_trip = time.monotonic()
@@ -239,8 +227,8 @@ class Supervision:
         link = connection or self.connection
         subject = self.identity.subjects.control(service, self.identity.id)
         try:
-            message = await link.ask(subject, request_body(do, op, arguments), timeout=timeout)
-        except NoRespondersError as error:
+            message = await link.request(subject, request_body(do, op, arguments), timeout=timeout)
+        except NoResponders as error:
             raise StewardUnreachable(f"the steward of {self.identity.subjects.space} does not answer") from error
         except TimeoutError as error:
             raise StewardUnreachable(f"the steward does not answer ({service} {do}, {timeout:.0f} s)") from error

@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, Delivery
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError
+from tidings.nats.errors import NatsError
 
 #: how long the broker's word is waited for before the acknowledgement goes on in the background
 ACK_PATIENCE = 2.0
@@ -64,7 +63,7 @@ class InHand(dict[int, H]):
         while tries < ACK_TRIES and not self._given_back and self._is_current(held):
             try:
                 connection = await self.link.ready(30)
-                await connection.ask(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
+                await connection.request(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
             except TimeoutError:
                 tries += 1
             except (TidingsError, NatsError, OSError):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from tidings.broker.blocking import KeptConnection, WorkerConnection
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError, UnhealthyError
 from tidings.pipeline.checkpoint import Checkpoint
@@ -30,7 +31,6 @@ from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encod
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
-from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.pulse import SILENT, STUCK, Pulse
@@ -173,7 +173,7 @@ class Beat:
 class Mailboxes:
     """The outlet of the deliverer: frames to DLV under the lease."""
 
-    def __init__(self, keeper: Keeper, lease: DeliverLease, line: PlainLine, epoch: str) -> None:
+    def __init__(self, keeper: Keeper, lease: DeliverLease, line: KeptConnection, epoch: str) -> None:
         self._keeper, self._lease, self._line, self._epoch = keeper, lease, line, epoch
         self.blocks: Sequence[MadeBlock] = ()
         self.head = 0
@@ -286,11 +286,11 @@ class DeliverJob:
                 each.close()
             reader.close()
 
-    def _line(self, name: str) -> PlainLine:
+    def _line(self, name: str) -> KeptConnection:
         creds = Path(self.settings.creds)
-        return PlainLine(lambda: PlainConnection.connect(self.settings.url, creds, name=f"tidings-{name}"))
+        return KeptConnection(lambda: WorkerConnection.open(self.settings.url, creds, name=f"tidings-{name}"))
 
-    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: PlainLine, reader: StreamReader) -> None:
+    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: KeptConnection, reader: StreamReader) -> None:
         epoch = offset_at(reader, 0)["epoch"]
         floors = DeliverFloor(keeper, lease, epoch)
         self._put_damaged_checkpoint_aside()

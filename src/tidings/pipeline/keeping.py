@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.broker.answers import EXPECT_SEQUENCE, NO_CONSUMER, NO_MESSAGE, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.blocking import KeptConnection, WorkerConnection
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.pipeline.delivering import Emptied
-from tidings.pipeline.plain import PlainConnection, PlainLine
 from tidings.pipeline.publishing import Fence
 from tidings.space.state import EMPTIED_KEY
 from tidings.wire.headers import encode_headers
@@ -45,12 +45,12 @@ class Entry:
 class Keeper:
     """Small reads and writes of the driver, over one plain connection. Not for workers."""
 
-    def __init__(self, line: PlainLine, subjects: Subjects) -> None:
+    def __init__(self, line: KeptConnection, subjects: Subjects) -> None:
         self.line = line
         self.subjects = subjects
 
     @property
-    def connection(self) -> PlainConnection:
+    def connection(self) -> WorkerConnection:
         return self.line.live()
 
     # --- the state bucket ---

@@ -3,7 +3,7 @@
 Many messages are in flight at once, never more than the bounds; the messages of one destination go one after the other,
 each after the broker acknowledged the one before, and a destination that refuses gets no more. Every message states the
 lease it is written under, so the broker refuses a holder that was replaced (`LeaseLost`). A connection that goes leaves
-outcomes nobody knows: `PlainLost`, and whoever called repeats the batch.
+outcomes nobody knows: `ConnectionGone`, and whoever called repeats the batch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidings.broker.answers import EXPECT_SEQUENCE, EXPECT_SUBJECT, WRONG_LAST_SEQUENCE
+from tidings.broker.blocking import WorkerConnection
 from tidings.errors import LeaseLost
 from tidings.failpoints import reach
-from tidings.pipeline.plain import PlainConnection, Reply
+from tidings.nats.blocking import Reply
 from tidings.wire.headers import encode_headers
 
 #: what one connection may have on its way
@@ -64,14 +65,14 @@ class Sent:
 
 
 def publish_in_order(
-    connection: PlainConnection, lanes: Mapping[str, Iterable[Outgoing]], fence: Fence | None
+    connection: WorkerConnection, lanes: Mapping[str, Iterable[Outgoing]], fence: Fence | None
 ) -> dict[str, Sent]:
     """Publish every lane in its order, all lanes together."""
     return _Window(connection, fence).run(lanes)
 
 
 class _Window:
-    def __init__(self, connection: PlainConnection, fence: Fence | None) -> None:
+    def __init__(self, connection: WorkerConnection, fence: Fence | None) -> None:
         self._connection = connection
         self._fence = fence
         self._flying: dict[int, tuple[str, int]] = {}

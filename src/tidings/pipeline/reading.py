@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tidings.broker.answers import NO_MESSAGE, NO_STREAM, ApiError, parse_time
+from tidings.broker.blocking import WorkerConnection
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, TidingsError, UsageError
+from tidings.nats.core import status_of
+from tidings.nats.errors import ConnectionGone
 from tidings.pipeline.judging import Stored
-from tidings.pipeline.plain import PlainConnection, PlainLost, status_of
 from tidings.wire.headers import DIRECT_GET_HEADERS, split_block
 
 T = TypeVar("T")
@@ -51,8 +53,8 @@ class Place:
     stream: str
     name: str = "tidings"
 
-    def connect(self) -> PlainConnection:
-        return PlainConnection.connect(self.url, Path(self.creds) if self.creds else None, name=self.name)
+    def connect(self) -> WorkerConnection:
+        return WorkerConnection.open(self.url, Path(self.creds) if self.creds else None, name=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class StreamReader:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._connection: PlainConnection | None = None
+        self._connection: WorkerConnection | None = None
         #: how often the connection was made: a caller who sees it change must check its mark again
         self.generation = 0
         self._turn = threading.RLock()
@@ -103,13 +105,13 @@ class StreamReader:
                 if self._connection is not None:
                     self._connection.ping()
 
-    def ask(self, question: Callable[[PlainConnection], T]) -> T:
+    def ask(self, question: Callable[[WorkerConnection], T]) -> T:
         """Put a question that may be repeated."""
         with self._turn:
             if self._connection is not None:
                 try:
                     return question(self._connection)
-                except PlainLost:
+                except ConnectionGone:
                     self._hang_up()
             self._connection = self.place.connect()
             self.generation += 1
@@ -205,7 +207,7 @@ class StreamReader:
                 raise LogRegressed(f"{self.place.stream} ends at {end}, before {last}: it went backwards")
             yield Missing(position, last)
 
-    def _page(self, connection: PlainConnection, first: int, last: int, subject: str) -> Page:
+    def _page(self, connection: WorkerConnection, first: int, last: int, subject: str) -> Page:
         count = min(PAGE_RECORDS, last - first + 1)
         body = {"seq": first, "next_by_subj": subject, "batch": count, "max_bytes": PAGE_BYTES}
         token = connection.send_request(f"$JS.API.DIRECT.GET.{self.place.stream}", json.dumps(body).encode())

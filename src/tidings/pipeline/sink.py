@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from tidings.broker.blocking import WorkerConnection
 from tidings.errors import UnhealthyError, UsageError
-from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.publishing import Fence, Outgoing, publish_in_order
 
 NEEDED = ("subject", "id", "data")
@@ -44,8 +44,8 @@ class SinkOptions:
             raise UsageError(f"the nats sink needs the columns subject, id and data: {', '.join(lacking)} is not there")
         return cls(options["url"], options.get("creds"), _fence(options), options.get("name", cls.name))
 
-    def connect(self) -> PlainConnection:
-        return PlainConnection.connect(self.url, Path(self.creds) if self.creds else None, name=self.name)
+    def connect(self) -> WorkerConnection:
+        return WorkerConnection.open(self.url, Path(self.creds) if self.creds else None, name=self.name)
 
 
 def _fence(options: Mapping[str, str]) -> Fence | None:

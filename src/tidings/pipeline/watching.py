@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tidings.broker.blocking import WorkerConnection
 from tidings.broker.private_files import check_private
 from tidings.errors import OutcomeUnknown, WireError
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.keeping import BEAT_KEY, FIGURES_KEY, FLOOR_KEY
-from tidings.pipeline.plain import PlainConnection
 from tidings.pipeline.reading import Page, Place, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.wire import rulings
@@ -114,7 +114,7 @@ def _value(stored: Stored | None) -> dict[str, Any]:
     return dict(json.loads(stored.payload)) if stored else {}
 
 
-def _kept(connection: PlainConnection, subjects: Subjects, key: str) -> Stored | None:
+def _kept(connection: WorkerConnection, subjects: Subjects, key: str) -> Stored | None:
     bucket = subjects.state_bucket
     reply = connection.request(f"$JS.API.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}")
     if reply.status == 404:

@@ -10,11 +10,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
-
 from tidings.broker.client import Connection
 from tidings.errors import ERRORS_BY_CODE, BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
+from tidings.nats.errors import NatsError, NoResponders
 from tidings.wire.ids import new_id
 from tidings.wire.subjects import Subjects
 
@@ -59,11 +57,11 @@ class Control:
             message = await self.connection.request(
                 self.subjects.control(service, self.sender), request_body(do, op, arguments), timeout=self.timeout
             )
-        except NoRespondersError as error:
+        except NoResponders as error:
             raise StewardUnreachable(
                 f"the steward of space {self.subjects.space} does not answer; `tidings status` says why"
             ) from error
-        except TimeoutError as error:  # nats-py's TimeoutError is one
+        except TimeoutError as error:
             raise OutcomeUnknown(f"no answer to {service} {do} within {self.timeout:.0f} s: ask again") from error
         except (NatsError, OSError) as error:
             raise BrokerUnreachable(f"the connection to space {self.subjects.space} is gone ({error})") from error

@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
-from nats.errors import Error as NatsError
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge
+from tidings.nats.aio import Connection
+from tidings.nats.core import Msg
+from tidings.nats.errors import NatsError
 from tidings.steward.admission import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission
 from tidings.steward.arguments import check_arguments
 from tidings.steward.dead_mail import DEAD_MAIL_HANDLERS
@@ -62,6 +63,21 @@ log = logging.getLogger(__name__)
 _asking: ContextVar[str] = ContextVar("asking")
 
 
+class Asked(NamedTuple):
+    """A request, and the connection on which it was heard: there it is answered."""
+
+    connection: Connection
+    message: Msg
+
+    async def reply(self, payload: bytes) -> None:
+        if not self.message.reply:
+            return
+        if len(payload) > MAX_ANSWER:  # the broker would close the connection over it
+            payload = refusal(TooLarge(f"the answer has {len(payload)} bytes, more than a message holds: ask for less"))
+        with suppress(NatsError, OSError):  # the broker is gone, and whoever asked hears of that
+            await self.connection.publish(self.message.reply, payload)
+
+
 class Answering:
     """The requests of one space, under one steward."""
 
@@ -69,37 +85,43 @@ class Answering:
         self.steward = steward
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
         self.admission = Admission()
-        self.turns: Turns[tuple[Any, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
+        self.turns: Turns[tuple[Asked, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
 
-    def hear(self, message: Any) -> None:
+    def hear(self, connection: Connection, message: Msg) -> None:
         """A request of an agent, where it is read: what is too much ends here."""
+        asked = Asked(connection, message)
         sender = message.subject.rpartition(".")[2]
         admitted = self.admission.judge(sender, len(message.data), time.monotonic())
         if admitted == "yes":
-            self.steward.spawn(self.take(message))
+            self.steward.spawn(self._take(asked))
             return
         self.counts["not_admitted"] += 1
         if admitted == "later":
-            self.steward.spawn(_reply(message, TOO_MANY))
+            self.steward.spawn(asked.reply(TOO_MANY))
         else:
             self.steward.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
 
-    async def take(self, message: Any) -> None:
+    async def take(self, connection: Connection, message: Msg) -> None:
+        """A request of an administrator, on whichever connection it is heard."""
+        await self._take(Asked(connection, message))
+
+    async def _take(self, asked: Asked) -> None:
         """Junk is answered and beats are taken here; work gets a task."""
+        message = asked.message
         self.counts["requests"] += 1
         try:
             request = parse_request(self.steward.subjects, message.subject, message.data)
             check_arguments(request)
             if request.service == "presence":
-                await _reply(message, answer(self.steward.roster.beat(request)))
+                await asked.reply(answer(self.steward.roster.beat(request)))
                 return
-            if not self.turns.offer(request.sender, (message, request, HANDLERS[request.service, request.do])):
+            if not self.turns.offer(request.sender, (asked, request, HANDLERS[request.service, request.do])):
                 raise ConflictError(
                     f"{self.turns.waiting:,} requests of yours wait already: wait for their answers, then ask again"
                 )
         except TidingsError as error:
             self.counts["refused"] += 1
-            await _reply(message, refusal(error))
+            await asked.reply(refusal(error))
             return
         self._begin_work()
 
@@ -118,14 +140,14 @@ class Answering:
         finally:
             self.turns.reclaim(sender)
 
-    async def _work(self, message: Any, request: Request, handler: Handler) -> None:
+    async def _work(self, asked: Asked, request: Request, handler: Handler) -> None:
         _asking.set(request.sender)
         try:
             reply = await self._answer_of(request, handler)
         finally:
             self.turns.release(request.sender)
             self._begin_work()
-        await _reply(message, reply)
+        await asked.reply(reply)
 
     async def _answer_of(self, request: Request, handler: Handler) -> bytes:
         try:
@@ -142,12 +164,3 @@ class Answering:
             self.counts["failed"] += 1
             log.exception("%s %s failed", request.service, request.do)
             return refusal(error)
-
-
-async def _reply(message: Any, payload: bytes) -> None:
-    if not message.reply:
-        return
-    if len(payload) > MAX_ANSWER:  # the broker would close the connection over it
-        payload = refusal(TooLarge(f"the answer has {len(payload)} bytes, more than a message holds: ask for less"))
-    with suppress(NatsError, OSError):  # the broker is gone, and whoever asked hears of that
-        await message._client.publish(message.reply, payload)

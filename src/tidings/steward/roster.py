@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from nats.errors import Error as NatsError
 
 from tidings.errors import ConflictError, TidingsError, UsageError
+from tidings.nats.errors import NatsError
 from tidings.space.home import SpaceHome
 from tidings.steward.attention import StandingAttention, get_attention, set_attention
 from tidings.steward.backstop import BackstopWatch

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -116,9 +117,11 @@ class Steward:
             # Agents are heard on a connection of their own: one that floods may have it cut by the broker, and the
             # lease, the streams and the administrator go on.
             intake = await self._connect("steward, intake", self._on_heard_again)
-            admin = await connection.subscribe(f"{self.subjects.root}.ctl.{ADMIN_SERVICE}.*", cb=self.answering.take)
+            admin = await connection.subscribe(
+                f"{self.subjects.root}.ctl.{ADMIN_SERVICE}.*", cb=partial(self.answering.take, connection)
+            )
             heard = [
-                await intake.listen(f"{self.subjects.root}.ctl.{service}.*", self.answering.hear)
+                await intake.listen(f"{self.subjects.root}.ctl.{service}.*", partial(self.answering.hear, intake))
                 for service in AGENT_SERVICES
             ]
             await connection.flush()
@@ -127,9 +130,7 @@ class Steward:
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
             await self._serve(connection)
             self.desk.close()
-            if not connection.is_closed:
-                await admin.unsubscribe()
-            for subscription in [] if intake.is_closed else heard:
+            for subscription in (admin, *heard):
                 await subscription.unsubscribe()
             await self._finish_requests(5.0 if connection.is_connected else 0.5)
             if self._failure is None and connection.is_connected:
@@ -161,7 +162,7 @@ class Steward:
         self._failure = self._failure or error
         self._stop.set()
 
-    async def _connect(self, name: str, on_reconnected: Callable[[], Awaitable[None]]) -> Connection:
+    async def _connect(self, name: str, on_reconnected: Callable[[], None]) -> Connection:
         key = KeyPair(read_private(self.home.creds / "steward.user").strip())
         return await connect(
             self.info.url,
@@ -172,14 +173,14 @@ class Steward:
             on_reconnected=on_reconnected,
         )
 
-    async def _on_closed(self) -> None:
+    def _on_closed(self) -> None:
         if not self._stop.is_set():
             self.fail(UnreachableError("the steward's connection to the broker was closed for good"))
 
-    async def _on_heard_again(self) -> None:
+    def _on_heard_again(self) -> None:
         log.warning("the connection on which agents are heard was cut and is back")
 
-    async def _on_reconnected(self) -> None:
+    def _on_reconnected(self) -> None:
         """The broker may have come back with an older store, or with another steward."""
         self.spawn(self._check_until_answered())
 
@@ -292,8 +293,7 @@ class Steward:
     async def _every(self, seconds: float, step: Callable[[], Awaitable[object]]) -> None:
         """Repeat a step until stopped. A broker that is away for a while is not a failure; a lost lease is.
 
-        Stopping is a flag, not a cancellation: `asyncio.wait_for` of Python 3.11, which nats-py uses, swallows a
-        cancellation that arrives together with the answer.
+        Stopping is a flag, not a cancellation: a step that began is done, or its outcome is known.
         """
         while not self._stop.is_set():
             try:

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from nats.errors import Error as NatsError
 
 from tidings.broker.answers import NO_CONSUMER, ApiError
-from tidings.broker.client import raw_headers
-from tidings.broker.ending import next_message
 from tidings.broker.jetstream import StoredRecord
+from tidings.nats.errors import NatsError
 from tidings.steward.task_rules import TaskState, asked_deadline
 from tidings.wire.envelope import Refused, open_record
 from tidings.wire.subjects import Task
@@ -106,21 +104,20 @@ class TaskIntake:
             try:
                 await connection.publish(subject, body, reply=inbox)
                 for _ in range(batch):
-                    message = await next_message(subscription, PULL_SECONDS + 1)
+                    message = await subscription.next(PULL_SECONDS + 1)
                     if not message.reply.startswith("$JS.ACK."):  # whatever its headers say, that is a message
-                        return (message.headers or {}).get("Status") == "408"
+                        return message.status == 408
                     await self._take_message(message)
                     taken()
             finally:
-                if not connection.is_closed:
-                    await subscription.unsubscribe()
+                await subscription.unsubscribe()
         except (TimeoutError, NatsError, OSError):
             return False
         return True
 
     async def _take_message(self, message: Any) -> None:
         seq, time_ns = place_of(message.reply)
-        record = StoredRecord(seq, time_ns, message.subject, raw_headers(message), message.data)
+        record = StoredRecord(seq, time_ns, message.subject, message.block, message.data)
         await self.take_in(record, str(message.reply))
 
     # --- from a record to a task ---

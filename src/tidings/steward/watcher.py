@@ -24,13 +24,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from nats.errors import Error as NatsError
-
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.ending import end_tasks
 from tidings.broker.jwt import split_credentials
 from tidings.broker.private_files import read_private
 from tidings.errors import TidingsError, UsageError
+from tidings.nats.errors import NatsError
 from tidings.space.home import SpaceHome
 from tidings.steward.quotas import DEFAULT_BYTES
 from tidings.wire.names import is_agent_id

@@ -162,14 +162,11 @@ class RealSpace:
         complaints: list[str] = []
         closed = asyncio.Event()
 
-        async def on_error(error: Exception) -> None:
-            complaints.append(str(error))
-
-        async def on_closed() -> None:
-            closed.set()
+        def on_error(error: Exception) -> None:
+            complaints.append(str(error).lower())
 
         connection = await connect(
-            self.info.url, creds, key.id, name=name, reconnect=reconnect, on_error=on_error, on_closed=on_closed
+            self.info.url, creds, key.id, name=name, reconnect=reconnect, on_error=on_error, on_closed=closed.set
         )
         control = Control(connection, self.subjects, key.id)
         try:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nats.errors import Error as NatsError
-
 from tidings.broker import jwt
 from tidings.broker.client import Connection, connect
+from tidings.nats.errors import NatsError
 from tidings.space.control import Control
 from tidings.wire.headers import Field, encode_headers
 from tidings.wire.keys import KeyPair
@@ -49,13 +48,12 @@ class Actor:
     async def send(self, *lines: bytes) -> None:
         """Write protocol lines; returns when the broker has read them all."""
         for each in lines:
-            await self.connection._send_command(each)
+            await self.connection.write_raw(each)
         await self.connection.flush(timeout=int(PATIENCE))
 
     async def throw(self, data: bytes) -> None:
         """Write and do not wait: the broker may cut the connection instead of answering."""
-        await self.connection._send_command(data)
-        await self.connection._flush_pending()
+        await self.connection.write_raw(data)
 
     async def not_refused(self, attempts: Mapping[str, bytes]) -> list[str]:
         """Send each line; answers the subjects the broker did not complain about."""
@@ -85,10 +83,9 @@ class Actor:
         subscription = await self.connection.subscribe(inbox)
         try:
             await self.throw(make(inbox))
-            return await subscription.next_msg(timeout=timeout)
+            return await subscription.next(timeout)
         finally:
-            if not self.connection.is_closed:
-                await subscription.unsubscribe()
+            await subscription.unsubscribe()
 
 
 @asynccontextmanager
@@ -98,14 +95,11 @@ async def acting(url: str, subjects: Subjects, creds: Path) -> AsyncIterator[Act
     complaints: list[str] = []
     closed = asyncio.Event()
 
-    async def on_error(error: Exception) -> None:
-        complaints.append(str(error))
-
-    async def on_closed() -> None:
-        closed.set()
+    def on_error(error: Exception) -> None:
+        complaints.append(str(error).lower())
 
     connection = await connect(
-        url, creds, key.id, name=creds.stem, reconnect=False, on_error=on_error, on_closed=on_closed
+        url, creds, key.id, name=creds.stem, reconnect=False, on_error=on_error, on_closed=closed.set
     )
     try:
         yield Actor(key.id, key, connection, Control(connection, subjects, key.id), complaints, closed)

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nats.errors import Error as NatsError
-
 from tidings.errors import TidingsError
+from tidings.nats.errors import NatsError
 from tidings.testing.security.actor import line
 from tidings.testing.security.report import Probe, Verdict, broken, held, known
 from tidings.testing.security.stage import Stage

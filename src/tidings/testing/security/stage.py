@@ -18,7 +18,7 @@ from typing import Any
 
 from tidings.broker import jwt
 from tidings.broker.answers import ApiError
-from tidings.broker.client import connect, raw_headers
+from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
@@ -102,7 +102,7 @@ class Stage:
         s = self.subjects
         if s.parse_live(message.subject) is None:
             return None
-        own, said = split_block(raw_headers(message), REPUBLISH_HEADERS)
+        own, said = split_block(message.block, REPUBLISH_HEADERS)
         try:
             fields = Headers.parse(own).fields
         except WireError as error:

@@ -1,0 +1,700 @@
+"""The asyncio driver: a connection, its subscriptions and its requests on an event loop.
+
+Whoever waits is woken at once when the connection goes; cancelling a wait loses no message and nobody's place. What is
+written in one turn of the loop leaves in one write. A handler of `listen` runs where the bytes are read: it must be
+quick; what it raises is reported and stops nobody. A connection opened with `reconnect` looks for its servers until it
+is closed, subscribes again, and then says so; it repeats nothing that was asked. Any other is closed when it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tidings.nats.address import Address, parse_addresses
+from tidings.nats.core import ANSWERS, Auth, Complaint, Core, Event, Info, Msg, Pong, anonymous, header_block
+from tidings.nats.errors import (
+    AuthRefused,
+    ConnectionGone,
+    NatsError,
+    NoResponders,
+    NotConnected,
+    ProtocolError,
+    PublishDenied,
+    ServerComplaint,
+    SlowReader,
+)
+
+#: bytes of one turn after which we do not wait for its end to write
+WRITE_NOW = 1 << 16
+#: bytes that may wait for the socket before publishing waits too
+HIGH_WATER = 1 << 20
+#: bytes that may wait for whoever reads a subscription
+PENDING_BYTES = 64 << 20
+#: the server sends nothing for a while: after so many unanswered pings it is given up
+UNANSWERED_PINGS = 2
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+#: refusals of our credential in a row after which a connection that reconnects is closed for good
+REFUSED_AT_MOST = 2
+CLOSE_WITHIN = 1.0
+
+Handler = Callable[[Msg], None]
+Callback = Callable[[Msg], Awaitable[None]]
+OnError = Callable[[Exception], None]
+OnChange = Callable[[], None]
+
+
+def _ignore_error(_error: Exception) -> None:
+    """Boundary: complaints nobody asked for; callers that care pass their own."""
+
+
+def _ignore_change() -> None:
+    pass
+
+
+class Subscription:
+    """Messages that wait to be taken, unless it has a handler. Made by `Connection.subscribe` and `listen`."""
+
+    def __init__(self, connection: Connection, sid: int, subject: str, queue: str, handler: Handler | None) -> None:
+        self.connection = connection
+        self.sid, self.subject, self.queue = sid, subject, queue
+        self.handler: Handler = handler or self._keep
+        self.limit = PENDING_BYTES
+        self._kept: deque[Msg] = deque()
+        self._bytes = 0
+        self._wakes: deque[asyncio.Future[None]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+
+    def _keep(self, message: Msg) -> None:
+        if self._bytes > self.limit:
+            self.connection._report(SlowReader(f"nobody takes what comes on {self.subject}: it is dropped"))
+            return
+        self._kept.append(message)
+        self._bytes += len(message.data) + len(message.block)
+        _wake_one(self._wakes)
+
+    def waiting(self) -> Iterator[Msg]:
+        """What has arrived, without waiting for more."""
+        while self._kept:
+            message = self._kept.popleft()
+            self._bytes -= len(message.data) + len(message.block)
+            yield message
+
+    async def next(self, timeout: float | None = None) -> Msg:
+        """The next message. A cancellation takes none with it: what had arrived is still `waiting`."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            self.connection.check_open()
+            if self._kept:
+                return next(self.waiting())
+            if self._over:
+                raise ConnectionGone(f"{self.subject} was unsubscribed")
+            await self._arrival(loop, deadline)
+
+    async def _arrival(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
+        wake: asyncio.Future[None] = loop.create_future()
+        self._wakes.append(wake)
+        timer = None if deadline is None else loop.call_at(deadline, _fail, wake, TimeoutError())
+        try:
+            await wake
+        except asyncio.CancelledError:
+            if self._kept:
+                _wake_one(self._wakes)  # it may have been ours to take, in the same turn
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            with suppress(ValueError):
+                self._wakes.remove(wake)
+
+    async def _serve(self, callback: Callback) -> None:
+        """One message after the other, until it is over."""
+        while not self._over:
+            try:
+                message = await self.next()
+            except ConnectionGone:
+                if self._over or self.connection.is_closed:
+                    return
+                await self.connection._until_back()
+                continue
+            try:
+                await callback(message)
+            except Exception as error:  # noqa: BLE001  # boundary: what one message does must not keep the next from coming
+                self.connection._report(error)
+
+    async def unsubscribe(self) -> None:
+        """Nothing more comes; what had arrived is still `waiting`. Of a closed connection it asks nothing."""
+        self._end(ConnectionGone(f"{self.subject} was unsubscribed"))
+        self.connection._forget(self)
+
+    async def drain(self, timeout: float) -> None:
+        """Unsubscribe, and hear what was on its way meanwhile: it is `waiting` when this returns."""
+        try:
+            self.connection._live().core.unsubscribe(self.sid)
+            await self.connection.flush(timeout)
+        finally:
+            self._end(ConnectionGone(f"{self.subject} was unsubscribed"))
+            self.connection._subscriptions.pop(self.sid, None)
+
+    def _end(self, error: Exception) -> None:
+        self._over = True
+        self._wake_all(error)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def _wake_all(self, error: Exception) -> None:
+        for wake in self._wakes:
+            _fail(wake, error)
+
+
+class _Socket(asyncio.Protocol):
+    """One socket of a connection. What it says after the connection has another one is not heard."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.core = Core(name=connection.name, inbox=connection._answers, auth=connection._auth)
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self.greeting: asyncio.Future[dict[str, Any]] = self.loop.create_future()
+        self.gone: asyncio.Future[None] = self.loop.create_future()
+        self.pongs: deque[asyncio.Future[None]] = deque()
+        self.room: deque[asyncio.Future[None]] = deque()
+        self.error: Exception | None = None
+        self.paused = self._due = False
+        #: between INFO and the end of a TLS handshake nothing is heard: it would count as said inside
+        self.deaf = False
+
+    # --- what the loop says ---
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(HIGH_WATER)
+
+    def data_received(self, data: bytes) -> None:
+        self.core.feed(data)
+        self.hear()
+
+    def hear(self) -> None:
+        """Everything that came whole, up to a greeting."""
+        core, subscriptions = self.core, self.connection._subscriptions
+        try:
+            while self.error is None and not self.deaf and (event := core.next_event()) is not None:
+                if type(event) is not Msg:
+                    self._take(event)
+                elif event.sid == ANSWERS:
+                    _answer(core.answered(event), event)
+                elif (subscription := subscriptions.get(event.sid)) is not None:
+                    try:
+                        subscription.handler(event)
+                    except Exception as error:  # noqa: BLE001  # boundary: a handler's fault is not the connection's
+                        self.connection._report(error)
+        except ProtocolError as error:
+            self.abandon(error)
+        self.flush()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Pong):
+            if self.pongs:
+                _answer(self.pongs.popleft(), None)
+        elif isinstance(event, Complaint):
+            self._complained(event)
+        elif isinstance(event, Info) and not self.greeting.done():
+            self.deaf = True
+            self.greeting.set_result(event.fields)
+
+    def _complained(self, complaint: Complaint) -> None:
+        error: Exception = ServerComplaint(complaint.text)
+        if complaint.kind == "auth":  # the server closes next
+            self.error = error = AuthRefused(complaint.text)
+        elif complaint.kind == "publish":
+            for waiter in self.core.denied(complaint.subject):
+                _fail(waiter, PublishDenied(complaint.text))
+        self.connection._report(error)
+        if self.error is not None and self.transport is not None:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        for waiter in self.room:
+            _answer(waiter, None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.error = self.error or ConnectionGone(f"the connection went: {error or 'closed by the server'}")
+        self.wake_all()
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self.connection._lost(self)
+
+    # --- what the connection says ---
+
+    def wake_all(self) -> None:
+        assert self.error is not None
+        for waiter in (*(each for _, each in self.core.waiting.values()), *self.pongs, *self.room, self.greeting):
+            _fail(waiter, self.error)
+        if self.greeting.done() and not self.greeting.cancelled():
+            self.greeting.exception()  # nobody may be waiting for it any more
+
+    def abandon(self, error: Exception) -> None:
+        """Give it up at once: nothing more is written, nothing more is read."""
+        self.error = self.error or error
+        if self.transport is not None:
+            self.transport.abort()
+        elif not self.gone.done():
+            self.gone.set_result(None)
+
+    def flush_soon(self) -> None:
+        if self.core.out_size > WRITE_NOW:
+            self.flush()
+        elif not self._due:
+            self._due = True
+            self.loop.call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._due = False
+        self.flush()
+
+    def flush(self) -> None:
+        if self.core.out_size and self.transport is not None and self.error is None:
+            self.transport.write(self.core.take())
+
+    @property
+    def is_idle(self) -> bool:
+        """Is nobody else writing in this turn?"""
+        return not self._due
+
+    def ping(self) -> asyncio.Future[None]:
+        """A place in the queue of pongs; the server answers in order, so nobody ever leaves it."""
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        waiter.add_done_callback(_seen)
+        self.pongs.append(waiter)
+        self.core.ping()
+        self.flush()
+        return waiter
+
+    async def has_room(self) -> None:
+        while self.paused and self.error is None:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self.room.append(waiter)
+            try:
+                await waiter
+            finally:
+                with suppress(ValueError):
+                    self.room.remove(waiter)
+
+
+class Connection:
+    """A connection to one of some servers. Open it with `connect`."""
+
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        *,
+        auth: Callable[[], Auth],
+        name: str,
+        inbox: str,
+        reconnect: bool,
+        tls: ssl.SSLContext | None,
+        tls_first: bool,
+        ping_interval: float,
+        on_error: OnError,
+        on_closed: OnChange,
+        on_disconnected: OnChange,
+        on_reconnected: OnChange,
+    ) -> None:
+        self.name = name
+        self._servers, self._make_auth = list(servers), auth
+        self._auth: Auth = anonymous
+        self._inbox = inbox
+        self._answers = f"{inbox}.{secrets.token_hex(8)}"
+        self._reconnect, self._tls, self._tls_first = reconnect, tls, tls_first
+        self._ping_interval = ping_interval
+        self._on_error, self._on_closed = on_error, on_closed
+        self._on_disconnected, self._on_reconnected = on_disconnected, on_reconnected
+        self._socket: _Socket | None = None
+        self._subscriptions: dict[int, Subscription] = {}
+        self._sids = ANSWERS
+        self._error: Exception | None = None
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._beats: list[asyncio.Future[None]] = []
+        self._back = asyncio.Event()
+        #: hear every complaint of the server while they want to know
+        self.on_complaint: list[Callable[[str], None]] = []
+
+    # --- what it is ---
+
+    @property
+    def is_closed(self) -> bool:
+        """For good; while it reconnects it is not."""
+        return self._closed
+
+    @property
+    def is_connected(self) -> bool:
+        return not self._closed and self._socket is not None and self._socket.error is None
+
+    @property
+    def incarnation(self) -> str:
+        """The id of the server process at the other end: another one may have lost what this one confirmed last."""
+        return str(self._socket.core.info.get("server_id", "")) if self._socket is not None else ""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the server last said of itself."""
+        return self._socket.core.info if self._socket is not None else {}
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """Those that were asked for. There is one more, on which answers come."""
+        return tuple(self._subscriptions.values())
+
+    def new_inbox(self) -> str:
+        return f"{self._inbox}.{secrets.token_hex(11)}"
+
+    def check_open(self) -> None:
+        if self._socket is None or self._socket.error is not None or self._closed:
+            raise ConnectionGone(str(self._why()))
+
+    def _why(self) -> Exception:
+        broken = self._socket.error if self._socket is not None else None
+        return self._error or broken or ConnectionGone("the connection is closed")
+
+    def _report(self, error: Exception) -> None:
+        if isinstance(error, ServerComplaint):
+            for hear in list(self.on_complaint):
+                hear(str(error))
+        self._on_error(error)
+
+    # --- asking and telling ---
+
+    def _live(self) -> _Socket:
+        socket = self._socket
+        if socket is None or socket.error is not None or self._closed:
+            raise NotConnected(str(self._why()))
+        return socket
+
+    async def _live_within(self, timeout: float) -> _Socket:
+        """The socket; of a connection that reconnects, the next one."""
+        if self._reconnect and not self._back.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._back.wait()
+        return self._live()
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Write it; whether it arrived nobody says. It waits while the server does not read."""
+        socket = self._live()
+        if socket.paused:
+            await socket.has_room()
+            socket = self._live()
+        block = header_block(headers.items()) if headers else b""
+        socket.core.publish(subject, payload, reply=reply, block=block)
+        socket.flush_soon()
+
+    async def write_raw(self, data: bytes) -> None:
+        """Bytes that are protocol already; nothing is checked."""
+        socket = self._live()
+        socket.core.write_raw(data)
+        socket.flush()
+        await socket.has_room()
+
+    async def request(
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = 5.0
+    ) -> Msg:
+        """One answer. `PublishDenied`, `NoResponders` and `ConnectionGone` come at once; `TimeoutError` says nothing
+        about what happened. A connection that reconnects meanwhile is waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        socket = self._live() if self.is_connected else await self._live_within(timeout)
+        if socket.paused:
+            async with asyncio.timeout_at(deadline):
+                await socket.has_room()
+            socket = self._live()
+        waiter: asyncio.Future[Msg] = loop.create_future()
+        timer = loop.call_at(deadline, _fail, waiter, TimeoutError())
+        token = None
+        try:
+            core = socket.core
+            token = core.request(subject, payload, header_block(headers.items()) if headers else b"", waiter)
+            if len(core.waiting) == 1 and socket.is_idle:
+                socket.flush()  # alone on the line: no need to wait for anybody's turn
+            else:
+                socket.flush_soon()
+            message = await waiter
+        finally:
+            timer.cancel()
+            if token is not None:
+                socket.core.waiting.pop(token, None)
+        if message.block and message.status == 503:
+            raise NoResponders(f"nobody listens on {subject}")
+        return message
+
+    async def flush(self, timeout: float = 5.0) -> None:
+        """A round trip: the server has read all that was written before."""
+        waiter = self._live().ping()
+        timer = asyncio.get_running_loop().call_later(timeout, _fail, waiter, TimeoutError())
+        try:
+            await asyncio.shield(waiter)
+        finally:
+            timer.cancel()
+
+    # --- hearing ---
+
+    async def subscribe(self, subject: str, cb: Callback | None = None, *, queue: str = "") -> Subscription:
+        """Messages are taken with `next`, or handed one after the other to `cb` in a task of the subscription."""
+        subscription = self._add(subject, queue, None)
+        if cb is not None:
+            subscription._task = asyncio.create_task(subscription._serve(cb), name=f"subscription to {subject}")
+        return subscription
+
+    async def listen(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Messages are handed to `handler` where they are read."""
+        return self._add(subject, queue, handler)
+
+    def _add(self, subject: str, queue: str, handler: Handler | None) -> Subscription:
+        socket = self._live()
+        sid = self._sids + 1
+        socket.core.subscribe(subject, sid, queue)
+        self._sids = sid
+        subscription = Subscription(self, sid, subject, queue, handler)
+        self._subscriptions[sid] = subscription
+        socket.flush_soon()
+        return subscription
+
+    def _forget(self, subscription: Subscription) -> None:
+        if self._subscriptions.pop(subscription.sid, None) is not None and self.is_connected:
+            socket = self._live()
+            socket.core.unsubscribe(subscription.sid)
+            socket.flush_soon()
+
+    # --- life ---
+
+    async def _open(self, address: Address) -> None:
+        """One attempt at one server."""
+        self._auth = self._make_auth()
+        socket = _Socket(self)
+        context = self._tls or (ssl.create_default_context() if address.tls or self._tls_first else None)
+        try:
+            first = context if self._tls_first else None
+            loop = asyncio.get_running_loop()
+            host = address.host
+            await loop.create_connection(
+                lambda: socket, host, address.port, ssl=first, server_hostname=host if first else None
+            )
+            info = await socket.greeting
+            if not self._tls_first and (context is not None or info.get("tls_required")):
+                await self._wrap(socket, host, context, info)
+            socket.deaf = False
+            socket.core.hello()
+            for subscription in self._subscriptions.values():
+                socket.core.subscribe(subscription.subject, subscription.sid, subscription.queue)
+            welcome = socket.ping()
+            socket.hear()
+            await welcome
+            if socket.error is not None:  # it went again in the very turn in which it was welcome
+                raise socket.error
+        except BaseException:
+            socket.abandon(ConnectionGone("it was not opened"))
+            raise
+        self._socket, self._beats = socket, []
+        self._back.set()
+        self._schedule_ping()
+
+    async def _wrap(self, socket: _Socket, host: str, context: ssl.SSLContext | None, info: Mapping[str, Any]) -> None:
+        if not (info.get("tls_required") or info.get("tls_available")):
+            raise ProtocolError(f"{host} offers no TLS")
+        if not socket.core.is_between:
+            raise ProtocolError("the server speaks before TLS has begun")
+        assert socket.transport is not None
+        context = context or ssl.create_default_context()
+        inner = await socket.loop.start_tls(socket.transport, socket, context, server_hostname=host)
+        assert inner is not None
+        socket.connection_made(inner)
+
+    async def _open_any(self, timeout: float) -> None:
+        """The first server that takes us. One that refuses our credential ends the search: the others share it."""
+        errors: list[Exception] = []
+        for address in list(self._servers):
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._open(address)
+            except AuthRefused:
+                raise
+            except (NatsError, OSError, TimeoutError) as error:
+                errors.append(ConnectionGone(f"{address}: {str(error) or type(error).__name__}"))
+                continue
+            return
+        raise ConnectionGone("; ".join(map(str, errors))) from errors[-1]
+
+    def _schedule_ping(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._ping_interval:
+            self._beat = asyncio.get_running_loop().call_later(self._ping_interval, self._ping)
+
+    def _ping(self) -> None:
+        socket = self._socket
+        if socket is None or socket.error is not None:
+            return
+        self._beats = [each for each in self._beats if not each.done()]
+        if len(self._beats) >= UNANSWERED_PINGS:
+            socket.abandon(ConnectionGone("the server went silent"))
+            return
+        self._beats.append(socket.ping())
+        self._schedule_ping()
+
+    def _lost(self, socket: _Socket) -> None:
+        if socket is not self._socket or self._closed:
+            return
+        self._back.clear()
+        assert socket.error is not None
+        for subscription in list(self._subscriptions.values()):
+            subscription._wake_all(socket.error)
+        self._on_disconnected()
+        if self._reconnect and not self._closed:
+            self._task = asyncio.get_running_loop().create_task(self._come_back(), name=f"reconnect of {self.name}")
+        else:
+            self._end(socket.error)
+
+    async def _come_back(self) -> None:
+        pause, refused = FIRST_PAUSE, 0
+        while not self._closed:
+            try:
+                await self._open_any(timeout=2.0)
+            except AuthRefused as error:
+                refused += 1
+                if refused >= REFUSED_AT_MOST:
+                    self._end(error)
+                    return
+            except (NatsError, OSError):
+                pass  # the server is not back yet: that is what this loop waits for
+            else:
+                self._on_reconnected()
+                return
+            await asyncio.sleep(random.uniform(pause / 2, pause))
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    async def _until_back(self) -> None:
+        await self._back.wait()
+
+    def _end(self, error: Exception) -> None:
+        """For good: whoever waits hears it."""
+        if self._closed:
+            return
+        self._closed, self._error = True, error
+        if self._beat is not None:
+            self._beat.cancel()
+        self._back.set()
+        for subscription in list(self._subscriptions.values()):
+            subscription._end(error)
+        self._on_closed()
+
+    def fail_pending(self, error: Exception) -> None:
+        """Wake everybody who waits for an answer with this."""
+        if self._socket is not None:
+            for _, waiter in list(self._socket.core.waiting.values()):
+                _fail(waiter, error)
+
+    def abort(self) -> None:
+        """Cut the socket, as a network does: what was not written is lost."""
+        if self._socket is not None:
+            self._socket.abandon(ConnectionGone("the connection was cut"))
+
+    async def close(self) -> None:
+        """In bounded time, also towards a server that stopped reading. What was written before still goes."""
+        socket = self._socket
+        if not self._closed:
+            if socket is not None:
+                socket.flush()
+                socket.error = socket.error or ConnectionGone("the connection was closed")
+                socket.wake_all()
+            self._end(ConnectionGone("the connection was closed"))
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if socket is None or socket.transport is None:
+            return
+        socket.transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await asyncio.shield(socket.gone)
+        except TimeoutError:
+            socket.transport.abort()
+        except BaseException:
+            socket.transport.abort()
+            raise
+
+
+def _answer(waiter: asyncio.Future[Any] | None, result: Any) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(result)
+
+
+def _fail(waiter: asyncio.Future[Any], error: Exception) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+
+
+def _seen(waiter: asyncio.Future[None]) -> None:
+    """A ping that nobody waits for any more may fail."""
+    if not waiter.cancelled():
+        waiter.exception()
+
+
+def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:
+    for wake in wakes:
+        if not wake.done():
+            wake.set_result(None)
+            return
+
+
+async def connect(
+    servers: str | Sequence[str],
+    *,
+    auth: Callable[[], Auth] = lambda: anonymous,
+    name: str = "",
+    inbox: str = "_INBOX",
+    reconnect: bool = False,
+    tls: ssl.SSLContext | None = None,
+    tls_first: bool = False,
+    ping_interval: float = 10.0,
+    timeout: float = 5.0,
+    on_error: OnError = _ignore_error,
+    on_closed: OnChange = _ignore_change,
+    on_disconnected: OnChange = _ignore_change,
+    on_reconnected: OnChange = _ignore_change,
+) -> Connection:
+    """Open a connection to the first of these servers that takes us.
+
+    `auth` is asked at every attempt, so a credential that was renewed on disk is the one that is used. `tls_first`
+    begins with the handshake; without it a server that asks for TLS gets it after its greeting. A `tls://` server, or
+    one with a context, is never spoken to in plain.
+    """
+    connection = Connection(
+        parse_addresses(servers),
+        auth=auth,
+        name=name,
+        inbox=inbox,
+        reconnect=reconnect,
+        tls=tls,
+        tls_first=tls_first,
+        ping_interval=ping_interval,
+        on_error=on_error,
+        on_closed=on_closed,
+        on_disconnected=on_disconnected,
+        on_reconnected=on_reconnected,
+    )
+    await connection._open_any(timeout)
+    return connection
