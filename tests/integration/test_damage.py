@@ -12,6 +12,7 @@ import tidings
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConfigError
 from tidings.steward.damage import Removed
+from tidings.steward.sealing import seal_known_damage
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -390,3 +391,45 @@ async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:
         await space.restart_broker(kill=kill)
         await space.start_steward()
         assert (await health(space))["problems"] == []
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_a_known_damaged_record_costs_no_others_when_the_broker_is_killed(space: RealSpace, sealed: bool) -> None:
+    """Without sealing the broker cuts everything behind it away: if that changes one day, sealing can go."""
+    for name in ("ada", "bob"):
+        await space.add(name)
+    async with connect(space, "ada") as ada:
+        stored = [(await ada.send("general", f"message {number:02}")).seq for number in range(30)]
+
+        def strike() -> None:
+            (block,) = (stream_folder(space, "LOG_main") / "msgs").glob("*.blk")
+            data = bytearray(block.read_bytes())
+            data[data.index(b"message 05")] ^= 1
+            block.write_bytes(data)
+
+        await struck(space, strike)
+
+        async def is_known() -> bool:
+            return any(each.startswith("LOG_main lost 1 record") for each in (await health(space))["problems"])
+
+        await eventually(is_known)
+        async with space.administer() as admin:
+            await admin.ask("acknowledge")
+        await eventually(lambda: ada.link.state == "ready")
+        stored += [(await ada.send("general", f"message {number}", timeout=20)).seq for number in range(30, 40)]
+        await space.stop_steward()
+        space.broker.kill()
+        if sealed:
+            assert seal_known_damage(space.home, space.info.id) == [stored[5]]
+        space.broker.start()
+        async with space.core() as core:
+            there = [seq for seq in stored if await core.at("LOG_main", seq) is not None]
+        if not sealed:
+            assert len(there) < 40
+            return
+        assert there == stored
+        await space.start_steward()
+        await eventually(lambda: ada.link.state == "ready")
+        said = {each.text for each in await ada.history("general", 100)}
+        assert said == {f"message {number:02}" for number in range(40) if number != 5}, "and its content stays lost"
+    assert (await health(space))["healthy"]

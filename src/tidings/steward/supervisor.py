@@ -42,6 +42,7 @@ from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT
 from tidings.steward.admin_process import AdminProcess, error_of, spawn
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
+from tidings.steward.sealing import seal_known_damage
 from tidings.steward.watcher import Breach, Watcher
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
@@ -189,6 +190,7 @@ class Supervisor:
 
     async def _start_broker(self) -> None:
         assert self.broker is not None
+        await asyncio.to_thread(seal_known_damage, self.home, self.home.read_info().id)
         self.broker.spawn()
         await self._until_broker_ready()
 
