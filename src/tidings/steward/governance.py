@@ -13,6 +13,7 @@ import msgspec
 from tidings.broker.acks import ACK_WAIT
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, NameTaken, UsageError
+from tidings.space import recall
 from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
 from tidings.steward.operations import ADMIN
@@ -249,10 +250,11 @@ async def issued(steward: Steward, request: Request) -> Answer:
 
 
 async def acknowledge(steward: Steward, request: Request) -> Answer:
-    """The owner has seen that the log went backwards; health stops saying so."""
+    """The owner has seen that the log went backwards, and what came of it; health stops saying so."""
     del request
     steward.doubts.clear()
-    return {"acknowledged": steward.marks.acknowledge() + steward.store.acknowledge()}
+    recalled = recall.acknowledge(steward.home, steward.info.id)
+    return {"acknowledged": steward.marks.acknowledge() + steward.store.acknowledge() + recalled}
 
 
 ADMIN_HANDLERS: dict[tuple[str, str], Handler] = {
