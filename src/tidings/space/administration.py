@@ -31,7 +31,15 @@ from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import push_token
 from tidings.broker.server import free_port, greeting
 from tidings.broker.streams import default_budget, ensure_streams, storage_needed
-from tidings.errors import InvalidName, NameTaken, OutcomeUnknown, SpaceBusy, UnreachableError, UsageError
+from tidings.errors import (
+    ConflictError,
+    InvalidName,
+    NameTaken,
+    OutcomeUnknown,
+    SpaceBusy,
+    UnreachableError,
+    UsageError,
+)
 from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
@@ -491,16 +499,27 @@ class Administrator:
             self.home.agent_creds(row.name).unlink()
         self.ledger.put(row, state="revoked")
 
-    async def rotate(self, name: str) -> Granted:
-        """A new key under the same name, in the same channels; the old key is cut."""
+    async def rotate(self, name: str, *, drop_unread: bool = False) -> Granted:
+        """A new key under the same name, in the same channels; the old key is cut.
+
+        What lies unread is for the old key and goes with it, so it is refused unless there is nothing or it may go:
+        `drop_unread`. Then whoever it concerns is told, by the steward. The answer's note is what was dropped.
+        """
         await self.finish()
         old = self._active(name)
         await self._check_steward(f"agent {name} has no new key")
+        unread = (await self.ask("unread", id=old.id))["words"]
+        if unread and not drop_unread:
+            raise ConflictError(
+                f"agent {name} keeps its key, because a new one cannot have what lies unread for it: {unread}. Let it "
+                f"read first (`tidings inbox --as {name}`), or give that up with "
+                f"`tidings agent rotate {name} --drop-unread`"
+            )
         agent = self._file_of(old)  # rights come from what was granted, not from what a file says meanwhile
         row = await self._issue(agent, KeyPair.generate(), succeeds=old.id, withheld=old.withheld)
         failpoints.reach("rotate.before_cut")
         await self.cut(old)
-        return Granted(row, created=True, closed=[])
+        return Granted(row, created=True, closed=[], note=unread)
 
     def _active(self, name: str) -> Issued:
         row = self.ledger.active(name)
