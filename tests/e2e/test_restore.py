@@ -11,6 +11,7 @@ import pytest
 
 import tidings
 from terminal import Terminal
+from tidings.errors import AuthRevoked, DeniedError
 from tidings.host.client import HostClient
 from tidings.host.session_file import SessionFile, own_file
 
@@ -104,3 +105,75 @@ def test_a_space_put_back_as_documented_hides_nothing_new_from_state_file_host_o
     done(terminal, "space", "acknowledge")
     assert terminal.run("status").returncode == 0
     assert terminal.run("host", "down").returncode == 0
+
+
+async def send_with(bundle: Path, text: str) -> None:
+    async with tidings.connect(bundle=bundle, receive=False) as agent:
+        await agent.send("general", text, timeout=30)
+
+
+def exported(terminal: Terminal, name: str, path: Path) -> Path:
+    done(terminal, "agent", "export", name, "--output", str(path))
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_a_space_put_back_as_documented_gives_nobody_back_what_was_taken_since(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.env["TIDINGS_PIPELINE"] = "off"
+    folder, copy = terminal.home.root, tmp_path / "copy"
+    done(terminal, "up", "--detach")
+    for name in ("rex", "ada"):
+        done(terminal, "agent", "add", name)
+    done(terminal, "agent", "add", "bob", "--read", "general,ops", "--post", "general,ops")
+    rex, ada = exported(terminal, "rex", tmp_path / "rex.json"), exported(terminal, "ada", tmp_path / "ada.json")
+    bob = exported(terminal, "bob", tmp_path / "bob.json")
+    done(terminal, "down")
+    shutil.copytree(folder, copy)
+    done(terminal, "up", "--detach")
+    done(terminal, "agent", "revoke", "rex", "--yes")
+    done(terminal, "agent", "access", "bob", "--read", "general", "--post", "general")
+    done(terminal, "agent", "rotate", "ada")
+    for name in ("eve", "carol"):
+        done(terminal, "agent", "add", name)
+    eve, carol = exported(terminal, "eve", tmp_path / "eve.json"), exported(terminal, "carol", tmp_path / "carol.json")
+    new_ada = exported(terminal, "ada", tmp_path / "new-ada.json")
+    done(terminal, "agent", "revoke", "eve", "--yes")
+    done(terminal, "down")
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    done(terminal, "up", "--detach")
+
+    for bundle in (rex, ada, eve):
+        with pytest.raises(AuthRevoked):
+            asyncio.run(send_with(bundle, "I am back"))
+    for bundle in (new_ada, carol):
+        asyncio.run(send_with(bundle, "hello"))
+    done(terminal, "send", "general", "with the credential of the copy", "--as", "bob")
+    with pytest.raises((AuthRevoked, DeniedError)):
+        asyncio.run(send_narrowed(bob))
+    listed = {row["name"]: row for row in json.loads(done(terminal, "agent", "list", "--json"))}
+    assert listed.keys() == {"ada", "bob", "carol", "me"}
+    assert (listed["bob"]["read"], listed["bob"]["post"]) == (["general"], ["general"])
+    status = terminal.run("status", "--json")
+    (said,) = [each for each in json.loads(status.stdout)["problems"] if "from a copy" in each]
+    assert status.returncode == 3
+    for part in ("rex stays revoked", "eve stays revoked", "bob has the access it was given since"):
+        assert part in said
+    assert "the key ada had before its rotation stays void" in said
+    assert "carol, added since" in said
+    assert "ops" not in said, "every agent may ask for this, and it names no channel"
+    # once, and restarts and the ledger of the copy have it from now on
+    done(terminal, "space", "acknowledge")
+    assert terminal.run("status").returncode == 0
+    done(terminal, "down")
+    done(terminal, "up", "--detach")
+    assert terminal.run("status").returncode == 0
+    with pytest.raises(AuthRevoked):
+        asyncio.run(send_with(rex, "I am back"))
+
+
+async def send_narrowed(bundle: Path) -> None:
+    async with tidings.connect(bundle=bundle, receive=False) as agent:
+        await agent.send("ops", "not mine any more", timeout=10)

@@ -140,3 +140,26 @@ async def test_dead_letters_are_listed_shown_retried_and_dropped_from_a_terminal
     assert (dropped.returncode, "is dropped" in dropped.stderr) == (0, True)
     left = json.loads((await run(terminal, "dead", "list", "--as", "bob", "--json")).stdout)
     assert [(each["letter"], each["state"]) for each in left] == [(f"channel-{sent.seq}", "wanted")]
+
+
+async def test_a_rotation_says_what_is_unread_and_what_it_dropped_is_in_both_inboxes(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    for name in ("me", "hal"):
+        await space.add(name, roles=["reviewer"])
+    assert (await run(terminal, "dm", "hal", "are you there?")).returncode == 0
+    asked = await run(terminal, "ask", "reviewer", "is it right?", "--as", "hal")
+    task = asked.stdout.strip()
+    refused = await run(terminal, "agent", "rotate", "hal")
+    assert (refused.returncode, refused.stdout) == (6, "")
+    assert "1 direct message" in refused.stderr
+    assert "--drop-unread" in refused.stderr
+    dropped = await run(terminal, "agent", "rotate", "hal", "--drop-unread")
+    assert dropped.returncode == 0, dropped.stderr
+    assert "what was unread is dropped: 1 direct message" in dropped.stderr
+    assert "your key is new, and what lay unread" in (await run(terminal, "inbox", "--as", "hal")).stdout
+    mine = await run(terminal, "inbox")
+    assert "a direct message you sent to hal will not be read: hal has a new key" in mine.stdout
+    assert (await run(terminal, "work", "--role", "reviewer", "--exec", "echo yes", "--once")).returncode == 0
+    found = await run(terminal, "result", task, "--as", "hal", "--wait", "20")
+    assert (found.returncode, found.stdout.strip()) == (0, "yes"), found.stderr

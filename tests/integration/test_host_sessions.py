@@ -356,3 +356,25 @@ async def test_a_key_that_was_replaced_gets_a_session_of_its_own(terminal: Termi
         again = await asyncio.to_thread(terminal.run, "send", "general", "two", "--as", "ada")
         assert again.returncode == 0, again.stderr
         assert {scope.agent for scope in daemon.host.scopes()} > {old.agent}
+
+
+async def test_a_rotation_is_refused_while_the_host_holds_something_unread_for_the_old_key(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    async def run(*words: str) -> Any:
+        return await asyncio.to_thread(terminal.run, *words)
+
+    async with daemon_in(pair.home.home) as daemon:
+        assert (await run("inbox", "--as", "bob")).returncode == 0
+        assert (await run("dm", "bob", "are you there?", "--as", "ada")).returncode == 0
+
+        async def is_held() -> bool:
+            return sum((await daemon.host.inbox.unread_counts()).values()) == 1
+
+        await eventually(is_held, what="the host has it")
+        refused = await run("agent", "rotate", "bob")
+        assert refused.returncode == 6
+        assert "what lies unread in the inbox of the host: 1 message" in refused.stderr
+        dropped = await run("agent", "rotate", "bob", "--drop-unread", "--json")
+        assert dropped.returncode == 0, dropped.stderr
+        assert "1 message in the inbox of the host" in json.loads(dropped.stdout)["dropped"]

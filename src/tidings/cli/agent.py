@@ -12,7 +12,7 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
-from tidings.errors import ConflictError, UsageError
+from tidings.errors import ConflictError, StoreError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.wire.names import check_agent_name
 
@@ -310,22 +310,66 @@ def revoke(
 
 
 @app.command("rotate")
-def rotate(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def rotate(
+    name: NameArgument,
+    drop_unread: Annotated[
+        bool, typer.Option("--drop-unread", help="Give up what lies unread; it and its senders are told.")
+    ] = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Give an agent a new key under the same name, in the same channels; the old key is cut.
 
-    Example:
+    What lies unread was for the old key, and no other opens it: then this is refused, with how much it is.
+
+    Examples:
 
       tidings agent rotate ada
+
+      tidings agent rotate ada --drop-unread             the key has leaked: what is unread is not waited for
     """
     where = place(space, home)
-    _row(where, name)
-    granted = asyncio.run(_administered(where, f"rotating {name}", lambda admin: admin.rotate(name)))
+    held = _unread_at_host(where, _row(where, name))
+    if held and not drop_unread:
+        raise ConflictError(
+            f"agent {name} keeps its key, because a new one cannot have what lies unread in the inbox of the host: "
+            f"{held}. Let it read first (`tidings inbox --as {name}`), or give that up with "
+            f"`tidings agent rotate {name} --drop-unread`"
+        )
+    granted = asyncio.run(
+        _administered(where, f"rotating {name}", lambda admin: admin.rotate(name, drop_unread=drop_unread))
+    )
+    dropped = "; ".join(each for each in (granted.note, held and f"{held} in the inbox of the host") if each)
     if as_json:
-        output.data(_public(granted.row))
+        output.data({**_public(granted.row), "dropped": dropped})
         return
     output.say(f"agent {name} has a new key; the old one is cut")
+    if dropped:
+        output.say(f"what was unread is dropped: {dropped}")
+    if granted.note:
+        output.say(f"{name} and the senders of direct messages are told")
     output.line(granted.row.id)
     output.hint(f"tidings agent export {name} --output {name}.tidings.json")
+
+
+def _unread_at_host(where: Place, row: Issued) -> str:
+    """What the host of this home received for a key and nobody read: it is kept under that key."""
+    from tidings.host.inbox import unread_of
+    from tidings.host.schema import MIGRATIONS
+    from tidings.store.looking import look
+
+    file = where.home.home / "host.db"
+    if row.state not in LIVE or not file.exists():
+        return ""
+    space_id = where.home.read_info().id
+    try:
+        counts = look(file, MIGRATIONS, lambda c: unread_of(c, space_id, row.id))
+    except StoreError as error:  # boundary: whoever needs a new key gets one, whatever became of the inbox
+        output.say(f"note: what the host holds for {row.name} is not known: {error}")
+        return ""
+    count = sum(n for kind, n in counts.items() if kind != "notice")
+    return f"{count} message{'' if count == 1 else 's'}" if count else ""
 
 
 @app.command("import")

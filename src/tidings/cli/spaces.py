@@ -141,7 +141,7 @@ async def _ask(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
 
 @app.command("acknowledge")
 def acknowledge(space: SpaceOption = None, home: HomeOption = None) -> None:
-    """Say that you have seen to a log that went backwards; `status` stops warning.
+    """Say that you have seen to a log that went backwards, or to a copy that was put back; `status` stops warning.
 
     Example:
 
@@ -149,7 +149,7 @@ def acknowledge(space: SpaceOption = None, home: HomeOption = None) -> None:
     """
     where = place(space, home)
     count = asyncio.run(_ask(where, "acknowledge"))["acknowledged"]
-    output.say(f"acknowledged {count} regression{'' if count == 1 else 's'} of space {where.home.name}")
+    output.say(f"acknowledged {count} problem{'' if count == 1 else 's'} of space {where.home.name}")
     output.hint("tidings status")
 
 

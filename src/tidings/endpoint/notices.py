@@ -19,10 +19,10 @@ from tidings.endpoint.gaps import FrameGap, Gap
 from tidings.errors import DeliveryLost, DeniedError, LogRegressed
 from tidings.wire.envelope import RULED_OUT
 
-#: lost: owed to this agent, and it will not come. gap: missed on the way, and read from the log since. void: a message
-#: of this agent's own that no reader shows. damage: the store lost or cannot read something that concerns this agent.
-#: set_back: the log went backwards, or the inbox. flood: more than the inbox keeps of one sender. membership: a
-#: narrowing of this agent's access closed it, or following it is denied
+#: lost: owed to this agent, and it will not come, or sent by it, and it will not be read. gap: missed on the way, and
+#: read from the log since. void: a message of this agent's own that no reader shows. damage: the store lost or cannot
+#: read something that concerns this agent. set_back: the log went backwards, or the inbox. flood: more than the inbox
+#: keeps of one sender. membership: a narrowing of this agent's access closed it, or following it is denied
 NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood", "membership"]
 
 
@@ -105,8 +105,10 @@ def of_refused_channel(pattern: str, error: DeniedError) -> Notice:
 
 
 def of_damage(row: dict[str, Any]) -> Notice:
-    """What the steward tells of records the store lost, of mail it removed and of memberships a narrowing closed."""
-    kind: NoticeKind = "membership" if row.get("kind") == "membership" else "damage"
+    """What the steward tells of records the store lost, of mail it removed or dropped with a key, of memberships a
+    narrowing closed."""
+    told = row.get("kind")
+    kind: NoticeKind = "membership" if told == "membership" else "lost" if told == "lost" else "damage"
     return Notice(kind, row["text"], row["channel"], row["first"], row["last"], row["count"], row["cause"])
 
 

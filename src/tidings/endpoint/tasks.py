@@ -233,11 +233,15 @@ class Tasks:
             seen = found.state
 
     def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
-        """The steward's answer; a result counts only if its worker signed it for this task of ours."""
+        """The steward's answer; a result counts only if its worker signed it for this task of ours.
+
+        `asker` is a key this agent had before a rotation, if that asked: the steward says which, and the id is in what
+        was signed.
+        """
         message = None
         if answer["state"] == "done":
             payload, worker = base64.b64decode(answer["result"]), str(answer["worker"])
-            destination = f"{self.identity.id}.{message_id}"
+            destination = f"{answer.get('asker') or self.identity.id}.{message_id}"
             if not signing.verifies(answer["sig"], self.identity.space_id, "result", worker, destination, payload):
                 raise BadSignature(f"the result of task {message_id} is not signed by {worker}")
             message = wire.decode(payload)

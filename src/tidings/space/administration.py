@@ -3,7 +3,8 @@
 It runs in short-lived processes: `tidings agent ...`, `tidings space ...`, and the steps the supervisor starts as
 children of its own. Every operation holds the admin lock, first finishes what an earlier one left undone, writes
 its intention to the ledger, asks the steward for the record, and then pushes the derived account token. Whatever
-is interrupted is found in the ledger and finished by the next one.
+is interrupted is found in the ledger and finished by the next one. If the ledger is older than what is remembered of it
+outside of the space, it is brought up to date before anything else (`recall.py`).
 """
 
 from __future__ import annotations
@@ -30,11 +31,20 @@ from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import push_token
 from tidings.broker.server import free_port, greeting
 from tidings.broker.streams import default_budget, ensure_streams, storage_needed
-from tidings.errors import InvalidName, NameTaken, OutcomeUnknown, SpaceBusy, UnreachableError, UsageError
-from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, parse_agent_file
+from tidings.errors import (
+    ConflictError,
+    InvalidName,
+    NameTaken,
+    OutcomeUnknown,
+    SpaceBusy,
+    UnreachableError,
+    UsageError,
+)
+from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.layout import LAYOUT, check_layout, lay_out, make_pipeline_creds
+from tidings.space.recall import Recall, note_recalled, words
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import lookalikes, unfit_to_grant
@@ -121,7 +131,7 @@ class Administrator:
         self.info = home.read_info()
         self.subjects = self.info.subjects
         self.keyring = keyring
-        self.ledger = Ledger(home.issued)
+        self.ledger = Ledger(home.issued, outside=home.remembered / self.info.id)
         self.url = self.info.url
         self._stack = AsyncExitStack()
         self._control: Control | None = None
@@ -161,6 +171,33 @@ class Administrator:
             return
         system, _ = await self._user(self.keyring.system, "resolver", owner=False)
         await push_token(system, self.info.agents_account, token)
+
+    # --- a folder that was put back from a copy ---
+
+    async def recall(self) -> list[str]:
+        """Bring the ledger up to what is remembered outside of it, and the broker with it. Answers what was done."""
+        recall = Recall(self.ledger)
+        older = recall.compare()
+        for row in recall.unremembered:
+            recall.remember(row)
+        if not older:
+            return []
+        told = (words(before, row, recall.follows(row), self._has_creds(row)) for before, row in older)
+        said = [text for text in told if text is not None]
+        note_recalled(self.home, self.info.id, said)  # first: whoever finishes this finds some of it done
+        for _, row in older:
+            self.ledger.write(row)
+            if row.state not in CUT:
+                self._rewrite_creds(row)
+                if not row.withheld:
+                    self.write_file(self._file_of(row))
+            elif self._creds_match(row):
+                self.home.agent_creds(row.name).unlink()
+        await self.push_revocations()
+        return said
+
+    def _has_creds(self, row: Issued) -> bool:
+        return row.state in CUT or self._creds_match(row)
 
     # --- finishing what was interrupted ---
 
@@ -462,16 +499,27 @@ class Administrator:
             self.home.agent_creds(row.name).unlink()
         self.ledger.put(row, state="revoked")
 
-    async def rotate(self, name: str) -> Granted:
-        """A new key under the same name, in the same channels; the old key is cut."""
+    async def rotate(self, name: str, *, drop_unread: bool = False) -> Granted:
+        """A new key under the same name, in the same channels; the old key is cut.
+
+        What lies unread is for the old key and goes with it, so it is refused unless there is nothing or it may go:
+        `drop_unread`. Then whoever it concerns is told, by the steward. The answer's note is what was dropped.
+        """
         await self.finish()
         old = self._active(name)
         await self._check_steward(f"agent {name} has no new key")
+        unread = (await self.ask("unread", id=old.id))["words"]
+        if unread and not drop_unread:
+            raise ConflictError(
+                f"agent {name} keeps its key, because a new one cannot have what lies unread for it: {unread}. Let it "
+                f"read first (`tidings inbox --as {name}`), or give that up with "
+                f"`tidings agent rotate {name} --drop-unread`"
+            )
         agent = self._file_of(old)  # rights come from what was granted, not from what a file says meanwhile
         row = await self._issue(agent, KeyPair.generate(), succeeds=old.id, withheld=old.withheld)
         failpoints.reach("rotate.before_cut")
         await self.cut(old)
-        return Granted(row, created=True, closed=[])
+        return Granted(row, created=True, closed=[], note=unread)
 
     def _active(self, name: str) -> Issued:
         row = self.ledger.active(name)
@@ -522,6 +570,8 @@ async def administer(home: SpaceHome, purpose: str) -> AsyncIterator[Administrat
         check_layout(home.read_info())
         administrator = Administrator(home, Keyring.load(home.keys))
         try:
+            for each in await administrator.recall():
+                log.warning("a folder was put back from an older copy: %s", each)
             yield administrator
         finally:
             await administrator.close()

@@ -3,7 +3,8 @@
 `agents/<name>.md` is the agent as people describe it (front matter: card and access; body: persona).
 `agents/issued/<id>.json` is what was granted to a key, written before the grant is asked for, so that an add that
 was interrupted is found and completed or undone. Account tokens are derived from the ledger, never edited: a
-revocation is a row here before it is anything else.
+revocation is a row here before it is anything else. Each row is written a second time outside of what a backup copies:
+`recall.py` says what for.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidings.broker.private_files import read_plain, write_private
+from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.errors import ConfigError, UsageError
 from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id, unmarked
 
 #: pending: being added. changing: was active, is being given other rights. undone: an add that never was
 State = Literal["pending", "active", "changing", "revoking", "revoked", "undone"]
 LIVE: tuple[State, ...] = ("pending", "active", "changing")
+#: for good: no key comes back from there
+CUT: tuple[State, ...] = ("revoking", "revoked", "undone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,13 @@ class Issued:
     withheld: str = ""
     #: which `grants.AGENT_RIGHTS` its token was made with
     rights: int = 1
+    #: how often this row was written
+    version: int = 0
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two states of one row the later one has the greater. Seconds first: older versions of us did not count."""
+        return max(self.iat, self.void_until), self.version
 
     @property
     def barred(self) -> bool:
@@ -128,10 +138,11 @@ class Issued:
 
 
 class Ledger:
-    """The rows of `agents/issued`."""
+    """The rows of `agents/issued`. `outside`: where whoever changes them writes them a second time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, outside: Path | None = None) -> None:
         self.folder = folder
+        self.outside = outside
 
     def rows(self) -> list[Issued]:
         return [self._load(path) for path in sorted(self.folder.glob("U*.json")) if is_agent_id(path.stem)]
@@ -157,9 +168,19 @@ class Ledger:
         return self.active(name) or (max(held, key=lambda row: row.iat) if held else None)
 
     def put(self, row: Issued, **changes: Any) -> Issued:
-        row = replace(row, **changes)
-        write_private(self.folder / f"{row.id}.json", json.dumps(asdict(row), indent=1) + "\n")
+        """Write a row. Inside first: if the second write is interrupted, it does not look like a copy put back."""
+        before = self.get(row.id)
+        version = max(row.version, before.version if before else 0) + 1
+        row = replace(row, **changes, version=version)
+        self.write(row)
+        if self.outside is not None:
+            private_dir(self.outside)
+            Ledger(self.outside).write(row)
         return row
+
+    def write(self, row: Issued) -> None:
+        """As it is, and here alone."""
+        write_private(self.folder / f"{row.id}.json", json.dumps(asdict(row), indent=1) + "\n")
 
     def unfinished(self) -> list[Issued]:
         return [row for row in self.rows() if row.state in ("pending", "changing", "revoking")]

@@ -10,6 +10,7 @@
                   lake/           tables of what was delivered and what was quarantined
 <home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `tidings agent import` took
 <home>/marks/<S>.json             where the log was: outside of what is copied and put back, so that this is noticed
+<home>/marks/<S>.issued/<id>/     rows of agents/issued once more, by the id of the space: what was taken stays taken
 <home>/run/<S>/                   locks, pids, state of what runs
 <home>/logs/<S>/                  broker.log, steward.log, pipeline.log, spark.log, up.log
 """
@@ -79,6 +80,8 @@ class SpaceHome:
         self.marks = home / "marks" / f"{name}.json"
         #: where they lay once, inside of what a backup copies
         self.marks_before = self.root / "marks.json"
+        self.remembered = home / "marks" / f"{name}.issued"
+        self.recalled = home / "marks" / f"{name}.recalled.json"
         self.run = home / "run" / name
         self.logs = home / "logs" / name
         self.up_lock = self.run / "up.lock"
@@ -176,7 +179,7 @@ class SpaceHome:
                     raise SpaceBusy(f"space {self.name} is in use: {error}; `tidings down` first") from error
             for marks in self.marks.parent.glob(f"{self.name}.*json*"):
                 marks.unlink()
-            for path in (self.root, self.logs, self.run):
+            for path in (self.root, self.remembered, self.logs, self.run):
                 if path.exists():
                     shutil.rmtree(path)
 

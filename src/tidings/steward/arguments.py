@@ -106,6 +106,7 @@ ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Kind]] = {
     ("admin", "rotate_key"): {},
     ("admin", "table"): {"seq": COUNT, "offset": COUNT},
     ("admin", "issued"): {"ids": TEXTS},
+    ("admin", "unread"): {"id": TEXT},
     ("admin", "acknowledge"): {},
 }
 

@@ -58,6 +58,11 @@ class BackstopWatch:
         figures = await self._state.get(FIGURES_KEY)
         self._figures = figures.value if figures else {}
 
+    async def delivered(self) -> int | None:
+        """Through which sequence of the log everything was delivered, asked for now; None if nothing ever was."""
+        floor = await self._state.get(FLOOR_KEY)
+        return int(floor.value["seq"]) if floor else None
+
     def _hear(self, beat: Entry | None) -> None:
         revision = beat.revision if beat else 0
         if self._revision is not None and revision != self._revision:

@@ -75,6 +75,13 @@ async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
         return {"done": migrate(home)}
 
 
+async def recall(home: SpaceHome) -> dict[str, Any]:
+    """Before a broker serves it: whoever was revoked since a copy was made is so from the first moment."""
+    async with administer(home, "recalling what was decided") as admin:
+        await admin.push_revocations()  # also if a recall was interrupted before it came to that
+    return {}
+
+
 async def provision(home: SpaceHome) -> dict[str, Any]:
     async with administer(home, "provisioning the broker") as admin:
         return {"changes": await admin.provision()}
@@ -115,6 +122,7 @@ async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
 TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
     "create": create,
     "migrate": bring_to_layout,
+    "recall": recall,
     "provision": provision,
     "agents": agents,
     "withhold": withhold,

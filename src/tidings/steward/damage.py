@@ -95,7 +95,8 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What was taken from an agent: mail because of who sent it (`shares.py`), its dead letters, or a membership.
+    """What was taken from an agent: mail because of who sent it (`shares.py`) or whose key went (`unread.py`), its dead
+    letters, or a membership.
 
     `cause` names this removal.
     """

@@ -6,18 +6,21 @@ one. The steward writes the record and tends the broker's mailboxes; it never se
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidings.broker.acks import ACK_WAIT
 from tidings.broker.answers import NO_CONSUMER, ApiError
-from tidings.errors import ConflictError, NameTaken, UsageError
+from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
+from tidings.space import recall
 from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
 from tidings.steward.operations import ADMIN
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, now, open_intervals
+from tidings.steward.unread import tell_dropped, unread
 from tidings.wire.names import check_agent_id
 from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Member, Space
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 ACK_WAIT_NS = int(ACK_WAIT * 1_000_000_000)
 PAGE = 500
 PAGE_BYTES = 512 * 1024
+log = logging.getLogger(__name__)
 
 
 async def grant(steward: Steward, request: Request) -> Answer:
@@ -50,8 +54,13 @@ async def grant(steward: Steward, request: Request) -> Answer:
 
 
 async def revoke(steward: Steward, request: Request) -> Answer:
-    """Write the revocation, close every membership, remove the mailboxes. Repeating it is harmless."""
+    """Write the revocation, close every membership, remove the mailboxes. Repeating it is harmless.
+
+    First of all whoever it concerns is told what was unread: afterwards nobody can say.
+    """
     owner = check_agent_id(request.text("id"))
+    if (held := steward.active_access(owner)) is not None:
+        await _tell_dropped(steward, owner, held)
     async with steward.writer.lock:
         before = steward.table.access_at(owner, steward.position)
         if before is None:
@@ -64,6 +73,16 @@ async def revoke(steward: Steward, request: Request) -> Answer:
         await remove_mailboxes(steward, owner)
     await steward.mail.give_back(owner)
     return {"seq": seq, "closed": closed}
+
+
+async def _tell_dropped(steward: Steward, owner: str, access: Access) -> None:
+    """A mailbox that cannot be read must not keep its agent from being revoked; receipts still tell the senders."""
+    try:
+        await tell_dropped(steward, owner, access)
+    except LeaseLost:
+        raise
+    except TidingsError as error:
+        log.warning("what lay unread for %s could not be told: %s", access.name, error)
 
 
 def _access(request: Request) -> Access:
@@ -249,10 +268,11 @@ async def issued(steward: Steward, request: Request) -> Answer:
 
 
 async def acknowledge(steward: Steward, request: Request) -> Answer:
-    """The owner has seen that the log went backwards; health stops saying so."""
+    """The owner has seen that the log went backwards, and what came of it; health stops saying so."""
     del request
     steward.doubts.clear()
-    return {"acknowledged": steward.marks.acknowledge() + steward.store.acknowledge()}
+    recalled = recall.acknowledge(steward.home, steward.info.id)
+    return {"acknowledged": steward.marks.acknowledge() + steward.store.acknowledge() + recalled}
 
 
 ADMIN_HANDLERS: dict[tuple[str, str], Handler] = {
@@ -262,5 +282,6 @@ ADMIN_HANDLERS: dict[tuple[str, str], Handler] = {
     ("admin", "rotate_key"): rotate_key,
     ("admin", "table"): table,
     ("admin", "issued"): issued,
+    ("admin", "unread"): unread,
     ("admin", "acknowledge"): acknowledge,
 }

@@ -20,6 +20,7 @@ import msgspec
 
 from tidings.broker.streams import gate_of
 from tidings.errors import LeaseLost, TidingsError
+from tidings.space import recall
 from tidings.steward import gate
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler
@@ -179,6 +180,7 @@ def problems_of(steward: Steward) -> list[str]:
         *steward.shares.problems(),
         *steward.floods.problems(),
         *steward.marks.problems(),
+        *recall.problems(steward.home, steward.info.id),
         *steward.store.problems(),
     ]
 

@@ -1,6 +1,6 @@
 """`tidings up`: broker, steward and pipeline as children that live and die with this process.
 
-    lock -> create (once) or migrate -> broker -> streams -> steward -> agents -> ready -> pipeline, watch
+    lock -> create (once), or migrate and recall -> broker -> streams -> steward -> agents -> ready -> pipeline, watch
 
 It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and its death
 disturbs nobody. Whatever ends is started again with a growing pause; whatever interrupts a step, every child that was
@@ -150,6 +150,7 @@ class Supervisor:
             changes = {"port": self.options.port, "budget": self.options.budget}
             self.home.update_info(**{name: value for name, value in changes.items() if value})
             await self._migrate(admin)
+            await admin.ask("recall")
         info = self.home.read_info()
         if self.options.open_space and not info.open:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.steward.task_rules import Settled, TaskState
+from tidings.steward.unread import predecessors
 from tidings.wire.subjects import Task
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class TaskLookup:
         return {"holders": len(rows), "online": online if knows else None, "last_seen": seen}
 
     # --- one task ---
+
+    async def locate(self, agent: str, message_id: str, seq: int | None) -> tuple[str, TaskState | Settled | str]:
+        """Who asked a task, this agent or a key it had before a rotation, and where it is."""
+        for asker in (agent, *predecessors(self.desk.steward, agent)):
+            found = await self.find(asker, message_id, seq)
+            if found != "unknown":
+                return asker, found
+        return agent, "unknown"
 
     async def find(self, asker: str, message_id: str, seq: int | None) -> TaskState | Settled | str:
         """A task of this asker, wherever it is: `queued`, `gone` or `unknown` if the book does not have it."""

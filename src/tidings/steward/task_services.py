@@ -18,6 +18,7 @@ from tidings.steward.history import encoded
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.steward.task_rules import Settled, TaskState, is_overdue
+from tidings.steward.unread import predecessors
 from tidings.wire import message as wire
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import check_role
@@ -146,26 +147,24 @@ async def room(steward: Steward, request: Request) -> Answer:
 
 
 async def result(steward: Steward, request: Request) -> Answer:
-    """What became of a task, for whoever asked it."""
+    """What became of a task, for whoever asked it: with its key of now, or one it had before a rotation (`asker`)."""
     access_of(steward, request.sender)
     message_id, seq, seconds = request.text("id"), request.optional("seq", int), _wait(request)
     if not is_message_id(message_id) or (seq is not None and seq < 1):
         raise UsageError("task result needs `id`, the id of a task of yours")
     desk = steward.desk
-    found = await desk.lookup.find(request.sender, message_id, seq)
+    asker, found = await desk.lookup.locate(request.sender, message_id, seq)
     until = time.monotonic() + seconds
     if not _is_final(found) and seconds:
         async with desk.parked(request.sender, seconds) as allowed:
             until = min(until, time.monotonic() + allowed)
             while not _is_final(found) and (left := until - time.monotonic()) > 0:
                 # one the desk has not met is looked up again now and then: it may be gone
-                await desk.wait_for_change(
-                    request.sender, message_id, left if not isinstance(found, str) else min(left, 2)
-                )
+                await desk.wait_for_change(asker, message_id, left if not isinstance(found, str) else min(left, 2))
                 if desk.closed:
                     break
-                found = await desk.lookup.find(request.sender, message_id, seq)
-    return await _told(steward, found)
+                found = await desk.lookup.find(asker, message_id, seq)
+    return {**await _told(steward, found), "asker": asker}
 
 
 def _is_final(found: TaskState | Settled | str) -> bool:
@@ -197,7 +196,12 @@ async def _told(steward: Steward, found: TaskState | Settled | str) -> Answer:
 
 
 def _concerns(steward: Steward, settled: Settled, agent: str) -> bool:
-    return settled.asker == agent or steward.desk.lookup.holds_role(agent, settled.role)
+    return _asked(steward, settled, agent) or steward.desk.lookup.holds_role(agent, settled.role)
+
+
+def _asked(steward: Steward, task: Settled | TaskState, agent: str) -> bool:
+    """Did the agent ask it, with its key of now or one it had before a rotation?"""
+    return task.asker == agent or task.asker in predecessors(steward, agent)
 
 
 def _dead(steward: Steward, request: Request) -> Settled:
@@ -250,7 +254,7 @@ async def dead_retry(steward: Steward, request: Request) -> Answer:
     desk = steward.desk
     async with desk.lock:
         waiting = desk.book.open.get(_seq(request))
-        if waiting is not None and waiting.revived_from and waiting.asker == request.sender:
+        if waiting is not None and waiting.revived_from and _asked(steward, waiting, request.sender):
             return {"state": "queued", "seq": waiting.seq}
         dead = _dead(steward, request)
         if dead.cause == "malformed":

@@ -20,6 +20,7 @@ from tidings.steward.receipts import RANK
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.steward.task_rules import Settled, TaskState
+from tidings.steward.unread import predecessors
 from tidings.steward.voids import Void, claimed_id, void_of
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.ids import id_time_ms
@@ -89,10 +90,11 @@ async def trace(steward: Steward, request: Request) -> Answer:
 
 async def _tasks(steward: Steward, caller: str, mid: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of the task of this id that the caller asked; its record may be gone already."""
-    if steward.desk.book.find(caller, mid) is None and not lines:
+    keys = (caller, *predecessors(steward, caller))
+    if not lines and all(steward.desk.book.find(each, mid) is None for each in keys):
         return []
-    found = await steward.desk.lookup.find(caller, mid, lines[0]["seq"] if lines else None)
-    return [_task_life(found, lines[0] if lines else {"sender": caller})]
+    asker, found = await steward.desk.lookup.locate(caller, mid, lines[0]["seq"] if lines else None)
+    return [_task_life(found, lines[0] if lines else {"sender": asker})]
 
 
 def _task_life(found: TaskState | Settled | str, line: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +148,7 @@ async def _candidates(steward: Steward, caller: str, mid: str, seq: int | None) 
         (s.direct_stream, s.direct_inbox(caller)),
         (s.log_stream, f"{s.root}.chat.{caller}.>"),
         (s.task_stream, f"{s.root}.task.*.{caller}"),
+        *((s.task_stream, f"{s.root}.task.*.{each}") for each in predecessors(steward, caller)),
     ):
         found += [(stream, record) for record in await _near(steward, stream, subject_filter, mid)]
     return found
@@ -177,7 +180,8 @@ def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict
     opened = open_record(steward.subjects, steward.info.id, record.subject, record.own_fields() or (), record.payload)
     if not isinstance(opened, Received) or opened.message.id != mid:
         return None
-    if caller != opened.sender and not (opened.kind == "dm" and caller == opened.destination):
+    is_own = caller == opened.sender or (opened.kind == "task" and opened.sender in predecessors(steward, caller))
+    if not is_own and not (opened.kind == "dm" and caller == opened.destination):
         return None
     return {
         "seq": record.seq,

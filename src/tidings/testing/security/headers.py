@@ -35,7 +35,8 @@ KNOWN_RULINGS = (
 KNOWN_HEALTH = (
     "Every agent may ask for the health of the space: how many messages, bytes and agents there are, how far the "
     "log is and which process holds the lease on which host; it names no channel, but roles that have tasks, and of "
-    "agents those whose posting is withheld or is to be, and those who fill a stream that is full."
+    "agents those whose posting is withheld or is to be, those who fill a stream that is full, and, after an older "
+    "copy was put back, those of whom something was decided since (revoked, other access, a new key)."
 )
 
 
