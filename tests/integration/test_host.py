@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 import tidings
 from crowd import revoke
 from duplicate_window import STREAM, forget_ids
+from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.membership import Joined
@@ -34,6 +36,7 @@ from tidings.errors import (
     OutcomeUnknown,
     Reconnecting,
     StewardUnreachable,
+    StoreBroken,
     UnknownPeer,
     UnreachableError,
     UsageError,
@@ -808,6 +811,37 @@ async def test_a_failure_nobody_foresaw_makes_mail_late_and_never_lost(
 
         await eventually(both)
         await eventually(lambda: health_of(host, bob).receiving)
+
+
+async def test_without_a_host_an_inbox_that_cannot_be_written_is_an_error_and_the_mail_comes_again(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    home, source = tmp_path / "host", ("home", str(pair.home.home), pair.home.name, "bob")
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).receiving)
+        await host.database.write(break_trigger)
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+        await ada.dm("bob", "hello")
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreBroken, match=r"host\.db is damaged .*coalerce"):
+            await _receive_for_ever(home, source)
+        (home / "host.db").rename(tmp_path / "kept")
+        async with host_in(home) as host:
+            await host.database.write(break_trigger)
+        with pytest.raises(StoreBroken, match=r"host\.db is damaged .*coalerce"):  # told that the inbox is another one
+            await _receive_for_ever(home, source)
+    (tmp_path / "kept").rename(home / "host.db")
+    with closing(sqlite3.connect(home / "host.db")) as connection, connection:
+        mend_trigger(connection)
+    async with host_in(home) as host:
+        await has_texts(host, bob, ["hello"], within=60)
+
+
+async def _receive_for_ever(home: Path, source: tuple[str, ...]) -> None:
+    async with open_mailbox(home, source) as mailbox, mailbox.receive():
+        while True:
+            await mailbox.news(1.0)
 
 
 async def test_a_failure_of_the_database_that_passes_puts_no_mail_aside(

@@ -23,14 +23,17 @@ from typing import Literal
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
-from tidings.errors import AuthRevoked, Reconnecting, TidingsError
+from tidings.errors import AuthRevoked, Reconnecting, TidingsError, UnreachableError
 
 SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
+OPEN: tuple[SessionState, ...] = ("open", "superseded")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0
 #: between two tries of an agent that was revoked: only an operator changes that
 REVOKED_PAUSE = 60.0
 #: an endpoint that does not close in this time is abandoned
 CLOSE_WITHIN = 5.0
+#: whoever is not open for so long and was not told by its space why is stuck
+STUCK_AFTER = 60.0
 #: how often a superseded session asks whether the newer one ended
 ASK_FOR_END = 5.0
 log = logging.getLogger(__name__)
@@ -63,6 +66,8 @@ class Health:
     age: float | None
     #: why it is not open, in a sentence
     error: str | None = None
+    #: it is not open for long, and that its space cannot be reached, or revoked it, is not the reason
+    stuck: bool = False
 
 
 class AgentSession:
@@ -72,7 +77,9 @@ class AgentSession:
         self, space: str, agent: str, make_endpoint: Callable[[], Endpoint], hooks: Hooks | None = None
     ) -> None:
         self.space, self.agent = space, agent
-        self.state: SessionState = "waiting"
+        self._state: SessionState = "waiting"
+        #: since when it is open, or is not
+        self._since = time.monotonic()
         self.error: TidingsError | None = None
         #: the broker process that was last connected to
         self.incarnation: str | None = None
@@ -90,6 +97,16 @@ class AgentSession:
         self._task: asyncio.Task[None] | None = None
 
     # --- questions ---
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    @state.setter
+    def state(self, state: SessionState) -> None:
+        if (state in OPEN) != (self._state in OPEN):
+            self._since = time.monotonic()
+        self._state = state
 
     @property
     def endpoint(self) -> Endpoint:
@@ -113,7 +130,9 @@ class AgentSession:
     def health(self) -> Health:
         last = self._newest_round_trip()
         age = None if last is None else max(0.0, time.monotonic() - last)
-        return Health(self.state, age, str(self.error) if self.error else None)
+        is_late = self.state == "waiting" and time.monotonic() - self._since > STUCK_AFTER
+        stuck = is_late and not isinstance(self.error, UnreachableError)
+        return Health(self.state, age, str(self.error) if self.error else None, stuck)
 
     def _newest_round_trip(self) -> float | None:
         """Of this endpoint or the one before it."""

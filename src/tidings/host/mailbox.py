@@ -33,6 +33,8 @@ OTHERS_PATIENCE = 5.0
 #: a host that starts waits so long for whoever reads without it
 HOST_PATIENCE = 20.0
 TELL_PATIENCE = 2.0
+#: a full disk is waited for so long; a host has more time
+KEEP_PATIENCE = 5.0
 
 
 def mail_lock(home: Path) -> Path:
@@ -97,12 +99,13 @@ class LocalInbox:
         self._source = source
         self._changed = asyncio.Event()
         self._endpoint: Endpoint | None = None
-        self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set)
+        self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set, KEEP_PATIENCE)
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[Endpoint]:
         """Take what was sent, as long as the block lasts; UnreachableError if the space cannot be reached.
 
+        StoreError if something came that cannot be kept: it is not acknowledged, and comes again.
         At the end senders are told what was read. Whom that does not reach is told by whoever receives next.
         """
         state = state_file(self.home, self.scope)
@@ -114,6 +117,8 @@ class LocalInbox:
             await self._receiver.begin(endpoint)
             try:
                 yield endpoint
+                if self._receiver.unkept is not None:
+                    raise self._receiver.unkept.error
                 await self._until_told()
             finally:
                 await self._receiver.end()
