@@ -715,6 +715,83 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
         assert health_of(host, bob).receiving
 
 
+@pytest.mark.parametrize("end", ["in order", "killed"])
+@pytest.mark.parametrize("connects", ["while the host runs", "while none does"])
+async def test_a_host_that_starts_leaves_the_session_of_a_running_program_alone_until_that_ended(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, connects: str
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    home = tmp_path / "host"
+    elsewhere = tidings.connect("main", name="bob", home=pair.home.home, presence=False)
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        if connects == "while the host runs":
+            await elsewhere.open()
+            await elsewhere._start_receiving()
+            await eventually(lambda: health_of(host, bob).superseded)
+        if end == "killed":
+            monkeypatch.setattr(host._agent(bob).session.endpoint.session, "close", _nothing)
+    if connects == "while none does":
+        await elsewhere.open()
+        await elsewhere._start_receiving()
+    async with host_in(home) as host:
+        await eventually(lambda: health_of(host, bob).superseded)
+        assert "another session of bob receives" in str(health_of(host, bob).reason)
+        await host.send(ada, dm("to the program"), wait=10)
+        heard = await elsewhere.next_message(timeout=10)
+        assert heard.text == "to the program"
+        await heard.ack()
+        assert not elsewhere.session.superseded.is_set()
+        await elsewhere.close()
+        await eventually(lambda: health_of(host, bob).receiving)
+        await host.send(ada, dm("to the host"), wait=10)
+        await has_texts(host, bob, ["to the host"])
+
+
+async def _nothing() -> None:
+    return None
+
+
+@pytest.mark.parametrize("end", ["in order", "killed"])
+async def test_a_host_that_starts_again_goes_on_with_its_own_session_at_once(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 3_600.0)  # nobody is asked whether a session ended
+    home = tmp_path / "host"
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        before = await eventually(lambda: host.endpoint(bob).session.number)
+        if end == "killed":
+            monkeypatch.setattr(host.endpoint(bob).session, "close", _nothing)
+    async with host_in(home) as host:
+        await host.send(ada, dm("hello"), wait=10)
+        await has_texts(host, bob, ["hello"])
+        number = host.endpoint(bob).session.number
+        assert before is not None
+        assert number == (before if end == "in order" else before + 1)
+        assert not health_of(host, bob).superseded
+
+
+async def test_whoever_asks_the_host_to_receive_gets_it_also_just_after_it_started(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    home = tmp_path / "host"
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).receiving)
+    async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
+        await elsewhere._start_receiving()
+        async with host_in(home) as host:
+            await adopt(host, pair, "bob", receive=True)
+            async with asyncio.timeout(20):
+                await elsewhere.session.superseded.wait()
+            await eventually(lambda: health_of(host, bob).receiving)
+
+
 async def test_after_a_change_of_stewards_a_session_that_lives_is_left_alone(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ from tidings.host.directory import Directories
 from tidings.host.drain import Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
-from tidings.host.mailbox import bound_of, state_file
+from tidings.host.mailbox import bound_of, held_number, state_file
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
 from tidings.host.outbox_moves import reused
 from tidings.host.outlets import SessionOutlet, SessionOutlets
@@ -136,7 +136,8 @@ class _Agent:
         self.attended = False
         self.changed: weakref.WeakSet[Changed] = weakref.WeakSet()
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
-        self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
+        held = held_number(host.home, self.scope)
+        self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks, held)
         self.outlet = SessionOutlet(self.session)
         self.receiver = Receiver(self.scope, host.inbox, self.wake_changed, self.session.renew)
         self._roster: Roster | None = None
@@ -341,12 +342,12 @@ class Host:
             self._anchors.setdefault(identity.space_id, identity.steward_key)
             known = self._agents.get((adopted.scope.space_id, adopted.scope.agent))
             if known is None:
-                await self._start(adopted, identity)
+                await self._start(adopted, identity, takes=receive)
             else:
                 began = adopted.receive and not known.adopted.receive
                 known.adopted, known.identity = adopted, identity
                 if began:
-                    known.session.renew()
+                    known.session.renew(takes=True)
                 elif receive:
                     known.session.take_back()
         return adopted.scope
@@ -374,8 +375,11 @@ class Host:
         self._anchors.setdefault(found.space_id, found.steward_key)
         return found
 
-    async def _start(self, adopted: Adopted, identity: Identity | None) -> None:
+    async def _start(self, adopted: Adopted, identity: Identity | None, *, takes: bool = False) -> None:
+        """`takes`: somebody asks to receive now, and takes the place of whoever does."""
         agent = _Agent(self, adopted, identity)
+        if takes:
+            agent.session.take_back()
         self._agents[adopted.scope.space_id, adopted.scope.agent] = agent
         await agent.start()
 

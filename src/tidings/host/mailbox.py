@@ -20,6 +20,7 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.errors import HostRuns, SpaceBusy
 from tidings.failpoints import reach
+from tidings.host.agents import HeldNumber
 from tidings.host.directory import names_in
 from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
 from tidings.host.receiving import Receiver
@@ -47,6 +48,11 @@ def state_file(home: Path, scope: Scope) -> Path:
     folder = home / "run" / "host"
     private_dir(folder)
     return folder / f"{scope.space_id}.{scope.agent}.json"
+
+
+def held_number(home: Path, scope: Scope) -> HeldNumber:
+    """Of whoever receives for this agent in this home, with a host and without."""
+    return HeldNumber(state_file(home, scope).with_suffix(".session"))
 
 
 def bound_of(home: Path) -> Bound:
@@ -112,6 +118,7 @@ class LocalInbox:
         await self._receiver.check_memory(state)
         endpoint = Endpoint(lambda: identity_of(self._source), state=state, presence=False)
         endpoint.on("notice", self._receiver.keep_notice)
+        endpoint.on_session_number = held_number(self.home, self.scope).write
         async with endpoint:
             self._endpoint = endpoint
             await self._receiver.begin(endpoint)
