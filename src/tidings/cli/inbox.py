@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, countable, place
+from tidings.cli.options import (
+    AsOption,
+    CountOption,
+    HomeOption,
+    JsonOption,
+    Place,
+    SpaceOption,
+    countable,
+    duration,
+    place,
+)
 from tidings.cli.talk import WholeOption, printable, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
 from tidings.errors import HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
@@ -52,7 +62,10 @@ def inbox(
     search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
     wait: Annotated[
-        float | None, typer.Option(help="Seconds to wait for the first message, by default 2; if none comes, exit 1.")
+        float | None,
+        typer.Option(
+            help="Seconds to wait for the first message, by default 2; if none comes, exit 1.", callback=duration
+        ),
     ] = None,
     count: CountOption = 50,
     whole: WholeOption = False,
