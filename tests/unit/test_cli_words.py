@@ -52,6 +52,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["history", "general", "-n", "0"], 2, "0 is out of range"),
         (["tail", "general", "--count", HUGE], 2, "is out of range"),
         (["outbox", "list", "--before", HUGE], 2, "is out of range"),
+        (["agent", "import", "/etc/passwd"], 2, "/etc/passwd is not a bundle written by `tidings agent export`"),
+        (["agent", "import", "/dev/null"], 2, "/dev/null is not a bundle written by `tidings agent export`"),
         (["inbox", "--wait", "nan"], 2, "nan is no number of seconds"),
         (["inbox", "--wait", "-1"], 2, "-1 is no number of seconds"),
         (["ask", "reviewer", "look", "--wait", "nan"], 2, "nan is no number of seconds"),
