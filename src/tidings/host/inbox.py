@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from tidings.endpoint.journal import KeptAs
 from tidings.endpoint.notices import Notice
 from tidings.store.database import Database
+from tidings.wire.names import TIDINGS
 
 Kind = Literal["channel", "direct", "notice"]
 Stage = Literal["delivered", "read"]
@@ -32,8 +33,6 @@ THREAD_WALKED = 2_000
 QUARANTINE_REASON = 1_000
 #: of what could not be opened, the newest are kept for each recipient: nobody can say whose it is
 QUARANTINE_ROWS, QUARANTINE_BYTES = 1_000, 16 * 1024 * 1024
-#: who notices are from; an agent's id is a key, so this is nobody's
-TIDINGS = "tidings"
 #: of whose mail it is tried whether mail can be kept: no id of a space, nor of an agent
 TRIAL = "trial"
 #: of what there was no room for, so many are known by their ids: far more than can come again

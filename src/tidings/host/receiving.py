@@ -43,8 +43,9 @@ from tidings.errors import (
     UnreachableError,
 )
 from tidings.failpoints import reach
-from tidings.host.inbox import TIDINGS, Arrival, InboxStore, Receipt
+from tidings.host.inbox import Arrival, InboxStore, Receipt
 from tidings.host.registry import Scope
+from tidings.wire.names import TIDINGS
 
 #: messages that are committed together
 AT_ONCE = 64
