@@ -56,6 +56,25 @@ def arrival(message_id: str, text: str = "hello", recipient: str = "bob", **chan
     return Arrival(**(plain | changed))
 
 
+def rename_in_trigger(connection: sqlite3.Connection, before: str, after: str) -> None:
+    """What one flipped bit does to the trigger that counts mail: no check of SQLite's finds it, no mail is kept."""
+    connection.execute("PRAGMA writable_schema = ON").close()
+    connection.execute(
+        "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'inbox_counted'", (before, after)
+    ).close()
+    (version,) = connection.execute("PRAGMA schema_version").fetchone()
+    connection.execute(f"PRAGMA schema_version = {version + 1}").close()
+    connection.execute("PRAGMA writable_schema = OFF").close()
+
+
+def break_trigger(connection: sqlite3.Connection) -> None:
+    rename_in_trigger(connection, "coalesce", "coalerce")
+
+
+def mend_trigger(connection: sqlite3.Connection) -> None:
+    rename_in_trigger(connection, "coalerce", "coalesce")
+
+
 def fill(database: Database) -> None:
     """One row of the outbox in each state, in lanes of their own, and a small inbox."""
     database.write_blocking(_fill)

@@ -217,6 +217,34 @@ async def test_an_endpoint_that_is_being_replaced_is_not_said_to_be_open(
         await eventually(lambda: len(heard.opened) == 2 and state() == "open")
 
 
+async def test_a_session_that_does_not_get_open_and_says_nothing_is_stuck_and_one_whose_space_is_away_is_not(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "STUCK_AFTER", 0.3)
+    hangs = asyncio.Event()
+
+    async def no_identity() -> None:
+        await hangs.wait()
+
+    session = AgentSession("main", "ada", lambda: Endpoint(no_identity))
+    assert not session.health.stuck, "it may just be connecting"
+    session.start()
+    try:
+        await eventually(lambda: session.health.stuck)
+    finally:
+        await session.stop()
+    async with session_of(pair, "bob") as bob:
+        await eventually(lambda: bob.state == "open")
+        assert not bob.health.stuck
+    await pair.stop_steward()
+    pair.broker.stop()
+    async with session_of(pair, "ada") as ada:
+        await eventually(lambda: ada.error is not None)
+        await asyncio.sleep(2 * agents.STUCK_AFTER)
+        assert (ada.health.state, ada.health.stuck) == ("waiting", False)
+    pair.broker.start()
+
+
 async def test_a_hook_that_fails_does_not_end_the_session(pair: RealSpace, caplog: pytest.LogCaptureFixture) -> None:
     heard = Heard()
     heard.fail_next = True

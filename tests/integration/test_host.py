@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 import tidings
 from crowd import revoke
 from duplicate_window import STREAM, forget_ids
+from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.membership import Joined
@@ -34,6 +36,7 @@ from tidings.errors import (
     OutcomeUnknown,
     Reconnecting,
     StewardUnreachable,
+    StoreBroken,
     UnknownPeer,
     UnreachableError,
     UsageError,
@@ -712,6 +715,83 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
         assert health_of(host, bob).receiving
 
 
+@pytest.mark.parametrize("end", ["in order", "killed"])
+@pytest.mark.parametrize("connects", ["while the host runs", "while none does"])
+async def test_a_host_that_starts_leaves_the_session_of_a_running_program_alone_until_that_ended(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, connects: str
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    home = tmp_path / "host"
+    elsewhere = tidings.connect("main", name="bob", home=pair.home.home, presence=False)
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        if connects == "while the host runs":
+            await elsewhere.open()
+            await elsewhere._start_receiving()
+            await eventually(lambda: health_of(host, bob).superseded)
+        if end == "killed":
+            monkeypatch.setattr(host._agent(bob).session.endpoint.session, "close", _nothing)
+    if connects == "while none does":
+        await elsewhere.open()
+        await elsewhere._start_receiving()
+    async with host_in(home) as host:
+        await eventually(lambda: health_of(host, bob).superseded)
+        assert "another session of bob receives" in str(health_of(host, bob).reason)
+        await host.send(ada, dm("to the program"), wait=10)
+        heard = await elsewhere.next_message(timeout=10)
+        assert heard.text == "to the program"
+        await heard.ack()
+        assert not elsewhere.session.superseded.is_set()
+        await elsewhere.close()
+        await eventually(lambda: health_of(host, bob).receiving)
+        await host.send(ada, dm("to the host"), wait=10)
+        await has_texts(host, bob, ["to the host"])
+
+
+async def _nothing() -> None:
+    return None
+
+
+@pytest.mark.parametrize("end", ["in order", "killed"])
+async def test_a_host_that_starts_again_goes_on_with_its_own_session_at_once(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(agents, "ASK_FOR_END", 3_600.0)  # nobody is asked whether a session ended
+    home = tmp_path / "host"
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        ada = await adopt(host, pair, "ada", knows=2)
+        await eventually(lambda: health_of(host, bob).receiving)
+        before = await eventually(lambda: host.endpoint(bob).session.number)
+        if end == "killed":
+            monkeypatch.setattr(host.endpoint(bob).session, "close", _nothing)
+    async with host_in(home) as host:
+        await host.send(ada, dm("hello"), wait=10)
+        await has_texts(host, bob, ["hello"])
+        number = host.endpoint(bob).session.number
+        assert before is not None
+        assert number == (before if end == "in order" else before + 1)
+        assert not health_of(host, bob).superseded
+
+
+async def test_whoever_asks_the_host_to_receive_gets_it_also_just_after_it_started(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    home = tmp_path / "host"
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).receiving)
+    async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
+        await elsewhere._start_receiving()
+        async with host_in(home) as host:
+            await adopt(host, pair, "bob", receive=True)
+            async with asyncio.timeout(20):
+                await elsewhere.session.superseded.wait()
+            await eventually(lambda: health_of(host, bob).receiving)
+
+
 async def test_after_a_change_of_stewards_a_session_that_lives_is_left_alone(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -808,6 +888,37 @@ async def test_a_failure_nobody_foresaw_makes_mail_late_and_never_lost(
 
         await eventually(both)
         await eventually(lambda: health_of(host, bob).receiving)
+
+
+async def test_without_a_host_an_inbox_that_cannot_be_written_is_an_error_and_the_mail_comes_again(
+    pair: RealSpace, tmp_path: Path
+) -> None:
+    home, source = tmp_path / "host", ("home", str(pair.home.home), pair.home.name, "bob")
+    async with host_in(home) as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).receiving)
+        await host.database.write(break_trigger)
+    async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+        await ada.dm("bob", "hello")
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreBroken, match=r"host\.db is damaged .*coalerce"):
+            await _receive_for_ever(home, source)
+        (home / "host.db").rename(tmp_path / "kept")
+        async with host_in(home) as host:
+            await host.database.write(break_trigger)
+        with pytest.raises(StoreBroken, match=r"host\.db is damaged .*coalerce"):  # told that the inbox is another one
+            await _receive_for_ever(home, source)
+    (tmp_path / "kept").rename(home / "host.db")
+    with closing(sqlite3.connect(home / "host.db")) as connection, connection:
+        mend_trigger(connection)
+    async with host_in(home) as host:
+        await has_texts(host, bob, ["hello"], within=60)
+
+
+async def _receive_for_ever(home: Path, source: tuple[str, ...]) -> None:
+    async with open_mailbox(home, source) as mailbox, mailbox.receive():
+        while True:
+            await mailbox.news(1.0)
 
 
 async def test_a_failure_of_the_database_that_passes_puts_no_mail_aside(

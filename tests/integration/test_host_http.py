@@ -22,8 +22,11 @@ import pytest
 
 import tidings
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
-from tidings.cli import examination
+from hosted import break_trigger, mend_trigger
+from tidings.cli import examination, running
 from tidings.cli.host import look
+from tidings.cli.main import main
+from tidings.cli.options import Place
 from tidings.errors import (
     ConflictError,
     HostRuns,
@@ -44,6 +47,7 @@ from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.host.sockets import connect, socket_path
+from tidings.space.settings import Settings
 from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -666,6 +670,10 @@ async def test_a_long_home_is_no_obstacle(pair: RealSpace, tmp_path: Path) -> No
         assert (await ask(HostClient(home).health))["pid"] == os.getpid()
 
 
+async def is_well(home: Path) -> bool:
+    return not (await ask(look, home))["problems"]
+
+
 @contextmanager
 def no_room(database: Database) -> Iterator[None]:
     """Nothing large can be written: the file does not grow any more."""
@@ -706,11 +714,76 @@ async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_
             (problem,) = (await ask(look, pair.home.home))["problems"]
             assert re.fullmatch(r"the host can store nothing: .*host\.db.* ask again.*", problem)
             assert (await ask(examination._host, pair.home.home)).verdict == "problem"
-        assert (await ask(look, pair.home.home))["problems"] == []
+        await eventually(lambda: is_well(pair.home.home), within=30, what="what waited to be kept was tried again")
         assert (await ask(ada.send, agent="bob", text="after", id=refused, wait=20)).stage == "confirmed"
         await eventually(lambda: counts(bob, 3), within=30, what="what came meanwhile is there too")
         kept = [each["text"].split(" x")[0] for each in await ask(bob.inbox)]
         assert sorted(kept) == ["after", "before", "from elsewhere"]
+
+
+async def test_mail_that_cannot_be_kept_is_a_problem_wherever_health_is_asked_for_and_is_kept_when_it_can(
+    pair: RealSpace,
+) -> None:
+    where = Place(Settings({"home": str(pair.home.home), "space": pair.home.name}), pair.home)
+
+    async def status() -> tuple[int, list[str]]:
+        plain: dict[str, Any] = {"healthy": True, "problems": [], "exit_code": 0}
+        facts = running._with_host(plain, await ask(running._host, where))
+        return facts["exit_code"], facts["problems"]
+
+    async with daemon_in(pair.home.home) as daemon:
+        bob = await session_of(pair, "bob", receive=True)
+        await eventually(lambda: daemon.host.health()[0].receiving)
+        assert await status() == (0, [])
+        await daemon.host.database.write(break_trigger)
+        (problem,) = (await ask(look, pair.home.home))["problems"]
+        assert re.fullmatch(
+            r"the host can keep no mail: .*host\.db is damaged \(no such function: coalerce\).*", problem
+        )
+        async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+            await ada.dm("bob", "hello")
+        await eventually(lambda: daemon.host.health()[0].unkept)
+        problems = (await ask(look, pair.home.home))["problems"]
+        assert re.fullmatch(r"mail of bob in main cannot be kept, for .* now: .*coalerce.*", problems[1])
+        assert await status() == (3, problems)
+        found = await ask(examination._host, pair.home.home)
+        assert (found.verdict, found.said) == ("problem", problems[0])
+        unkept = (await ask(bob.me))["health"]["unkept"]
+        assert "coalerce" in unkept["cause"]
+        assert await ask(main, ["inbox", "--home", str(pair.home.home), "--as", "bob", "--wait", "0"]) == 3
+        await daemon.host.database.write(mend_trigger)
+        await eventually(lambda: counts(bob, 1), within=30)
+        assert daemon.host.health()[0].unkept is None
+        assert await status() == (0, [])
+        assert (await ask(look, pair.home.home))["problems"] == []
+
+
+async def test_an_agent_that_cannot_get_open_because_its_inbox_is_damaged_is_a_problem(pair: RealSpace) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        await session_of(pair, "bob", receive=True)
+        await eventually(lambda: daemon.host.health()[0].receiving)
+        async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
+            await ada.dm("bob", "hello")
+        await eventually(lambda: _any_mail(daemon))
+    (pair.home.home / "host.db").rename(pair.home.home / "newer")
+    async with daemon_in(pair.home.home) as daemon:  # an inbox without what the agent remembers: it is to be told so
+        await daemon.host.database.write(break_trigger)
+        scope = await daemon.host.adopt(("home", str(pair.home.home), pair.home.name, "bob"), receive=True)
+        await eventually(lambda: daemon.host.health()[0].unkept)
+        health = daemon.host.health()[0]
+        assert (health.scope, health.state) == (scope, "waiting")
+        assert "coalerce" in str(health.reason)
+        problems = (await ask(look, pair.home.home))["problems"]
+        assert [each.split(":")[0].split(",")[0] for each in problems] == [
+            "the host can keep no mail",
+            "mail of bob in main cannot be kept",
+            "bob is not connected to main (waiting",
+        ]
+        assert (await ask(examination._host, pair.home.home)).verdict == "problem"
+
+
+async def _any_mail(daemon: Daemon) -> bool:
+    return bool(await daemon.host.inbox.unread_counts())
 
 
 async def test_an_agent_whose_mail_another_program_receives_is_named_with_the_reason(pair: RealSpace) -> None:

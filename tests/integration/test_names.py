@@ -122,11 +122,14 @@ async def test_a_sender_nobody_can_name_is_shown_as_the_beginning_of_its_id(spac
 
 async def test_a_name_that_can_be_taken_for_another_is_refused_wherever_names_are_given(space: RealSpace) -> None:
     await space.add("root")
-    for name in ("Root", "ROOT", "R00T", "ro0t"):
+    for name in ("Root", "ROOT", "R00T", "ro0t", "root-", "_root", "__r00t--"):
         with pytest.raises(NameTaken, match="can be taken for root"):
             await space.add(name)
     for name in ("-x", "--help"):
         with pytest.raises(InvalidName, match="begins with `-`"):
+            await space.add(name)
+    for name in ("tidings", "Tidings", "t1d1ngs_"):
+        with pytest.raises(InvalidName, match="notices are from `tidings`"):
             await space.add(name)
     with pytest.raises(InvalidName, match="nobody's name"):
         await space.add(KeyPair.generate().id)
@@ -150,10 +153,12 @@ async def test_an_open_space_gives_no_lookalike_either_and_agents_that_are_calle
         assert await ensure_agent(space.home, "bob")
         with pytest.raises(NameTaken, match="can be taken for bob"):
             await ensure_agent(space.home, "B0b")
+        with pytest.raises(NameTaken, match="can be taken for bob"):
+            await ensure_agent(space.home, "8ob")
         async with space.administer() as admin:  # as a space from before such names were refused has it
-            for name in ("B0b", "-x"):
+            for name in ("B0b", "-x", "8ob", "bob-", "tidings"):
                 await admin._issue(AgentFile(name, read=(">",), post=(">",)), KeyPair.generate())
             await admin.set_access("B0b", AgentFile("B0b", read=("general",), post=("general",)))
-        for name in ("B0b", "-x"):
+        for name in ("B0b", "-x", "8ob", "bob-", "tidings"):
             async with connect(space, name, receive=False) as old:
                 await old.send("general", "still here")

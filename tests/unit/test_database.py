@@ -450,6 +450,52 @@ def test_a_damaged_file_is_refused_by_name_and_never_replaced(path: Path, damage
     assert path.read_bytes() == content
 
 
+RULES = Migrations(4712, ("CREATE TABLE rule (x TEXT CHECK (coalesce(x, 'yes') <> 'no'))",))
+
+
+def _renamed_everywhere(content: bytearray) -> None:
+    content[:] = content.replace(b"coalesce", b"coalerce")
+
+
+def _no_text(content: bytearray) -> None:
+    content[:] = content.replace(b"coalesce", b"c\xd7\xcclesce")
+
+
+@pytest.mark.parametrize("damage", [_renamed_everywhere, _no_text])
+def test_a_schema_that_a_flipped_bit_changed_is_refused_by_name_though_its_pages_are_whole(
+    path: Path, damage: Callable[[bytearray], None]
+) -> None:
+    rules = Database(path, RULES)
+    rules.write_blocking(lambda c: c.execute("INSERT INTO rule VALUES ('perhaps')").close())
+    rules.close()
+    content = bytearray(path.read_bytes())
+    damage(content)
+    path.write_bytes(content)
+    with pytest.raises(StoreBroken, match=r"notes\.db is damaged.*restore a copy"):
+        Database(path, RULES)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("mode", ["read_blocking", "write_blocking"])
+@pytest.mark.parametrize(
+    "query", ["SELECT text FROM note", "SELECT coalerce(text) FROM note", "SELECT colour FROM note"]
+)
+def test_what_cannot_be_read_as_it_was_written_is_damage_and_named(path: Path, mode: str, query: str) -> None:
+    notes = Database(path, NOTES)
+    notes.write_blocking(lambda c: c.execute("INSERT INTO note (text) VALUES (CAST(x'd7cc' AS TEXT))").close())
+    with pytest.raises(StoreBroken, match=r"notes\.db is damaged"):
+        getattr(notes, mode)(lambda c: c.execute(query).fetchall())
+    notes.close()
+
+
+def test_a_failure_of_one_statement_is_no_damage(notes: Database) -> None:
+    notes.write_blocking(write("one"))
+    with pytest.raises(sqlite3.IntegrityError):
+        notes.write_blocking(write("one"))
+    with pytest.raises(ValueError, match="of the job"):
+        notes.read_blocking(lambda _c: int("of the job"))
+
+
 def test_a_log_without_its_file_is_refused(path: Path) -> None:
     path.with_name("notes.db-wal").write_bytes(b"something")
     with pytest.raises(StoreBroken, match=r"notes\.db is gone"):

@@ -116,10 +116,12 @@ def test_a_damaged_space_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_agents_whose_names_are_refused_today_are_named(lab: SpaceHome) -> None:
     ledger = Ledger(lab.issued)
-    for name in ("root", "R00T", "-x", "ada"):
+    for name in ("root", "R00T", "-x", "ada", "8ob", "bob-", "tidings"):
         ledger.put(Issued(KeyPair.generate().id, name, "active", "op"))
     ledger.put(Issued(KeyPair.generate().id, "Ada", "revoked", "op"))
     said = [each.said for each in examine(lab.home, None) if each.what == "space lab" and each.verdict == "note"]
-    assert sum("taken for each other" in each for each in said) == 1
+    assert sum("taken for each other" in each for each in said) == 2
+    assert any("agents 8ob, bob- can be taken for each other" in each for each in said)
+    assert any("agent 'tidings' has a name that is refused today" in each for each in said)
     assert any("agents R00T, root can be taken for each other" in each for each in said)
     assert any("agent '-x' has a name that is refused today" in each for each in said)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosted import NOW, arrival
+from hosted import NOW, arrival, break_trigger, mend_trigger
 from tidings.endpoint.notices import Notice
+from tidings.errors import StoreBroken
 from tidings.host import inbox as module
 from tidings.host.inbox import Bound, InboxStore, Wanted
 from tidings.host.schema import MIGRATIONS
@@ -63,6 +64,26 @@ async def test_a_message_that_comes_again_is_not_new(inbox: InboxStore) -> None:
     assert first.new
     assert (again.row, again.new) == (first.row, False)
     assert [row.text for row in await inbox.listed("main", "bob")] == ["hello"]
+
+
+def everything(connection: sqlite3.Connection) -> list[list[Any]]:
+    tables = ("inbox", "inbox_held", "inbox_overflow", "inbox_not_kept", "quarantine", "sqlite_sequence")
+    return [connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables]
+
+
+async def test_a_trial_of_keeping_leaves_nothing_and_says_what_would_keep_mail_out(inbox: InboxStore) -> None:
+    await inbox.keep(arrival("one", "some words"))
+    before = await inbox.database.read(everything)
+    await inbox.try_to_keep()
+    assert await inbox.database.read(everything) == before
+    assert await found(inbox, "words") == ["one"]
+    assert await inbox.search("trial", "trial", "trial") == []
+    await inbox.database.write(break_trigger)
+    with pytest.raises(StoreBroken, match="no such function: coalerce"):
+        await inbox.try_to_keep()
+    await inbox.database.write(mend_trigger)
+    await inbox.try_to_keep()
+    assert await inbox.database.read(everything) == before
 
 
 async def test_one_message_reaches_every_local_recipient_and_an_id_is_each_senders_own(inbox: InboxStore) -> None:

@@ -125,3 +125,10 @@ def test_a_log_that_holds_something_is_not_taken_for_one_that_a_look_left(path: 
     with pytest.raises(StoreBroken, match="its log is there"):
         Database(path, MIGRATIONS)
     assert log.read_bytes() == b"frames"
+
+
+@pytest.mark.parametrize("name", [b"coalerce", b"c\xd7\xcclesce"])
+def test_a_schema_that_a_flipped_bit_changed_is_damage_and_named(path: Path, name: bytes) -> None:
+    path.write_bytes(path.read_bytes().replace(b"coalesce", name).replace(b"lease_owner", b"leasg_owner"))
+    with pytest.raises(StoreBroken, match=r"host\.db is damaged"):
+        look(path, MIGRATIONS, states)

@@ -159,6 +159,17 @@ def test_a_session_ended_if_it_said_so_or_was_silent_for_long_after_it_was_heard
     assert ended(clock, 200) == number
 
 
+def test_whoever_starts_again_goes_on_with_its_session_and_takes_nobody_elses() -> None:
+    table = Clock().table
+    number, _ = table.take(ADA, "session-a", None, 1000)
+    assert table.take(ADA, "session-b", number, 2000) == (number + 1, False), "the process before it was killed"
+    assert table.take(ADA, "session-a", number, 2000) == (number + 1, True), "or lives after all"
+    table.release(ADA, "session-b")
+    assert table.take(ADA, "session-c", number + 1, 2000) == (number + 1, False), "it ended in order"
+    newer, _ = table.take(ADA, "session-d", None, 3000)
+    assert table.take(ADA, "session-e", number + 1, 4000) == (newer, True)
+
+
 def test_a_steward_that_slept_takes_nobody_for_ended() -> None:
     clock = Clock()
     number, _ = clock.table.take(ADA, "session-a", None, 1000)

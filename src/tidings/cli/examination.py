@@ -182,7 +182,7 @@ def _spark() -> Finding:
 
 def _host(home: Path) -> Finding:
     """The program that sends and receives for the agents of this machine; nothing needs it."""
-    from tidings.cli.host import look
+    from tidings.cli.host import failures, look
 
     lacking = [name for name in ("starlette", "uvicorn", "sse-starlette") if not _installed(name)]
     if lacking:
@@ -197,7 +197,7 @@ def _host(home: Path) -> Finding:
         )
     if facts["runs"] and not facts["problems"]:
         return Finding("host", "ok", f"runs (pid {facts['pid']}), every agent is connected")
-    verdict: Verdict = "problem" if facts["pid"] and (not facts["runs"] or facts.get("store")) else "note"
+    verdict: Verdict = "problem" if facts["pid"] and (not facts["runs"] or failures(facts)) else "note"
     return Finding(
         "host", verdict, facts["problems"][0], "`tidings host status`" if facts["pid"] else "`tidings host up`"
     )

@@ -190,7 +190,8 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show the host: its agents with the age of their last round trip, and what waits to leave.
 
     Exit code 0 if every agent is connected or just connecting and a write that was tried reached the disk, 3 if one
-    cannot or nothing can be stored, 5 if no host runs. An agent whose mail another program receives is a note.
+    cannot, nothing can be stored or mail cannot be kept, 5 if no host runs. An agent whose mail another program
+    receives is a note.
 
     Examples:
 
@@ -231,10 +232,11 @@ def look(home: Path) -> dict[str, Any]:
         said = f"no host runs in {home}: `tidings host up` starts one"
         return {"runs": False, "pid": None, "problems": [said], "notes": []}
     facts = client.status()
-    problems = [f"the host can store nothing: {facts['store']}"] if facts.get("store") else []
+    problems = failures(facts)
     problems += [client.mismatch] if client.mismatch else []
     for space in facts["spaces"]:
         problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
+    problems = list(dict.fromkeys(problems))
     notes = [
         f"{agent['name']} of {space['space']}: {agent['reason']}"
         for space in facts["spaces"]
@@ -242,6 +244,27 @@ def look(home: Path) -> dict[str, Any]:
         if agent["state"] == "superseded"
     ]
     return {"runs": True, "problems": problems, "notes": notes, **facts}
+
+
+def failures(facts: dict[str, Any], of_space: str | None = None) -> list[str]:
+    """What the host itself fails at, of all spaces or one: to store, to keep mail, to get an agent connected.
+
+    That a space cannot be reached is none of these.
+    """
+    found = [f"the host can store nothing: {facts['store']}"] if facts.get("store") else []
+    if facts.get("mail") and not found:
+        found.append(f"the host can keep no mail: {facts['mail']}")
+    for space in facts.get("spaces", []):
+        if of_space not in (None, space["space"]):
+            continue
+        for agent in space["agents"]:
+            unkept = agent.get("unkept")
+            if unkept and unkept["cause"] != facts.get("store"):
+                whose = f"mail of {agent['name']} in {space['space']}"
+                found.append(f"{whose} cannot be kept, for {output.age(unkept['since'])} now: {unkept['cause']}")
+            if agent.get("stuck"):
+                found.append(_trouble(space["space"], agent))
+    return found
 
 
 def _is_well(agent: dict[str, Any]) -> bool:

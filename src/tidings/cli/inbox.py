@@ -15,10 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, Place, SpaceOption, countable, place
+from tidings.cli.options import (
+    AsOption,
+    CountOption,
+    HomeOption,
+    JsonOption,
+    Place,
+    SpaceOption,
+    countable,
+    duration,
+    place,
+)
 from tidings.cli.talk import WholeOption, printable, writer
 from tidings.cli.through_host import DirectOption, required_session, session_if_any
-from tidings.errors import HostRuns, HostUnreachable, UnreachableError, UsageError
+from tidings.errors import HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
@@ -52,7 +62,10 @@ def inbox(
     search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
     wait: Annotated[
-        float | None, typer.Option(help="Seconds to wait for the first message, by default 2; if none comes, exit 1.")
+        float | None,
+        typer.Option(
+            help="Seconds to wait for the first message, by default 2; if none comes, exit 1.", callback=duration
+        ),
     ] = None,
     count: CountOption = 50,
     whole: WholeOption = False,
@@ -87,9 +100,11 @@ def inbox(
         _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
         _check_met(_without_host(where, channel, WAIT if wait is None else wait, count, as_json=as_json), wait)
         return
-    _take_back(session, where)
+    unkept = _take_back(session, where)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
     if follow:
+        if unkept is not None:
+            output.say(f"note: {unkept}")
         try:
             wanted["sender"] = _agent_id(session, sender)
             begun = _newest(session)
@@ -103,6 +118,8 @@ def inbox(
         output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
     fresh = [message["row"] for message in found if message["read"] is None]
     output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
+    if unkept is not None:
+        raise unkept
     _check_met(len(found), wait)
 
 
@@ -217,10 +234,14 @@ def _source(where: Place) -> tuple[str, ...]:
     return ("home", str(where.home.home), where.home.name, where.agent)
 
 
-def _take_back(session: Session, where: Place) -> None:
-    if session.me()["health"]["superseded"]:
+def _take_back(session: Session, where: Place) -> StoreError | None:
+    """Receive through the host; the answer is why it cannot keep what comes, if it cannot."""
+    health = session.me()["health"]
+    if health["superseded"]:
         session.receive()
         output.say(f"note: another program received as {where.agent}; from now on the host does")
+    unkept = health.get("unkept")
+    return StoreError(f"mail of {where.agent} is not kept: {unkept['cause']}") if unkept else None
 
 
 def _newest(session: Session) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,13 @@ def countable(given: Any) -> Any:
             raise UsageError(
                 f"{str(number)[:32]} is out of range: rows, sequences and counts are at least 1 and below 2^62"
             )
+    return given
+
+
+def duration(given: float | None) -> float | None:
+    """Seconds: `nan` is no number, and `inf` never ends."""
+    if given is not None and not (math.isfinite(given) and given >= 0):
+        raise UsageError(f"{given:g} is no number of seconds: give one that ends, 0 or more")
     return given
 
 

@@ -20,6 +20,7 @@ from tidings.cli.options import (
     PriorityOption,
     SpaceOption,
     TextArgument,
+    duration,
     place,
 )
 from tidings.cli.talk import (
@@ -141,7 +142,7 @@ def dm(
     priority: PriorityOption = "next",
     reply_to: ReplyOption = None,
     wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
-    seconds: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="How long to wait.", callback=duration)] = 30.0,
     message_id: IdOption = None,
     direct: DirectOption = False,
     space: SpaceOption = None,

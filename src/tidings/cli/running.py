@@ -266,18 +266,20 @@ def status(
 
 
 def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
-    """How a space is does not depend on a host, but one that is there and does not answer is called so."""
-    if host["runs"] or host["pid"] is None:
+    """How a space is does not depend on a host, but one that is there and does not answer, or keeps no mail, is called
+    so."""
+    failing = host.pop("failures")
+    if not failing:
         return facts | {"host": host}
     from tidings.steward.status import UNHEALTHY
 
-    problems, code = [*facts["problems"], *host["problems"]], facts["exit_code"] or UNHEALTHY
+    problems, code = [*facts["problems"], *failing], facts["exit_code"] or UNHEALTHY
     return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
 
 
 def _host(where: Place) -> dict[str, Any]:
     """What is to be said of the host."""
-    from tidings.cli.host import look, outbox_words
+    from tidings.cli.host import failures, look, outbox_words
 
     facts = look(where.home.home)
     mine = next((each for each in facts.get("spaces", []) if each["space"] == where.home.name), None)
@@ -286,7 +288,8 @@ def _host(where: Place) -> dict[str, Any]:
     said += f", {notices} unread notices: `tidings inbox --unread`" if notices else ""
     silent = "not running" if facts["pid"] is None else f"pid {facts['pid']}, DOES NOT ANSWER"
     words = f"pid {facts['pid']}, {said}" if facts["runs"] else silent
-    told = {"said": words, "notices": notices, "problems": facts["problems"]}
+    failing = failures(facts, where.home.name) if facts["runs"] else facts["problems"] if facts["pid"] else []
+    told = {"said": words, "notices": notices, "problems": facts["problems"], "failures": failing}
     return {"runs": facts["runs"], "pid": facts["pid"], **told}
 
 

@@ -23,6 +23,7 @@ from tidings.cli.options import (
     SpaceOption,
     TextArgument,
     YesOption,
+    duration,
     place,
 )
 from tidings.cli.talk import spoken
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tidings.host.client import Sent, Session
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
-WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.")]
+WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
 LetterArgument = Annotated[
     str, typer.Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
 ]
@@ -54,7 +55,8 @@ def ask(
     text: TextArgument,
     wait: WaitOption = 0.0,
     deadline: Annotated[
-        float | None, typer.Option("--deadline", help="Seconds from now after which nobody may finish it.")
+        float | None,
+        typer.Option("--deadline", help="Seconds from now after which nobody may finish it.", callback=duration),
     ] = None,
     message_id: IdOption = None,
     direct: DirectOption = False,

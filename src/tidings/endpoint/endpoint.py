@@ -124,6 +124,10 @@ class Endpoint:
         self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
         #: receive only in the place of the session of this number, which ended; None: in anybody's
         self.receives_after: int | None = None
+        #: go on with the receiving session of this number, unless there is a newer one
+        self.resumes_session: int | None = None
+        #: hear the number of the receiving session
+        self.on_session_number: Callable[[int], None] | None = None
 
     # --- life ---
 
@@ -142,7 +146,10 @@ class Endpoint:
         self.roster = Roster(self.link, self.events.emit)
         self.names = Names(self.link, self.roster)
         self._announcing: set[asyncio.Task[None]] = set()
-        self.session = SessionLease(self.link, self.roster, self._report, after=self.receives_after)
+        self.session = SessionLease(
+            self.link, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
+        )
+        self.session.on_number = self.on_session_number
         self.presence = Presence(
             self.link, self.roster, self.session.session, attending=self._attends, every=self._beat_every
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidings.broker import jwt
-from tidings.broker.private_files import read_private, write_private
+from tidings.broker.private_files import check_private, read_plain, read_private, write_private
 from tidings.errors import ConfigError, ConflictError, UsageError, WireError
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
@@ -88,15 +88,18 @@ def imported_identity(home: SpaceHome, name: str) -> Identity | None:
 
 
 def bundle_identity(path: Path) -> Identity:
-    """An agent from an exported bundle."""
+    """An agent from an exported bundle; whether others may read it matters of a file that is one."""
     try:
-        bundle = json.loads(read_private(path))
+        bundle = json.loads(read_plain(path))
         _, key = jwt.split_credentials(bundle["creds"])
         name = bundle["agent"]["name"]
         subjects = Subjects(bundle["space"])
         anchor = (bundle["space_id"], bundle["steward_key"], bundle["url"])
-    except (ValueError, KeyError, TypeError, WireError) as error:
+    except (ConfigError, ValueError, KeyError, TypeError, WireError) as error:
         raise ConfigError(f"{path} is not a bundle written by `tidings agent export` ({error})") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    check_private(path)
     if key.id != bundle["agent"]["id"]:
         raise UsageError(f"{path} names agent {bundle['agent']['id']} but holds the key of {key.id}")
     return Identity(name, key, subjects, *anchor, path, is_bundle=True)

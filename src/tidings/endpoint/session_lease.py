@@ -33,10 +33,19 @@ FIRST_RENEWAL = 1.0
 
 
 class SessionLease:
-    """`after`: take it only in the place of the session of this number, which ended; None takes it from anybody."""
+    """`after`: take it only in the place of the session of this number, which ended; None takes it from anybody.
+
+    `resumes`: the number of the session before this one, of the same program: it goes on, unless there is a newer one.
+    """
 
     def __init__(
-        self, link: Supervision, roster: Roster, report: Callable[[str, Any], None], *, after: int | None = None
+        self,
+        link: Supervision,
+        roster: Roster,
+        report: Callable[[str, Any], None],
+        *,
+        after: int | None = None,
+        resumes: int | None = None,
     ) -> None:
         self.link, self.roster = link, roster
         self.session = new_id()
@@ -44,9 +53,11 @@ class SessionLease:
         self.superseded = asyncio.Event()
         #: hear how many frames the session before this one had in hand and did not settle
         self.on_taken: Callable[[int], None] | None = None
+        #: hear the number whenever it is another one
+        self.on_number: Callable[[int], None] | None = None
         self._report = report
         self._wanted = False
-        self._after = after
+        self._after, self._resumes = after, resumes
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -72,14 +83,18 @@ class SessionLease:
         async with self._lock:
             if self.superseded.is_set():
                 return
-            held: dict[str, Any] = {} if self.number is None else {"held": self.number}
+            before = self.number
+            number = self._resumes if before is None else before
+            held: dict[str, Any] = {} if number is None else {"held": number}
             ended: dict[str, Any] = {} if held or self._after is None else {"ended": self._after}
             answer = await self.link.call("session", "take", session=self.session, **held, **ended)
             if answer["superseded"]:
                 self._lose()
             else:
                 self.number = int(answer["number"])
-                if self.on_taken is not None and not held:
+                if self.on_number is not None and self.number != before:
+                    self.on_number(self.number)
+                if self.on_taken is not None and before is None:
                     self.on_taken(int(answer.get("unsettled", 0)))
 
     def _saw(self, row: Agent) -> None:

@@ -7,7 +7,9 @@ A session exists before its space can be reached and keeps trying for ever, with
 short. Once open, the endpoint reconnects by itself. Health is the age of the last round trip to the broker, never
 whether an object is there. Hooks hear that an endpoint is open (again, if it was replaced), that another broker process
 answers, and that a newer session elsewhere receives. While that lives nobody takes it back without being told to
-(`take_back`); the steward is asked now and then, and once it ended this one receives again.
+(`take_back`), nor does a host that starts: the number of the session is remembered on disk (`HeldNumber`), and an
+endpoint goes on with it or finds a newer one. The steward is asked now and then, and once that ended this one receives
+again.
 """
 
 from __future__ import annotations
@@ -19,20 +21,27 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tidings.broker.ending import end_tasks
+from tidings.broker.private_files import read_private, write_private
 from tidings.endpoint.endpoint import Endpoint
-from tidings.errors import AuthRevoked, Reconnecting, TidingsError
+from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError, UnreachableError
 
 SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
+OPEN: tuple[SessionState, ...] = ("open", "superseded")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0
 #: between two tries of an agent that was revoked: only an operator changes that
 REVOKED_PAUSE = 60.0
 #: an endpoint that does not close in this time is abandoned
 CLOSE_WITHIN = 5.0
+#: whoever is not open for so long and was not told by its space why is stuck
+STUCK_AFTER = 60.0
 #: how often a superseded session asks whether the newer one ended
 ASK_FOR_END = 5.0
+#: a number is milliseconds of the steward's clock: one further ahead of ours is no number
+CLOCK_SLACK = 86_400.0
 log = logging.getLogger(__name__)
 
 
@@ -63,21 +72,56 @@ class Health:
     age: float | None
     #: why it is not open, in a sentence
     error: str | None = None
+    #: it is not open for long, and that its space cannot be reached, or revoked it, is not the reason
+    stuck: bool = False
+
+
+class HeldNumber:
+    """The number of the receiving session that this home last held of an agent, in a file that outlives a process.
+
+    Without one, or if it cannot be read, a session is taken from anybody.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> int | None:
+        try:
+            number = int(read_private(self.path))
+        except (ConfigError, OSError, ValueError):
+            return None
+        return number if 0 < number <= (time.time() + CLOCK_SLACK) * 1000 else None
+
+    def write(self, number: int) -> None:
+        try:
+            write_private(self.path, f"{number}\n")
+        except (ConfigError, OSError) as error:
+            log.warning("%s cannot be written: %s", self.path, error)
 
 
 class AgentSession:
     """One agent of one space. `make_endpoint` gives a new endpoint each time, not opened: `tidings.connect(...)`."""
 
     def __init__(
-        self, space: str, agent: str, make_endpoint: Callable[[], Endpoint], hooks: Hooks | None = None
+        self,
+        space: str,
+        agent: str,
+        make_endpoint: Callable[[], Endpoint],
+        hooks: Hooks | None = None,
+        held: HeldNumber | None = None,
     ) -> None:
         self.space, self.agent = space, agent
-        self.state: SessionState = "waiting"
+        self._state: SessionState = "waiting"
+        #: since when it is open, or is not
+        self._since = time.monotonic()
         self.error: TidingsError | None = None
         #: the broker process that was last connected to
         self.incarnation: str | None = None
         self._make = make_endpoint
         self._hooks = hooks or Hooks()
+        self._held = held
+        #: somebody wants this one to receive, whoever does now, and it does not yet
+        self._insists = False
         self._endpoint: Endpoint | None = None
         self._last_round_trip: float | None = None
         self._news = asyncio.Event()
@@ -90,6 +134,16 @@ class AgentSession:
         self._task: asyncio.Task[None] | None = None
 
     # --- questions ---
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    @state.setter
+    def state(self, state: SessionState) -> None:
+        if (state in OPEN) != (self._state in OPEN):
+            self._since = time.monotonic()
+        self._state = state
 
     @property
     def endpoint(self) -> Endpoint:
@@ -113,7 +167,9 @@ class AgentSession:
     def health(self) -> Health:
         last = self._newest_round_trip()
         age = None if last is None else max(0.0, time.monotonic() - last)
-        return Health(self.state, age, str(self.error) if self.error else None)
+        is_late = self.state == "waiting" and time.monotonic() - self._since > STUCK_AFTER
+        stuck = is_late and not isinstance(self.error, UnreachableError)
+        return Health(self.state, age, str(self.error) if self.error else None, stuck)
 
     def _newest_round_trip(self) -> float | None:
         """Of this endpoint or the one before it."""
@@ -139,9 +195,13 @@ class AgentSession:
         if self._told_superseded:
             self._replace, self._after = True, None
             self._news.set()
+        if self._told_superseded or self._endpoint is None or self._endpoint.session.number is None:
+            self._insists = True
 
-    def renew(self) -> None:
-        """Open another endpoint in the place of this one: what it is made of changed."""
+    def renew(self, *, takes: bool = False) -> None:
+        """Open another endpoint in the place of this one: what it is made of changed. `takes`: it receives whoever
+        does now."""
+        self._insists = self._insists or takes
         if self._endpoint is not None:
             self.state = "waiting"
         self._replace = True
@@ -182,10 +242,18 @@ class AgentSession:
         self._replace = self._told_superseded = False
         self._news.clear()
         endpoint.receives_after = self._after
+        endpoint.on_session_number = self._received
+        if self._held is not None and self._after is None and not self._insists:
+            endpoint.resumes_session = self._held.read()
         await endpoint.open()
         self._endpoint, self._after = endpoint, None
         self.state, self.error = "open", None
         await self._hooks.on_open(endpoint)
+
+    def _received(self, number: int) -> None:
+        self._insists = False
+        if self._held is not None:
+            self._held.write(number)
 
     async def _follow(self) -> None:
         """Tell what happens to the open endpoint, until it is to be replaced."""
@@ -193,6 +261,9 @@ class AgentSession:
             self._news.clear()
             endpoint = self.endpoint
             superseded, now = endpoint.session.superseded.is_set(), endpoint.incarnation
+            if superseded and self._insists:  # asked for while this one found out that another receives
+                self._replace, self._after = True, None
+                return
             self.state = "reconnecting" if now is None else "superseded" if superseded else "open"
             if now is not None and now != self.incarnation:
                 before, self.incarnation = self.incarnation, now
@@ -208,11 +279,14 @@ class AgentSession:
 
     async def _news_or_end(self, endpoint: Endpoint) -> None:
         """Until there is news, or the session that superseded this one ended: then it is replaced."""
+        # who never held it met a session that may be over for long
+        pause = 0.0 if endpoint.session.number is None else ASK_FOR_END
         while not self._news.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(random.uniform(ASK_FOR_END / 2, ASK_FOR_END)):
+                async with asyncio.timeout(random.uniform(pause / 2, pause)):
                     await self._news.wait()
                     return
+            pause = ASK_FOR_END
             try:
                 ended = await endpoint.session.ended()
             except TidingsError as error:

@@ -40,17 +40,17 @@ from tidings.errors import (
 )
 from tidings.failpoints import reach
 from tidings.host import shown
-from tidings.host.agents import AgentSession, Hooks, SessionState
+from tidings.host.agents import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
 from tidings.host.composing import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
 from tidings.host.drain import Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
-from tidings.host.mailbox import bound_of, state_file
+from tidings.host.mailbox import bound_of, held_number, state_file
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
 from tidings.host.outbox_moves import reused
 from tidings.host.outlets import SessionOutlet, SessionOutlets
-from tidings.host.receiving import Receiver
+from tidings.host.receiving import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -71,8 +71,6 @@ STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
 READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
 TIDY_EVERY = 3_600.0
 PROBLEMS_KEPT = 8
-#: in these states of a session its agent's rows leave
-LEAVING: tuple[SessionState, ...] = ("open", "superseded")
 log = logging.getLogger(__name__)
 
 
@@ -101,6 +99,10 @@ class AgentHealth:
     reason: str | None
     #: what its endpoint last complained of, such as mail that will not be delivered; newest last
     problems: tuple[str, ...] = ()
+    #: mail of it waits to be written to the inbox
+    unkept: Unkept | None = None
+    #: it does not get open, and that is not because its space cannot be reached
+    stuck: bool = False
 
 
 class Changed:
@@ -134,7 +136,8 @@ class _Agent:
         self.attended = False
         self.changed: weakref.WeakSet[Changed] = weakref.WeakSet()
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
-        self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks)
+        held = held_number(host.home, self.scope)
+        self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks, held)
         self.outlet = SessionOutlet(self.session)
         self.receiver = Receiver(self.scope, host.inbox, self.wake_changed, self.session.renew)
         self._roster: Roster | None = None
@@ -200,7 +203,7 @@ class _Agent:
         await self.host.drain.of(self.scope.space_id).verify(self.scope.agent, now)
 
     async def _on_state(self, state: SessionState) -> None:
-        await self._insist(self._let_out if state in LEAVING else self._hold_back)
+        await self._insist(self._let_out if state in OPEN else self._hold_back)
         self.wake_changed()
         self.host.look_again()
 
@@ -339,12 +342,12 @@ class Host:
             self._anchors.setdefault(identity.space_id, identity.steward_key)
             known = self._agents.get((adopted.scope.space_id, adopted.scope.agent))
             if known is None:
-                await self._start(adopted, identity)
+                await self._start(adopted, identity, takes=receive)
             else:
                 began = adopted.receive and not known.adopted.receive
                 known.adopted, known.identity = adopted, identity
                 if began:
-                    known.session.renew()
+                    known.session.renew(takes=True)
                 elif receive:
                     known.session.take_back()
         return adopted.scope
@@ -372,8 +375,11 @@ class Host:
         self._anchors.setdefault(found.space_id, found.steward_key)
         return found
 
-    async def _start(self, adopted: Adopted, identity: Identity | None) -> None:
+    async def _start(self, adopted: Adopted, identity: Identity | None, *, takes: bool = False) -> None:
+        """`takes`: somebody asks to receive now, and takes the place of whoever does."""
         agent = _Agent(self, adopted, identity)
+        if takes:
+            agent.session.take_back()
         self._agents[adopted.scope.space_id, adopted.scope.agent] = agent
         await agent.start()
 
@@ -406,14 +412,20 @@ class Host:
         found = agent.session.health
         superseded = found.state == "superseded"
         receiving = agent.receiver.receiving and found.state == "open"
-        reason = found.error
+        unkept = agent.receiver.unkept
+        reason = found.error or (unkept.cause if unkept and found.state == "waiting" else None)
+        if found.stuck and reason is None:
+            reason = f"it is connecting for longer than {STUCK_AFTER:.0f} s: see logs/host.log"
         if superseded:
             name = agent.scope.name
             reason = (
                 f"another session of {name} receives: its mail goes there until that ends or you take it back "
                 "(`tidings inbox`)"
             )
-        return AgentHealth(agent.scope, found.state, found.age, receiving, superseded, reason, tuple(agent.problems))
+        problems = tuple(agent.problems)
+        return AgentHealth(
+            agent.scope, found.state, found.age, receiving, superseded, reason, problems, unkept, found.stuck
+        )
 
     def attend(self, scope: Scope, attended: bool) -> None:
         """A program of this agent is attached, or none is any more."""
@@ -469,7 +481,7 @@ class Host:
     async def _accept(self, agent: _Agent, composed: Composed) -> OutboxRow:
         accepted = await self.outbox.accept(_draft(agent.scope, composed))
         reach("host.accepted")
-        if accepted.new and agent.session.state in LEAVING:
+        if accepted.new and agent.session.state in OPEN:
             self.drain.of(agent.scope.space_id).wake()
         return accepted.row
 

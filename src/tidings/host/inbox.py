@@ -14,6 +14,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from tidings.endpoint.journal import KeptAs
 from tidings.endpoint.notices import Notice
 from tidings.store.database import Database
+from tidings.wire.names import TIDINGS
 
 Kind = Literal["channel", "direct", "notice"]
 Stage = Literal["delivered", "read"]
@@ -31,8 +33,8 @@ THREAD_WALKED = 2_000
 QUARANTINE_REASON = 1_000
 #: of what could not be opened, the newest are kept for each recipient: nobody can say whose it is
 QUARANTINE_ROWS, QUARANTINE_BYTES = 1_000, 16 * 1024 * 1024
-#: who notices are from; an agent's id is a key, so this is nobody's
-TIDINGS = "tidings"
+#: of whose mail it is tried whether mail can be kept: no id of a space, nor of an agent
+TRIAL = "trial"
 #: of what there was no room for, so many are known by their ids: far more than can come again
 NOT_KEPT_KNOWN = 10_000
 #: in `inbox_held`: all of a sender, whatever the channel
@@ -223,6 +225,42 @@ def keep_notice(
         read_at=None if notice.is_loss else now,
     )
     return keep(connection, arrival, now, words=words)
+
+
+def try_to_keep(connection: sqlite3.Connection, now: int, *, words: bool) -> None:
+    """Do with mail of nobody all that is done with mail, and undo it; raises what would keep mail from being kept."""
+    connection.execute("SAVEPOINT mail").close()
+    try:
+        rows = [keep(connection, _trial(channel), now, words=words).row for channel in (None, "trial")]
+        mark_read(connection, TRIAL, TRIAL, rows, now)
+        told(connection, TRIAL, TRIAL, receipts_to_tell(connection, TRIAL, TRIAL))
+        delete(connection, TRIAL, TRIAL, rows, now, words=words)
+        keep_notice(connection, TRIAL, TRIAL, Notice("lost", TRIAL), now, words=words)
+        _count_overflow(connection, _trial(None))
+        tell_overflow(connection, TRIAL, TRIAL, now, words=words)
+        quarantine(connection, TRIAL, TRIAL, TRIAL.encode(), TRIAL, now)
+    finally:
+        with suppress(sqlite3.Error):  # SQLite may have given up the transaction, and so have undone it
+            connection.execute("ROLLBACK TO mail").close()
+            connection.execute("RELEASE mail").close()
+
+
+def _trial(channel: str | None) -> Arrival:
+    kind: Kind = "channel" if channel else "direct"
+    return Arrival(
+        space=TRIAL,
+        recipient=TRIAL,
+        sender=TRIAL,
+        id=kind,
+        sender_name=TRIAL,
+        kind=kind,
+        channel=channel,
+        seq=1,
+        sent_at=0,
+        logged_at=0,
+        text=TRIAL,
+        raw=TRIAL.encode(),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- its bounds
@@ -583,6 +621,11 @@ class InboxStore:
     async def quarantine(self, space: str, recipient: str, raw: bytes, reason: str) -> Kept:
         now = self._now()
         return await self._write(lambda c: quarantine(c, space, recipient, raw, reason, now))
+
+    async def try_to_keep(self) -> None:
+        """Raises why no mail could be kept now; leaves nothing."""
+        now = self._now()
+        await self._write(lambda c: try_to_keep(c, now, words=self.words))
 
     async def listed(self, space: str, recipient: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
         return await self._read(lambda c: listed(c, space, recipient, wanted))

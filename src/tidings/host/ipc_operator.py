@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +111,11 @@ def health_of(desk: Desk, scope: Scope) -> Json:
                 "receiving": each.receiving,
                 "superseded": each.superseded,
                 "reason": each.reason,
+                "stuck": each.stuck,
+                "unkept": each.unkept and {"cause": each.unkept.cause, "since": each.unkept.since},
             }
-    return {"state": "unknown", "age": None, "receiving": False, "superseded": False, "reason": None}
+    unknown = {"state": "unknown", "age": None, "receiving": False, "superseded": False}
+    return unknown | {"reason": None, "stuck": False, "unkept": None}
 
 
 async def health(asked: Asked) -> Json:
@@ -160,19 +165,23 @@ async def status(asked: Asked) -> Json:
             }
         )
     more = {"sessions": len(desk.sessions), "streams": desk.streams, "home": str(asked.host.home)}
-    return await health(asked) | more | {"store": await _store_trouble(asked), "spaces": list(spaces.values())}
+    store = await _trouble(asked, asked.host.database.try_to_write)
+    trials = {"store": store, "mail": store or await _trouble(asked, asked.host.inbox.try_to_keep)}
+    return await health(asked) | more | trials | {"spaces": list(spaces.values())}
 
 
-async def _store_trouble(asked: Asked) -> str | None:
-    """Why nothing can be stored now; None if it was tried and it can."""
-    database = asked.host.database
+async def _trouble(asked: Asked, trial: Callable[[], Awaitable[None]]) -> str | None:
+    """Why this cannot be written now; None if it was tried and it can."""
+    path = asked.host.database.path
     try:
         async with asyncio.timeout(TRIAL_PATIENCE):
-            await database.try_to_write()
+            await trial()
     except TimeoutError:
-        return f"{database.path} was not written within {TRIAL_PATIENCE:.0f} s: look after its disk"
+        return f"{path} was not written within {TRIAL_PATIENCE:.0f} s: look after its disk"
     except StoreError as error:
         return str(error)
+    except sqlite3.Error as error:
+        return f"{path} refuses it ({error}): restore a copy"
     return None
 
 

@@ -20,6 +20,7 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.errors import HostRuns, SpaceBusy
 from tidings.failpoints import reach
+from tidings.host.agents import HeldNumber
 from tidings.host.directory import names_in
 from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
 from tidings.host.receiving import Receiver
@@ -33,6 +34,8 @@ OTHERS_PATIENCE = 5.0
 #: a host that starts waits so long for whoever reads without it
 HOST_PATIENCE = 20.0
 TELL_PATIENCE = 2.0
+#: a full disk is waited for so long; a host has more time
+KEEP_PATIENCE = 5.0
 
 
 def mail_lock(home: Path) -> Path:
@@ -45,6 +48,11 @@ def state_file(home: Path, scope: Scope) -> Path:
     folder = home / "run" / "host"
     private_dir(folder)
     return folder / f"{scope.space_id}.{scope.agent}.json"
+
+
+def held_number(home: Path, scope: Scope) -> HeldNumber:
+    """Of whoever receives for this agent in this home, with a host and without."""
+    return HeldNumber(state_file(home, scope).with_suffix(".session"))
 
 
 def bound_of(home: Path) -> Bound:
@@ -97,23 +105,27 @@ class LocalInbox:
         self._source = source
         self._changed = asyncio.Event()
         self._endpoint: Endpoint | None = None
-        self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set)
+        self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set, KEEP_PATIENCE)
 
     @asynccontextmanager
     async def receive(self) -> AsyncIterator[Endpoint]:
         """Take what was sent, as long as the block lasts; UnreachableError if the space cannot be reached.
 
+        StoreError if something came that cannot be kept: it is not acknowledged, and comes again.
         At the end senders are told what was read. Whom that does not reach is told by whoever receives next.
         """
         state = state_file(self.home, self.scope)
         await self._receiver.check_memory(state)
         endpoint = Endpoint(lambda: identity_of(self._source), state=state, presence=False)
         endpoint.on("notice", self._receiver.keep_notice)
+        endpoint.on_session_number = held_number(self.home, self.scope).write
         async with endpoint:
             self._endpoint = endpoint
             await self._receiver.begin(endpoint)
             try:
                 yield endpoint
+                if self._receiver.unkept is not None:
+                    raise self._receiver.unkept.error
                 await self._until_told()
             finally:
                 await self._receiver.end()

@@ -8,6 +8,9 @@ told from notes on disk, so a restart forgets none. Whatever channels the agent 
 each endpoint, however often that must be tried; one that is denied is told. When another session of the agent receives,
 this one stands back.
 
+A write of the inbox that fails is tried again, for ever in a host, and is a fact meanwhile: why, and since when
+(`unkept`). Whoever receives without a host has a bounded patience, and none with a file that is damaged.
+
 What an endpoint remembers beside the inbox is of this inbox: if that was put back to an older copy, or is another one,
 the memory is dropped before the endpoint opens, and the agent is told (`check_memory`).
 """
@@ -17,7 +20,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,14 +36,16 @@ from tidings.errors import (
     AuthRevoked,
     DeniedError,
     OutcomeUnknown,
+    StoreBroken,
     StoreError,
     Superseded,
     TidingsError,
     UnreachableError,
 )
 from tidings.failpoints import reach
-from tidings.host.inbox import TIDINGS, Arrival, InboxStore, Receipt
+from tidings.host.inbox import Arrival, InboxStore, Receipt
 from tidings.host.registry import Scope
+from tidings.wire.names import TIDINGS
 
 #: messages that are committed together
 AT_ONCE = 64
@@ -53,6 +60,18 @@ UNSTORABLE = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError,
 NOTHING = KeptAs(0, "", "")
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """Mail that cannot be kept now: why, and since when, in seconds since 1970."""
+
+    error: StoreError
+    since: float
+
+    @property
+    def cause(self) -> str:
+        return str(self.error)
 
 
 def arrival_of(scope: Scope, incoming: Incoming) -> Arrival:
@@ -84,18 +103,29 @@ class Receiver:
     """The receiving side of one agent of this host. `on_kept` hears that something new is in its inbox.
 
     `on_failed`: it ended by a failure nobody foresaw, and needs another endpoint, which is given what was not kept.
+    `patience`: seconds after which a write that keeps failing ends it with that failure (`error`); None: never.
     """
 
     def __init__(
-        self, scope: Scope, inbox: InboxStore, on_kept: Callable[[], None], on_failed: Callable[[], None]
+        self,
+        scope: Scope,
+        inbox: InboxStore,
+        on_kept: Callable[[], None],
+        on_failed: Callable[[], None],
+        patience: float | None = None,
     ) -> None:
         self.scope, self.inbox = scope, inbox
+        #: something cannot be written to the inbox, and waits
+        self.unkept: Unkept | None = None
+        self._patience = patience
+        #: writes that failed and are tried again
+        self._failing: set[object] = set()
         #: receives now; a newer session elsewhere ends that
         self.receiving = False
         #: every channel was asked for what was missed, with the endpoint there is now
         self.followed = asyncio.Event()
-        #: a newer session elsewhere receives
-        self.error: Superseded | None = None
+        #: what ended it: a newer session elsewhere receives, or what came could not be kept
+        self.error: Superseded | StoreError | None = None
         self._on_kept, self._on_failed = on_kept, on_failed
         self._pause = RETRY_PAUSE
         self._untold = asyncio.Event()
@@ -152,10 +182,14 @@ class Receiver:
         try:
             await work(endpoint)
         except Superseded as error:
-            self.receiving, self.error = False, error
+            self.receiving, self.error, self.unkept = False, error, None
             log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
-        except Exception:  # boundary: else it would be said to receive, and nobody would
+        except Exception as error:  # boundary: else it would be said to receive, and nobody would
             self.receiving = False
+            if self._patience is not None and isinstance(error, StoreError):
+                self.error = error
+                self._on_failed()
+                return
             log.exception("receiving for %s in %s failed", self.scope.name, self.scope.space)
             await asyncio.sleep(self._pause)
             self._pause = min(LONGEST_PAUSE, self._pause * 2)
@@ -190,14 +224,33 @@ class Receiver:
         return await self._insist(lambda: self._stored(incoming))
 
     async def _insist(self, store: Callable[[], Awaitable[T]]) -> T:
-        pause = RETRY_PAUSE
-        while True:
-            try:
-                return await store()
-            except (StoreError, sqlite3.Error) as error:
-                log.warning("mail of %s waits to be kept: %s", self.scope.name, error)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+        pause, mine = RETRY_PAUSE, object()
+        try:
+            while True:
+                try:
+                    kept = await store()
+                except (StoreError, sqlite3.Error) as error:
+                    log.warning("mail of %s waits to be kept: %s", self.scope.name, error)
+                    self._failing.add(mine)
+                    self._note_unkept(error)
+                else:
+                    break
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+        finally:
+            self._failing.discard(mine)
+        if not self._failing:
+            self.unkept = None
+        return kept
+
+    def _note_unkept(self, error: StoreError | sqlite3.Error) -> None:
+        """Raises it if this is not the place to wait until it passes."""
+        found = error if isinstance(error, StoreError) else StoreError(f"the inbox cannot be written ({error})")
+        self.unkept = Unkept(found, self.unkept.since if self.unkept else time.time())
+        if self._patience is None:
+            return
+        if isinstance(found, StoreBroken) or time.time() - self.unkept.since > self._patience:
+            raise found from error
 
     async def _stored(self, incoming: Incoming) -> bool:
         try:

@@ -96,7 +96,10 @@ _JUST_TEXT: Json = {"parts": [], "mentions": []}
 
 
 def _notice(row: InboxRow) -> Json:
-    facts = json.loads(row.raw)
+    try:
+        facts = dict(json.loads(row.raw))
+    except (ValueError, TypeError):  # a disk that changed a bit of it; the text is there
+        return _JUST_TEXT | {"notice": {}}
     return _JUST_TEXT | {"notice": {name: value for name, value in facts.items() if name != "text"}}
 
 

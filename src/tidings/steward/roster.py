@@ -152,9 +152,10 @@ class RosterTable:
     ) -> tuple[int, bool]:
         """Give the receiving session to `session`, unless it `held` one that is older than another's.
 
-        `ended`: the number of the session that `ended` answered; nobody else's place is taken then. The second answer
-        is whether it is superseded. Numbers are milliseconds, so that a steward that remembers nothing still gives
-        higher ones than the steward before it.
+        `ended`: the number of the session that `ended` answered; nobody else's place is taken then. Who has the number
+        of a session that another holds goes on for it, under a higher one, so that the two are told apart. The second
+        answer is whether it is superseded. Numbers are milliseconds, so that a steward that remembers nothing still
+        gives higher ones than the steward before it.
         """
         presence = self._of(owner)
         current = presence.number or 0
@@ -163,11 +164,17 @@ class RosterTable:
             return current, False
         if (held is not None and held < current) or (ended is not None and ended != self.ended(owner, heard)):
             return current, True
-        presence.number = held if held is not None else max(current + 1, now_ms)
+        if held is None:
+            presence.number = max(current + 1, now_ms)
+        else:
+            presence.number = held + 1 if held == current and presence.holder is not None else held
         presence.holder = session
         presence.heard = heard if session in presence.sessions else None
         self._changed.add(owner)
         return presence.number, False
+
+    def is_held_by(self, owner: str, session: str) -> bool:
+        return self._of(owner).holder == session
 
     def release(self, owner: str, session: str) -> None:
         """This session ended in order. The number stays: it is that of the newest session there was."""
@@ -424,10 +431,10 @@ async def take_session(steward: Steward, request: Request) -> Answer:
     now_ms = time.time_ns() // 1_000_000
     if not 8 <= len(session) <= 64 or (held is not None and not 0 < held <= now_ms + CLOCK_SLACK_MS):
         raise UsageError("session take needs `session` (8 to 64 characters) and, if one was held, its number as `held`")
-    number, superseded = steward.roster.table.take(
-        request.sender, session, held, now_ms, ended=ended, heard=time.monotonic()
-    )
-    unsettled = 0 if superseded or held is not None else await _unsettled(steward, request.sender)
+    table = steward.roster.table
+    renews = held is not None and table.is_held_by(request.sender, session)
+    number, superseded = table.take(request.sender, session, held, now_ms, ended=ended, heard=time.monotonic())
+    unsettled = 0 if superseded or renews else await _unsettled(steward, request.sender)
     return {"number": number, "superseded": superseded, "boot": steward.roster.boot, "unsettled": unsettled}
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import os
+import re
 import sqlite3
 import tempfile
 import threading
@@ -64,6 +66,12 @@ TRIAL = 65_536
 #: how every commit reaches the disk before anybody is answered
 DURABILITY = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 67108864")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: what SQLite says of a statement of ours if the schema in the file is not the one we wrote, though its pages are whole
+_NOT_OUR_SCHEMA = re.compile(
+    r"^(no such |unknown |malformed |could not decode |error in |wrong number of arguments|unrecognized token|near \")"
+    r"|has no column named|incomplete input",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,20 @@ class _Job(Generic[T]):
             self.future.set_result(self.value)
         else:
             self.future.set_exception(self.error)
+
+
+def means_damage(error: BaseException) -> bool:
+    """Does this say that the file does not hold what was written to it? Statements are ours and known to be good, so
+    one that names what the schema does not have met a schema that was changed, and text that is no UTF-8 is not ours.
+    """
+    if isinstance(error, UnicodeDecodeError | json.JSONDecodeError):
+        return True
+    if not isinstance(error, sqlite3.Error):
+        return False
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return True
+    return code in (0, sqlite3.SQLITE_ERROR) and _NOT_OUR_SCHEMA.search(str(error)) is not None
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -423,10 +445,17 @@ class Database:
             self._check_and_migrate(connection)
         except BaseException as error:
             connection.close()
-            if isinstance(error, sqlite3.Error):
-                raise self._failure(error) from error
+            if isinstance(error, sqlite3.Error | UnicodeDecodeError):
+                raise self._opening_failure(error) from error
             raise
         return connection
+
+    def _opening_failure(self, error: sqlite3.Error | UnicodeDecodeError) -> BaseException:
+        """What is done while opening works on every file that is whole, so what nobody can name is damage."""
+        found = self._failure(error)
+        if found is not error or getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOMEM:
+            return found
+        return self._broken(str(error))
 
     def _create_if_missing(self) -> None:
         if self.path.exists():
@@ -496,9 +525,11 @@ class Database:
 
     def _failure(self, error: BaseException) -> BaseException:
         """An error of SQLite by what it means for the file; what only concerns a statement stays as it is."""
-        if not isinstance(error, sqlite3.Error):
-            return error
-        found = self._meaning(getattr(error, "sqlite_errorcode", 0) & 0xFF, error)
+        found: StoreError | None = None
+        if means_damage(error):
+            found = self._broken(str(error))
+        elif isinstance(error, sqlite3.Error):
+            found = self._meaning(getattr(error, "sqlite_errorcode", 0) & 0xFF, error)
         if found is not None:
             found.__cause__ = error
         return found or error
@@ -508,8 +539,6 @@ class Database:
             return self._full()
         if code == sqlite3.SQLITE_READONLY:
             return self._read_only()
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return self._broken(str(error))
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreBusy(f"{self.path} is held by a program that did not ask: end it and ask again")
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
@@ -608,7 +637,7 @@ class _Readers:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:
             raise self._failure(error) from error
 
     def _connected(self) -> sqlite3.Connection:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tidings.broker.private_files import check_private
 from tidings.errors import StoreBroken, StoreError, StoreTooNew
-from tidings.store.database import BUSY_MS, Job, Migrations, connect
+from tidings.store.database import BUSY_MS, Job, Migrations, connect, means_damage
 
 T = TypeVar("T")
 
@@ -28,9 +28,8 @@ def look(path: Path, migrations: Migrations, job: Job[T]) -> T:
             connection.execute("BEGIN")
             _check_version(connection, path, migrations)
             return job(connection)
-    except sqlite3.Error as error:
-        damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-        kind, what = (StoreBroken, "is damaged") if damaged else (StoreError, "cannot be read")
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        kind, what = (StoreBroken, "is damaged") if means_damage(error) else (StoreError, "cannot be read")
         raise kind(f"{path} {what} ({error}): it was left as it is; `tidings host up` says what it needs") from error
 
 

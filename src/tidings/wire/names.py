@@ -47,18 +47,21 @@ def check_agent_name(name: str) -> str:
 
 #: what one letter can pass for; pairs first. Names are ASCII, so this is the whole alphabet that matters
 _LOOKS_LIKE = (("rn", "m"), ("vv", "w"))
-_ONE_LETTER = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "_": "-"})
+_ONE_LETTER = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "8": "b", "_": "-"})
+#: who notices are from; an agent's id is a key, so this is nobody's
+TIDINGS = "tidings"
 
 
 def skeleton(name: str) -> str:
     """What a name looks like at a glance: two names of one skeleton can be taken for each other.
 
-    NFKC and casefold, then `0` is `o`, `1` and `i` are `l`, `5` is `s`, `_` is `-`, `rn` is `m` and `vv` is `w`.
+    NFKC and casefold, then `0` is `o`, `1` and `i` are `l`, `5` is `s`, `8` is `b`, `_` is `-`, `rn` is `m` and `vv` is
+    `w`; `-` at either end is not seen.
     """
     text = unicodedata.normalize("NFKC", name).casefold()
     for pair, letter in _LOOKS_LIKE:
         text = text.replace(pair, letter)
-    return text.translate(_ONE_LETTER)
+    return text.translate(_ONE_LETTER).strip("-")
 
 
 def lookalikes(name: str, others: Iterable[str]) -> list[str]:
@@ -71,6 +74,8 @@ def unfit_to_grant(name: str) -> str | None:
     """Why a name is not given to a new agent; None if it may be. Agents that have such a name keep it."""
     if name.startswith("-"):
         return "it begins with `-`, so a command line would take it for an option"
+    if skeleton(name) == skeleton(TIDINGS):
+        return "notices are from `tidings`, and this could be taken for it"
     if is_agent_id(name):
         return "it is the id of an agent, and an id is nobody's name"
     if _ID_BEGINNING.match(name):
