@@ -486,6 +486,28 @@ async def test_a_resumed_join_whose_page_was_not_answered_misses_nothing(
         assert await texts(bob, 1) == ["missed"]
 
 
+async def test_a_join_whose_connection_goes_meanwhile_is_done_on_the_next(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it goes when access was widened: the endpoint connects again with its new credential."""
+    await space.add("ada")
+    await space.add("bob")
+    async with connect(space, "bob") as bob, connect(space, "ada") as ada:
+        subscribe, tried = bob._channels.live.subscribe, list[object]()
+
+        async def cut_at_first(connection: Any, membership: Any) -> None:
+            tried.append(connection)
+            if len(tried) == 1:
+                connection.abort()
+            await subscribe(connection, membership)
+
+        monkeypatch.setattr(bob._channels.live, "subscribe", cut_at_first)
+        assert (await bob.join("general")).state == "opened"
+        assert len(set(tried)) >= 2
+        await ada.send("general", "hello")
+        assert await texts(bob, 1) == ["hello"]
+
+
 async def test_a_hundred_joins_and_leaves_leave_no_handler_on_the_connection(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob") as bob:

@@ -30,7 +30,15 @@ from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.seen import NOWHERE, Position, Seen
 from tidings.endpoint.supervision import Supervision
 from tidings.endpoint.surfacing import Surfacing
-from tidings.errors import ConflictError, DeniedError, LogRegressed, OutcomeUnknown, TidingsError, UnreachableError
+from tidings.errors import (
+    ConflictError,
+    ConnectionLost,
+    DeniedError,
+    LogRegressed,
+    OutcomeUnknown,
+    TidingsError,
+    UnreachableError,
+)
 from tidings.wire.ids import new_id
 from tidings.wire.marks import Stamp
 from tidings.wire.names import check_pattern
@@ -39,6 +47,8 @@ from tidings.wire.patterns import covers_pattern, is_concrete
 RETRY_PAUSE = 1.0
 #: a connection is rebuilt for wider access, too: who joins meanwhile waits for it
 REBUILT_WITHIN = 5.0
+#: connections that may go while one subscribes
+LISTEN_TRIES = 3
 #: a resumed join does not read the log if durable copies are no further behind than this many records
 NEARLY_LEVEL = 1_000
 
@@ -89,9 +99,19 @@ class Channels:
             held = None
         membership = held or Membership(pattern)
         with self._pinned(pattern):
-            await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
+            await self._listen(membership)
             self.memberships[pattern] = membership
             return await self._join(membership, backfill)
+
+    async def _listen(self, membership: Membership) -> None:
+        """Hear live copies; on the next connection if this one goes meanwhile, as it does when access was widened."""
+        for left in reversed(range(LISTEN_TRIES)):
+            try:
+                return await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
+            except ConnectionLost:
+                if not left:
+                    raise
+        return None
 
     async def _confirm(self, membership: Membership) -> Joined | None:
         """What the steward says of a membership we hold. None: it is over, and is no longer held."""
@@ -135,7 +155,7 @@ class Channels:
     async def watch(self, pattern: str) -> None:
         """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
         membership = Membership(check_pattern(pattern), joined=0, held=None, watching=True)
-        await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
+        await self._listen(membership)
         self.memberships[pattern] = membership
 
     async def _ask_join(self, membership: Membership) -> dict[str, Any]:

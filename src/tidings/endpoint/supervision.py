@@ -185,6 +185,11 @@ class Supervision:
     # --- use ---
 
     @property
+    def _is_about_to(self) -> bool:
+        """Did the connection go a moment ago, so that whoever rebuilds it does not know yet?"""
+        return self.state == "ready" and self._connection is not None and not self._connection.is_connected
+
+    @property
     def connection(self) -> Connection:
         if self.state == "stopped":
             raise ConnectionLost(f"this endpoint of {self.identity.name} is closed: open another one")
@@ -197,8 +202,8 @@ class Supervision:
         try:
             async with asyncio.timeout(within):
                 await self._ready.wait()
-                while self.state == "reconnecting":  # it went again before we were told; a closed one stays so
-                    await self._ready.wait()
+                while self.state == "reconnecting" or self._is_about_to:  # a closed one stays so
+                    await (asyncio.sleep(0.005) if self._is_about_to else self._ready.wait())
         except TimeoutError:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
         return self.connection

@@ -22,6 +22,7 @@ import msgspec
 from tidings.broker.answers import NO_STREAM, ApiError
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.disk import DiskReserve
+from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import read_private
 from tidings.broker.streams import GateState
@@ -276,19 +277,19 @@ class Steward:
             asyncio.create_task(self._every(self.pace.reading, self.store.read_all)),
         ]
         try:
-            await self._until_stopped(asyncio.gather(*loops), connection)
+            await self._until_stopped(set(loops), connection)
         finally:
-            for loop in loops:
-                loop.cancel()
+            await end_tasks(loops)
 
-    async def _until_stopped(self, steps: asyncio.Future[list[None]], connection: Connection) -> None:
-        """Each step ends by itself once stopped; one that asks a broker that is gone is not waited for."""
-        while not steps.done():
-            await asyncio.wait({steps}, timeout=0.5)
-            if self._stop.is_set() and not connection.is_connected and not steps.done():
+    async def _until_stopped(self, loops: set[asyncio.Task[None]], connection: Connection) -> None:
+        """Each of them ends by itself once stopped; one that asks a broker that is gone is not waited for."""
+        while loops:
+            ended, loops = await asyncio.wait(loops, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+            for each in ended:
+                each.result()
+            if self._stop.is_set() and not connection.is_connected and loops:
                 log.warning("stopping without a broker: what was under way is given up")
                 return
-        steps.result()
 
     async def _every(self, seconds: float, step: Callable[[], Awaitable[object]]) -> None:
         """Repeat a step until stopped. A broker that is away for a while is not a failure; a lost lease is.
