@@ -24,13 +24,14 @@ import pytest
 from command_lines import parse
 from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
-from tidings.broker.private_files import private_dir
+from tidings.broker.private_files import lock_holder, private_dir
 from tidings.cli import inbox as inbox_cli
 from tidings.cli import outbox as outbox_cli
 from tidings.cli import systemd, through_host
 from tidings.host import inbox as inbox_store
 from tidings.host import ipc_mail
 from tidings.host.client import HostClient, Session
+from tidings.host.daemon import lock_path
 from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
@@ -218,7 +219,7 @@ async def test_what_a_killed_host_kept_is_shown_without_it_also_while_the_space_
         await run(terminal, "dm", "bob", text)
     await eventually(lambda: _unread(bobs, 4))
     os.kill(pid, signal.SIGKILL)
-    await eventually(lambda: HostClient.find(terminal.home.home) is None)
+    await eventually(lambda: lock_holder(lock_path(terminal.home.home)) is None)
     assert [each["text"] for each in await mail(terminal, "--as", "bob", "-n", "2")] == ["one", "two"]
     space.broker.stop()
     away = await run(terminal, "inbox", "--as", "bob", "--json")

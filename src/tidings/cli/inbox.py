@@ -151,11 +151,11 @@ def _check_without_host(where: Place, given: dict[str, Any], *, direct: bool) ->
 
 def _without_host(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> int:
     """How many messages were shown."""
-    from tidings.host.mailbox import OTHERS_PATIENCE, held_mail, is_wanted
+    from tidings.host.mailbox import ENDING_PATIENCE, OTHERS_PATIENCE, held_mail, is_wanted
 
     home = where.home.home
     try:
-        with held_mail(home, 0.0 if is_wanted(home) else OTHERS_PATIENCE):
+        with held_mail(home, ENDING_PATIENCE if is_wanted(home) else OTHERS_PATIENCE):
             shown, delay = asyncio.run(_show_unread(where, channel, wait, count, as_json=as_json))
     except HostRuns as error:
         output.say(f"note: {error}; nothing is received or marked as read here")

@@ -31,6 +31,8 @@ from tidings.store.database import Database
 
 #: another reader is soon done
 OTHERS_PATIENCE = 5.0
+#: a host that was killed holds its locks until the kernel has taken it down
+ENDING_PATIENCE = 1.0
 #: a host that starts waits so long for whoever reads without it
 HOST_PATIENCE = 20.0
 TELL_PATIENCE = 2.0
