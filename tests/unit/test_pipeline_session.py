@@ -1,6 +1,7 @@
 """What durable delivery needs of a machine, and the one sentence when it is not there."""
 
 import importlib.util
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_ending_a_session_without_a_jvm_raises_nothing_that_would_hide_why_it_en
     monkeypatch.setattr(pyspark.SparkContext, "_gateway", None)
     session.stop_session(DeadSession())  # type: ignore[arg-type]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("length", [60, 61])
+def test_a_folder_that_spark_would_refuse_for_its_length_is_not_given_to_it(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark 4.3 says it: the directory path should be lower than 61."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        work = Path(short) / ("x" * (length - len(short) - len("//s")))
+        work.mkdir()
+        folder = session._socket_folder(work)
+        try:
+            assert (folder.parent == work, len(str(folder)) < 61) == (length < 61, True)
+        finally:
+            folder.rmdir()
 
 
 def test_a_socket_folder_is_short_private_empty_and_has_the_same_name_at_each_start(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
-#: a socket's path has at most 107 bytes, and Spark adds 42
-LONGEST_SOCKET_FOLDER = 64
+#: a socket's path has at most 107 bytes, and Spark adds to it: it refuses a folder of 61 characters or more
+LONGEST_SOCKET_FOLDER = 60
 SHORT = Path("/tmp")  # noqa: S108  only for folders of mode 0700 below it
 #: those of this process, removed with its session
 _socket_folders: list[Path] = []
