@@ -183,8 +183,9 @@ def log_to(path: Path) -> None:
     handler = RotatingFileHandler(path, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # it raises whatever it logs: a JVM that was killed is one sentence of ours, not pages of its own
+    # it raises whatever it logs, some of it to the root logger: a JVM that was killed is one sentence of ours
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    handler.addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
 
 
 def parse(arguments: list[str] | None) -> tuple[SpaceHome, ChildOptions]:
