@@ -52,8 +52,9 @@ bench: $(STAMP) ## measurements; docs/performance.md says what they mean
 schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
 	@$(BIN)/python -m tidings.wire.schema
 
-docs: $(STAMP) ## regenerate docs/errors.md from the tree of errors
+docs: $(STAMP) ## regenerate docs/errors.md and docs/control.md from the tree of errors and the table of operations
 	@$(BIN)/python -m tidings.cli.error_page docs/errors.md
+	@$(BIN)/python -m tidings.cli.operation_page docs/control.md
 
 lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \

@@ -5,21 +5,51 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tidings.errors import UsageError
 from tidings.steward.answering import HANDLERS
-from tidings.steward.arguments import ARGUMENTS
+from tidings.steward.arguments import check_arguments
+from tidings.steward.requests import Request
 from tidings.testing.real_space import RealSpace
 from tidings.wire.ids import new_id
-from tidings.wire.subjects import AGENT_SERVICES
+from tidings.wire.operations import OPERATIONS, control_schema
+from tidings.wire.subjects import AGENT_SERVICES, SERVICES
 
 #: one of each kind that strict JSON has, and the numbers at the edges
 VALUES: tuple[Any, ...] = ("x", "", [], ["x"], [["x"]], {}, {"a": [1]}, [{"stage": ["read"], "seq": 1}], True, None)
 VALUES += (0, -1, 7, 1.5, 2**63, 2**64, 2**80, 1e300, "9" * 400, "a.b", new_id())
 
 
-def test_every_verb_has_a_handler_and_every_handler_its_arguments() -> None:
-    assert set(HANDLERS) | {("presence", "beat")} == set(ARGUMENTS)
+def test_every_operation_has_a_handler_and_every_handler_an_operation() -> None:
+    assert set(HANDLERS) | {("presence", "beat")} == set(OPERATIONS)
+    assert {service for service, _ in OPERATIONS} <= set(SERVICES)
+
+
+async def test_a_client_is_told_what_it_may_ask_for(space: RealSpace) -> None:
+    await space.add("ada")
+    async with space.agent("ada") as ada:
+        told = (await ada.control.call("health", "describe"))["operations"]
+    known = {(each["service"], each["do"]): each for each in told}
+    assert set(known) == {each for each in OPERATIONS if each[0] in AGENT_SERVICES}
+    assert known["member", "leave"]["arguments"] == {"pattern": "a text", "joined": "a whole number"}
+    assert (known["member", "join"]["once"], known["receipt", "wait"]["waits"]) == (True, 25.0)
+
+
+def test_the_schema_refuses_what_the_steward_refuses_and_takes_what_it_takes() -> None:
+    schemas = control_schema()
+    assert set(schemas) == {" ".join(each) for each in OPERATIONS}
+    for (service, do), operation in OPERATIONS.items():
+        for name, value in itertools.product(operation.arguments, VALUES):
+            request = Request(service, "U", "op-12345", do, {name: value})
+            body = {"op": request.op, "do": do, name: value}
+            try:
+                check_arguments(request)
+            except UsageError:
+                taken = False
+            else:
+                taken = True
+            assert Draft202012Validator(schemas[f"{service} {do}"]).is_valid(body) == taken, (service, do, name, value)
 
 
 UNKNOWN: tuple[tuple[str, str, dict[str, Any], str], ...] = (
@@ -52,7 +82,8 @@ async def test_no_value_of_any_argument_makes_the_steward_fail(space: RealSpace)
     await space.add("mal", roles=["reviewer"], manage=["general"])
     assert space.steward is not None
     async with space.agent("mal") as mal:
-        for (service, do), known in ARGUMENTS.items():
+        for (service, do), operation in OPERATIONS.items():
+            known = operation.arguments
             if service not in AGENT_SERVICES:
                 continue
             likely = {"id": new_id(), "to": mal.id, "pattern": "general", "channel": "general", "role": "reviewer"}

@@ -10,7 +10,7 @@ import pytest
 
 from command_lines import commands, lines_in, parse
 from terminal import Screen
-from tidings.cli import error_page, output
+from tidings.cli import error_page, operation_page, output
 from tidings.cli.main import main
 from tidings.cli.output import age, size
 from tidings.cli.people import life_of
@@ -173,6 +173,10 @@ def test_every_error_has_a_word_of_its_own_and_all_exit_codes_are_used() -> None
     classes = error_tree()
     assert len({cls.code for cls in classes}) == len(classes)
     assert {0, *DOCUMENTED.values()} == set(error_page.EXIT_CODES)
+
+
+def test_the_page_of_control_requests_is_the_table() -> None:
+    assert (DOCS / "control.md").read_text() == operation_page.page(), "run `make docs`"
 
 
 def test_the_page_of_errors_is_the_tree() -> None:

@@ -25,6 +25,8 @@ from tidings.steward import gate
 from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler
 from tidings.wire.ids import new_id
+from tidings.wire.operations import describe
+from tidings.wire.subjects import AGENT_SERVICES
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -190,4 +192,13 @@ async def ping(steward: Steward, request: Request) -> Answer:
     return await health_of(steward)
 
 
-HEALTH_HANDLERS: dict[tuple[str, str], Handler] = {("health", "ping"): ping}
+async def describe_operations(steward: Steward, request: Request) -> Answer:
+    """The table of operations, for whoever writes a client in another language: those it may ask for."""
+    del steward, request
+    return {"operations": describe(AGENT_SERVICES)}
+
+
+HEALTH_HANDLERS: dict[tuple[str, str], Handler] = {
+    ("health", "ping"): ping,
+    ("health", "describe"): describe_operations,
+}

@@ -16,6 +16,7 @@ from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import check_agent_id
+from tidings.wire.operations import RECEIPT_WAIT
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -24,7 +25,7 @@ READER_STAGES = ("delivered", "read")
 MOST_RECEIPTS = 512
 #: records looked up at the same time for one request
 AT_ONCE = 32
-LONGEST_WAIT = 25.0
+LONGEST_WAIT = RECEIPT_WAIT
 
 
 class Told(NamedTuple):

@@ -22,12 +22,13 @@ from tidings.steward.unread import predecessors
 from tidings.wire import message as wire
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import check_role
+from tidings.wire.operations import TASK_WAIT
 from tidings.wire.signing import verifies
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-LONGEST_WAIT = 20.0
+LONGEST_WAIT = TASK_WAIT
 LISTED = 200
 
 

@@ -1,0 +1,232 @@
+"""The control plane as one table: what may be asked of a steward, with which arguments, and what repeating it means.
+
+    request   td.<space>.ctl.<service>.<sender>   {"op": ..., "do": ..., argument: value, ...}
+    answer    {"ok": true, ...}   or   {"ok": false, "error": {"code": ..., "message": ...}}
+
+From it come the checking of requests, the answer to `health describe`, `control.schema.json` and docs/control.md.
+`null` is the same as leaving an argument out; what a value means is the handler's to say. An operation with `once`
+takes effect once for each `op` of its sender, whatever happened in between; any other may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidings.wire.roster import Beat
+from tidings.wire.rulings import Access, Channel, Space
+
+#: what JetStream counts with; a larger number is one that nobody was given
+MOST = 2**63 - 1
+#: seconds for which whoever asks about receipts, or about tasks, may be kept waiting
+RECEIPT_WAIT, TASK_WAIT = 25.0, 20.0
+
+
+class Kind(NamedTuple):
+    """The kind of an argument, in words, in Python's types, and as JSON Schema."""
+
+    words: str
+    types: Any
+    schema: Mapping[str, Any]
+
+
+TEXT = Kind("a text", (str,), {"type": "string"})
+TEXTS = Kind("a list of texts", (list,), {"type": "array", "items": {"type": "string"}})
+COUNT = Kind("a whole number", (int,), {"type": "integer", "minimum": -MOST, "maximum": MOST})
+NUMBER = Kind("a number", (int, float), {"type": "number", "minimum": -MOST, "maximum": MOST})
+FLAG = Kind("true or false", (bool,), {"type": "boolean"})
+TABLE = Kind("an object", (dict,), {"type": "object"})
+ROWS = Kind("a list of objects", (list,), {"type": "array", "items": {"type": "object"}})
+#: fields of a record, which is decoded by its own type
+FIELD = Kind("a field of its record", (object,), {})
+
+
+class Operation(NamedTuple):
+    service: str
+    do: str
+    #: what it is for, in a sentence
+    says: str
+    arguments: Mapping[str, Kind]
+    #: takes effect once for each `op`
+    once: bool = False
+    #: seconds for which it may be kept waiting, if it asks to be
+    waits: float = 0.0
+
+
+def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
+    return {name: FIELD for name in record.__struct_encode_fields__ if name not in without}
+
+
+_HELD: Mapping[str, Kind] = {"seq": COUNT, "session": TEXT}
+_SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": COUNT, "after": COUNT}
+_LETTER: Mapping[str, Kind] = {"seq": COUNT, "letter": TEXT}
+_PAGE: Mapping[str, Kind] = {
+    "channel": TEXT,
+    "limit": COUNT,
+    "before": COUNT,
+    "after": COUNT,
+    "until": COUNT,
+    "since_ns": COUNT,
+    "sender": TEXT,
+}
+_RECEIPT: Mapping[str, Kind] = {
+    "stream": TEXT,
+    "receipts": ROWS,
+    "seq": COUNT,
+    "stage": TEXT,
+    "sender": TEXT,
+    "id": TEXT,
+}
+_WAITED: Mapping[str, Kind] = {"wait": NUMBER, "timeout": NUMBER}
+
+_TABLE: tuple[Operation, ...] = (
+    Operation("access", "get", "This agent's access record in force, with a new token if there is one.", {}),
+    Operation("attention", "get", "What may wake this agent.", {"session": TEXT}),
+    Operation("attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}),
+    Operation("channel", "list", "The channels this agent may see, in pages.", {"after": TEXT}),
+    Operation("channel", "info", "A channel as it is set.", {"channel": TEXT}),
+    Operation(
+        "channel",
+        "set",
+        "Change or remove a channel's settings.",
+        {"channel": TEXT, **_fields(Channel, "op", "v", "at", "by", "name")},
+        once=True,
+    ),
+    Operation("confirm", "record", "Whether the record at a sequence is this agent's.", {"seq": COUNT, "stream": TEXT}),
+    Operation(
+        "dead",
+        "put",
+        "Keep a message that a handler failed on as a dead letter.",
+        {"kind": TEXT, "seq": COUNT, "error": TEXT, "attempts": COUNT},
+    ),
+    Operation("dead", "wanted", "Dead letters that are to be handed out again.", {}),
+    Operation("dead", "list", "This agent's dead letters.", {}),
+    Operation("dead", "show", "One of them, whole.", _LETTER),
+    Operation("dead", "retry", "Have one handed out again.", _LETTER),
+    Operation("dead", "drop", "Forget one.", _LETTER),
+    Operation("health", "ping", "Every fact of the space, by a real round trip.", {}),
+    Operation("health", "describe", "This table.", {}),
+    Operation("history", "page", "A page of what was said, under the access of now.", _PAGE),
+    Operation(
+        "member",
+        "join",
+        "Become a member of a channel or pattern.",
+        {"pattern": TEXT, "epoch": TEXT, "marks": FIELD},
+        once=True,
+    ),
+    Operation(
+        "member", "leave", "End the membership that a join began.", {"pattern": TEXT, "joined": COUNT}, once=True
+    ),
+    Operation("member", "list", "This agent's memberships.", {}),
+    Operation("member", "members", "Who is in a channel, in pages.", {"channel": TEXT, "after": TEXT}),
+    Operation("member", "deaf", "Which of some agents would not hear a channel.", {"channel": TEXT, "ids": TEXTS}),
+    Operation("presence", "beat", "This agent is here; its status, activity and attention.", _fields(Beat)),
+    Operation("receipt", "put", "What was delivered to this agent, or read by it.", _RECEIPT),
+    Operation(
+        "receipt",
+        "wait",
+        "Wait for a stage of something this agent sent.",
+        {"id": TEXT, "to": TEXT, "seq": COUNT, "stage": TEXT, **_WAITED},
+        waits=RECEIPT_WAIT,
+    ),
+    Operation(
+        "receipt",
+        "watch",
+        "Wait for whatever happens to what it sent.",
+        {"since": COUNT, **_WAITED},
+        waits=RECEIPT_WAIT,
+    ),
+    Operation("receipt", "room", "How much room a mailbox has for this agent.", {"to": TEXT}),
+    Operation("roster", "snapshot", "Who is here, in pages.", {"after": TEXT}),
+    Operation("roster", "names", "The names of some ids.", {"ids": TEXTS}),
+    Operation(
+        "session",
+        "take",
+        "Receive for this agent from now on, or go on receiving.",
+        {"session": TEXT, "held": COUNT, "ended": COUNT},
+    ),
+    Operation("session", "release", "Receive no more.", {"session": TEXT}),
+    Operation("session", "ended", "Whether the session that receives has ended.", {}),
+    Operation("space", "info", "The space's settings.", {}),
+    Operation(
+        "task",
+        "claim",
+        "Take a task of a role, or wait for one.",
+        {"role": TEXT, "wait": NUMBER, "session": TEXT},
+        waits=TASK_WAIT,
+    ),
+    Operation("task", "beat", "The task is still worked on.", _HELD),
+    Operation("task", "done", "Its result, signed.", {**_HELD, "result": TEXT, "sig": TEXT}),
+    Operation("task", "fail", "It could not be done.", {**_HELD, "reason": TEXT, "retry": FLAG, "untouched": FLAG}),
+    Operation("task", "check", "Whether anybody holds a role.", {"role": TEXT}),
+    Operation("task", "room", "How many more tasks of this agent a role takes.", {"role": TEXT}),
+    Operation(
+        "task",
+        "result",
+        "What became of a task this agent asked.",
+        {"id": TEXT, "seq": COUNT, "wait": NUMBER},
+        waits=TASK_WAIT,
+    ),
+    Operation("trace", "get", "The life of one message.", {"id": TEXT, "seq": COUNT}),
+    Operation("trace", "find", "Where a message of this agent is stored.", {"id": TEXT, **_SOUGHT}),
+    Operation("trace", "which", "Which of some ids may be stored.", {"ids": TEXTS, **_SOUGHT}),
+    Operation(
+        "admin",
+        "grant",
+        "Write an access record.",
+        {"id": TEXT, **_fields(Access, "op", "v", "at", "revoked")},
+        once=True,
+    ),
+    Operation("admin", "revoke", "Take an agent's access away.", {"id": TEXT}),
+    Operation(
+        "admin", "space_set", "Change the space's settings.", _fields(Space, "op", "v", "at", "steward_key"), once=True
+    ),
+    Operation("admin", "rotate_key", "Rule under a new key.", {}),
+    Operation("admin", "table", "The table of memberships as of a sequence.", {"seq": COUNT, "offset": COUNT}),
+    Operation("admin", "issued", "Which access records of some agents the log has.", {"ids": TEXTS}),
+    Operation("admin", "unread", "What an agent has not read.", {"id": TEXT}),
+    Operation("admin", "acknowledge", "What was lost has been seen to.", {}),
+)
+OPERATIONS: Mapping[tuple[str, str], Operation] = {(each.service, each.do): each for each in _TABLE}
+
+
+def describe(services: Iterable[str]) -> list[dict[str, Any]]:
+    """The operations of these services, for whoever asks for them."""
+    wanted = set(services)
+    return [
+        {
+            "service": each.service,
+            "do": each.do,
+            "says": each.says,
+            "arguments": {name: kind.words for name, kind in each.arguments.items()},
+            "once": each.once,
+            "waits": each.waits,
+        }
+        for each in _TABLE
+        if each.service in wanted
+    ]
+
+
+def control_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of every control request, by `<service> <do>`."""
+    op = {"type": "string", "minLength": 8, "maxLength": 64, "description": "chosen by whoever asks"}
+    return {
+        f"{each.service} {each.do}": {
+            "title": f"{each.service} {each.do}",
+            "description": each.says,
+            "type": "object",
+            "properties": {
+                "op": op,
+                "do": {"const": each.do},
+                **{
+                    name: {"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}
+                    for name, kind in each.arguments.items()
+                },
+            },
+            "required": ["op", "do"],
+            "additionalProperties": False,
+        }
+        for each in _TABLE
+    }
