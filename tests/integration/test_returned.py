@@ -195,14 +195,16 @@ async def test_poison_in_frames_holds_up_neither_its_frame_nor_the_next_ones(
             said = [await ada.send("general", f"{what} {number}") for what in ("poison", "bread")]
             await pipeline.deliver(owner, [each.seq for each in said])
         await pipeline.level()
-        async with connect(pair, "bob", channels=["general"], retry=QUICK) as bob:
-            kinds: set[tuple[str, bool]] = set()
-            bob.on("message", lambda message: kinds.add((message.text.split()[0], message.durable)))
+        bob = connect(pair, "bob", channels=["general"], retry=QUICK)
+        kinds: set[tuple[str, bool]] = set()
+        bob.on("message", lambda message: kinds.add((message.text.split()[0], message.durable)))
+        async with bob:
+            facts = bob._channels.memberships["general"].facts
             worker = Worker(bob)
             await eventually(lambda: len(worker.buried) == 6, within=20, what="each poison is a dead letter")
             await eventually(lambda: pipeline.acknowledged(owner), what="every frame is acknowledged")
             assert sorted(worker.done) == [f"bread {number}" for number in range(6)]
-            assert kinds == {("poison", True), ("bread", True)}
+            assert kinds == {("poison", True), ("bread", True)}, str(facts)
             await ada.send("general", "live bread")
             await eventually(lambda: "live bread" in worker.done)
             assert ("live", False) in kinds, "a live copy is not a durable one"

@@ -75,3 +75,32 @@ def test_a_backstop_that_stands_still_is_timed_from_the_first_record_it_left_and
         known = scene.after(1, 11 + n, 10)
     assert known.late_s == 10 * MOST_WAITING - 1
     assert len(scene.watch._waiting) <= MOST_WAITING
+
+
+async def test_whoever_asks_while_somebody_looks_hears_what_was_found() -> None:
+    """Not half of it: that it runs, and not how far it is."""
+    scene, read = Scene(), asyncio.Event()
+    beats = 0
+
+    async def get(key: str) -> Entry | None:
+        nonlocal beats
+        if key == BEAT_KEY:
+            beats += 1
+            return Entry(beats, {}, 0)
+        await read.wait()
+        return Entry(1, {"seq": 7}, 0) if key == FLOOR_KEY else None
+
+    scene.get = get  # type: ignore[method-assign]
+    read.set()
+    await scene.watch.look()
+    scene.watch._floor = None  # as before the first floor was written
+    read.clear()
+    scene.now += 2
+    first = asyncio.create_task(scene.watch.look())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(scene.watch.look())
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    read.set()
+    await asyncio.gather(first, second)
+    assert (scene.watch.fact(10).running, scene.watch.fact(10).behind) == (True, 3)

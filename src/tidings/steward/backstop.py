@@ -7,6 +7,7 @@ when we looked for the first time proves nothing. How late it is, is timed by th
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ class BackstopWatch:
         self._starting = False
         self._clock = clock
         self._looked = float("-inf")
+        self._looking = asyncio.Lock()
         self._revision: int | None = None
         self._released = False
         self._changed = float("-inf")
@@ -47,16 +49,17 @@ class BackstopWatch:
         return not self._released and self._clock() - self._changed < SILENT_AFTER
 
     async def look(self) -> None:
-        """Learn what is new, unless that was done within the last second."""
-        if self._clock() - self._looked < LOOK_EVERY:
-            return
-        self._looked = self._clock()
-        self._starting = self._is_starting()
-        self._hear(await self._state.get(BEAT_KEY))
-        floor = await self._state.get(FLOOR_KEY)
-        self._floor = int(floor.value["seq"]) if floor else None
-        figures = await self._state.get(FIGURES_KEY)
-        self._figures = figures.value if figures else {}
+        """Learn what is new, unless that was done within the last second. Who comes while it is learnt waits for it."""
+        async with self._looking:
+            if self._clock() - self._looked < LOOK_EVERY:
+                return
+            self._looked = self._clock()
+            self._starting = self._is_starting()
+            self._hear(await self._state.get(BEAT_KEY))
+            floor = await self._state.get(FLOOR_KEY)
+            self._floor = int(floor.value["seq"]) if floor else None
+            figures = await self._state.get(FIGURES_KEY)
+            self._figures = figures.value if figures else {}
 
     async def delivered(self) -> int | None:
         """Through which sequence of the log everything was delivered, asked for now; None if nothing ever was."""
