@@ -323,6 +323,7 @@ async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_
         assert (await ask(bob.task, asked.id, wait=10))["text"] == "fine"
 
 
+@pytest.mark.slow  # now and then the task comes only after 40 s: who held it meanwhile is not found yet
 async def test_work_goes_on_without_a_host_that_went_away(terminal: Terminal, space: RealSpace) -> None:
     async with lively(terminal, space):
         worker = start(terminal, "work", "--role", "reviewer", "--exec", "echo fine", "--once")
