@@ -35,10 +35,10 @@ async def connect(
     *,
     name: str,
     reconnect: bool = True,
-    on_error: OnError = aio._ignore_error,
-    on_closed: OnChange = aio._ignore_change,
-    on_disconnected: OnChange = aio._ignore_change,
-    on_reconnected: OnChange = aio._ignore_change,
+    on_error: OnError = aio.ignore_error,
+    on_closed: OnChange = aio.ignore_change,
+    on_disconnected: OnChange = aio.ignore_change,
+    on_reconnected: OnChange = aio.ignore_change,
     timeout: float = 5.0,
 ) -> Connection:
     """Open a connection whose replies arrive in this user's own inbox.

@@ -50,6 +50,9 @@ class Claims:
         self._asking: dict[Scope, asyncio.Lock] = {}
         self._returning: dict[Scope, asyncio.Task[None]] = {}
         self._withdrawing: dict[Scope, asyncio.Task[None]] = {}
+        #: who waits at a steward for a task, and as what
+        self._polling: dict[Scope, tuple[Endpoint, str]] = {}
+        self._closed = False
 
     def heard(self, session: HostSession) -> None:
         self._heard[session.id] = self._clock()
@@ -111,17 +114,22 @@ class Claims:
             lock.release()
 
     async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
-        while session.id in self._heard:
+        while session.id in self._heard and not self._closed:
             left = max(0.0, until - self._clock())
+            self._polling[session.scope] = (endpoint, role)
             try:
                 job = await endpoint.claim(role, min(LONG_POLL, left))
             except asyncio.CancelledError:
-                leaving = self._withdraw(session.scope, endpoint, role)
-                self._withdrawing[session.scope] = asyncio.get_running_loop().create_task(leaving)
+                self._start_withdrawing(session.scope, endpoint, role)
                 raise
+            finally:
+                self._polling.pop(session.scope, None)
             if job is not None or self._clock() >= until:
                 return job
         return None
+
+    def _start_withdrawing(self, scope: Scope, endpoint: Endpoint, role: str) -> None:
+        self._withdrawing[scope] = asyncio.get_running_loop().create_task(self._withdraw(scope, endpoint, role))
 
     def _hold(self, session: HostSession, claim: Claim) -> None:
         self._held[session.scope] = claim
@@ -198,7 +206,10 @@ class Claims:
                 self._return(scope, claim, f"its program said nothing for {claim.silence:.0f} s")
 
     async def close(self) -> None:
-        """Give everything back, in bounded time."""
+        """Give everything back, in bounded time. A steward that still waits to hand out to us is told, too."""
+        self._closed = True
+        for scope, (endpoint, role) in self._polling.items():
+            self._start_withdrawing(scope, endpoint, role)
         withdrawing = list(self._withdrawing.values())
         if withdrawing:
             await asyncio.wait(withdrawing, timeout=GIVE_BACK)

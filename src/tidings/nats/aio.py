@@ -50,11 +50,11 @@ OnError = Callable[[Exception], None]
 OnChange = Callable[[], None]
 
 
-def _ignore_error(_error: Exception) -> None:
+def ignore_error(_error: Exception) -> None:
     """Boundary: complaints nobody asked for; callers that care pass their own."""
 
 
-def _ignore_change() -> None:
+def ignore_change() -> None:
     pass
 
 
@@ -671,10 +671,10 @@ async def connect(
     tls_first: bool = False,
     ping_interval: float = 10.0,
     timeout: float = 5.0,
-    on_error: OnError = _ignore_error,
-    on_closed: OnChange = _ignore_change,
-    on_disconnected: OnChange = _ignore_change,
-    on_reconnected: OnChange = _ignore_change,
+    on_error: OnError = ignore_error,
+    on_closed: OnChange = ignore_change,
+    on_disconnected: OnChange = ignore_change,
+    on_reconnected: OnChange = ignore_change,
 ) -> Connection:
     """Open a connection to the first of these servers that takes us.
 

@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 _asking: ContextVar[str] = ContextVar("asking")
 
 
-class Asked(NamedTuple):
+class PendingAnswer(NamedTuple):
     """A request, and the connection on which it was heard: there it is answered."""
 
     connection: Connection
@@ -85,11 +85,11 @@ class Answering:
         self.steward = steward
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
         self.admission = Admission()
-        self.turns: Turns[tuple[Asked, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
+        self.turns: Turns[tuple[PendingAnswer, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
 
     def hear(self, connection: Connection, message: Msg) -> None:
         """A request of an agent, where it is read: what is too much ends here."""
-        asked = Asked(connection, message)
+        asked = PendingAnswer(connection, message)
         sender = message.subject.rpartition(".")[2]
         admitted = self.admission.judge(sender, len(message.data), time.monotonic())
         if admitted == "yes":
@@ -103,9 +103,9 @@ class Answering:
 
     async def take(self, connection: Connection, message: Msg) -> None:
         """A request of an administrator, on whichever connection it is heard."""
-        await self._take(Asked(connection, message))
+        await self._take(PendingAnswer(connection, message))
 
-    async def _take(self, asked: Asked) -> None:
+    async def _take(self, asked: PendingAnswer) -> None:
         """Junk is answered and beats are taken here; work gets a task."""
         message = asked.message
         self.counts["requests"] += 1
@@ -140,7 +140,7 @@ class Answering:
         finally:
             self.turns.reclaim(sender)
 
-    async def _work(self, asked: Asked, request: Request, handler: Handler) -> None:
+    async def _work(self, asked: PendingAnswer, request: Request, handler: Handler) -> None:
         _asking.set(request.sender)
         try:
             reply = await self._answer_of(request, handler)
