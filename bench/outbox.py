@@ -30,8 +30,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from blocking_host import HostClient
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.host.client import HostClient
 from tidings.host.composing import SendRequest, compose_request
 from tidings.host.daemon import Daemon
 from tidings.host.host import Host, Scope, _draft

@@ -14,9 +14,9 @@ from typing import Any
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp_types import CallToolResult, TextResourceContents
 
+from blocking_host import HostClient, Session
 from tidings.endpoint.identity import local_identity
 from tidings.host.claims import Claims
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.mcp.host_desk import HostDesk
 from tidings.mcp.server import build_server

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from blocking_host import PastPage
 from tidings.errors import HostUnreachable, IdReused, TidingsError, UnknownMessage
-from tidings.host.client import PastPage
 from tidings.mcp.desk import Event, Facts
 from tidings.wire.ids import new_id
 

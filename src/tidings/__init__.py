@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 from tidings.errors import TidingsError
 
 if TYPE_CHECKING:
-    from tidings.endpoint.connecting import connect
-    from tidings.endpoint.endpoint import Endpoint, Receipt
-    from tidings.endpoint.facade import history, send
+    from tidings.connecting import connect
+    from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.interface import AgentInterface, Receipt
     from tidings.endpoint.notices import Notice
     from tidings.endpoint.returned import Retry
     from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
+    from tidings.facade import history, send
     from tidings.wire.roster import Agent
 
 __version__ = "0.1.0"
 __all__ = [
     "Agent",
+    "AgentInterface",
     "Endpoint",
     "Incoming",
     "Job",
@@ -36,14 +38,15 @@ __all__ = [
 
 _LAZY = {
     "Agent": "tidings.wire.roster",
-    "connect": "tidings.endpoint.connecting",
+    "AgentInterface": "tidings.endpoint.interface",
+    "connect": "tidings.connecting",
     "Endpoint": "tidings.endpoint.endpoint",
-    "Receipt": "tidings.endpoint.endpoint",
+    "Receipt": "tidings.endpoint.interface",
     "Incoming": "tidings.endpoint.incoming",
     "Retry": "tidings.endpoint.returned",
     "Notice": "tidings.endpoint.notices",
-    "send": "tidings.endpoint.facade",
-    "history": "tidings.endpoint.facade",
+    "send": "tidings.facade",
+    "history": "tidings.facade",
     "Job": "tidings.endpoint.tasks",
     "TaskResult": "tidings.endpoint.tasks",
     "TaskTicket": "tidings.endpoint.tasks",

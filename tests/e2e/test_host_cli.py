@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from blocking_host import HostClient, Session
 from command_lines import parse
 from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
@@ -30,7 +31,6 @@ from tidings.cli import outbox as outbox_cli
 from tidings.cli import systemd, through_host
 from tidings.host import inbox as inbox_store
 from tidings.host import ipc_mail
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import lock_path
 from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file

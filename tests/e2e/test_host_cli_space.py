@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from blocking_host import HostClient
 from connections import Count, connections_to
 from daemons import ask, daemon_in, session_of
 from terminal import Terminal
@@ -23,7 +24,6 @@ from tidings.cli import talk, work
 from tidings.cli.through_host import session_if_any
 from tidings.host import ipc_space
 from tidings.host.claims import Claims
-from tidings.host.client import HostClient
 from tidings.host.daemon import Daemon
 from tidings.host.registry import Scope
 from tidings.testing.real_space import RealSpace

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from blocking_host import HostClient
 from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
 from tidings.cli import mcp as serving
 from tidings.cli.options import place
-from tidings.host.client import HostClient
 from tidings.host.daemon import Daemon
 from tidings.mcp.ids import short
 from tidings.space.administration import create_space

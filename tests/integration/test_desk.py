@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blocking_host import HostClient, Session
 from coding_agents import hosted, peer
 from fake_desk import FakeDesk
 from tidings.errors import TidingsError
-from tidings.host.client import HostClient, Session
 from tidings.mcp.desk import Desk
 from tidings.mcp.host_desk import HostDesk
 from tidings.testing.real_space import real_space

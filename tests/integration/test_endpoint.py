@@ -117,7 +117,7 @@ async def test_leaving_is_a_hard_boundary(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         await ada.send("general", "before")
-        assert (await bob.leave("general"))["state"] == "left"
+        assert (await bob.leave("general")).state == "left"
         await ada.send("general", "after")
         await bob.join("general", backfill=0)
         await ada.send("general", "again")

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import tidings
+from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.broker.private_files import locked
 from tidings.endpoint.identity import Identity, local_identity
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
 from tidings.host import events, ipc, ipc_operator, serving, sessions
-from tidings.host.client import HostClient, Session
 from tidings.host.proof import is_proven, prove
 from tidings.host.sockets import connect, socket_path
 from tidings.space import agents as agent_files

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import tidings
+from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
 from tidings.cli import examination, running
@@ -42,7 +43,6 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host import attendance, events, ipc, serving, sessions, shown
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
 from tidings.host.registry import Scope

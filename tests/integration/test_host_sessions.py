@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
 from tidings.endpoint.identity import local_identity
@@ -27,7 +28,6 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host import events, ipc_mail, ipc_operator, ipc_space
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
 from tidings.host.proof import prove
 from tidings.host.serving import HostServer, PeerChecked, is_ours

@@ -28,18 +28,18 @@ async def test_an_operation_takes_effect_once_whatever_happened_in_between_and_w
         joined = await ask("join", "join-one-A")
         left = await ask("leave", "leave-one-B")
         again = await ask("join", "join-one-A")
-        assert (again["state"], again["seq"], again["left"]) == ("opened", joined["seq"], left["seq"])
+        assert (again.state, again.seq, again["left"]) == ("opened", joined["seq"], left.seq)
         assert (await ada.control.call("member", "list"))["memberships"] == [], "it joined once, and that is over"
         newer = await ask("join", "join-two-C")
-        assert newer["seq"] > left["seq"]
+        assert newer["seq"] > left.seq
         for steward in ("the same", "the next"):
             if steward == "the next":
                 await pair.stop_steward()
                 await pair.start_steward(TEST_PACE)
             again = await ask("leave", "leave-one-B")
-            assert (again["state"], again["seq"], again["open"]) == ("left", left["seq"], newer["seq"])
+            assert (again.state, again.seq, again.open) == ("left", left.seq, newer["seq"])
             late = await ask("leave", f"late-leave-{steward}", joined=joined["seq"])
-            assert (late["state"], late["seq"]) == ("left", left["seq"]), "what it named was over already"
+            assert (late["state"], late["seq"]) == ("left", left.seq), "what it named was over already"
             assert (await ask("join", "join-one-A"))["seq"] == joined["seq"]
             held = (await ada.control.call("member", "list"))["memberships"]
             assert held == [{"pattern": "general", "joined": newer["seq"]}]
@@ -62,12 +62,12 @@ async def test_settings_that_are_repeated_late_do_not_undo_newer_ones(pair: Real
         first = await set_to(False, "set-one-A")
         await set_to(True, "set-two-B")
         again = await set_to(False, "set-one-A")
-        assert (again["seq"], again["replay"]) == (first["seq"], True)
+        assert (again.seq, again["replay"]) == (first["seq"], True)
     async with pair.administer() as admin:
         first = await admin.ask("space_set", op="space-one-A", keep_age=100)
         await admin.ask("space_set", op="space-two-B", keep_age=200)
         again = await admin.ask("space_set", op="space-one-A", keep_age=100)
-        assert (again["seq"], again["space"]["keep_age"]) == (first["seq"], 200)
+        assert (again.seq, again["space"]["keep_age"]) == (first["seq"], 200)
 
 
 async def test_what_another_program_of_the_agent_joins_or_leaves_reaches_the_one_that_runs(space: RealSpace) -> None:
@@ -95,7 +95,7 @@ async def test_what_another_program_of_the_agent_joins_or_leaves_reaches_the_one
         assert other.joined == ["team.>"], "a program that does not receive joins what it asked for"
         again = await bob.join("general")
         assert again.state == "opened"
-        assert (await bob.leave("ops"))["state"] == "left"
+        assert (await bob.leave("ops")).state == "left"
         await ada.send("general", "bob is back")
         assert (await bob.next_message(10)).text == "bob is back"
         assert len(heard) == 2, "what this program does itself is no news to it"
@@ -117,8 +117,8 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
         await raw.control.call("member", "leave", pattern="general")
         newer = await raw.control.call("member", "join", pattern="general")
         left = await ada.leave("general")
-        assert (left["state"], left["seq"] > newer["seq"], left["open"]) == ("left", True, None)
-        assert (await ada.leave("general"))["state"] == "absent"
+        assert (left.state, left.seq > newer["seq"], left.open) == ("left", True, None)
+        assert (await ada.leave("general")).state == "absent"
         await ada.watch("general")
         assert (await ada.join("general")).state == "opened", "looking is not being in"
         call = ada.link.call
@@ -155,12 +155,12 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
         newer = await raw.control.call("member", "join", pattern="general")
         assert newer["state"] == "opened", "the leave was done"
         again = await ada.leave("general")
-        assert (again["state"], again["open"], ada.joined) == ("left", newer["seq"], [])
-        assert again["seq"] < newer["seq"]
+        assert (again.state, again.open, ada.joined) == ("left", newer["seq"], [])
+        assert again.seq < newer["seq"]
         held = (await raw.control.call("member", "list"))["memberships"]
         assert held == [{"pattern": "general", "joined": newer["seq"]}]
         now = await ada.leave("general")
-        assert (now["state"], now["open"]) == ("left", None), "asked anew it ends what stands now"
+        assert (now.state, now.open) == ("left", None), "asked anew it ends what stands now"
         assert (await raw.control.call("member", "list"))["memberships"] == []
 
 
@@ -186,7 +186,7 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
         await eventually(
             lambda: heard[-1:] == [MembershipChange("general", "joined", newer["seq"])], what="it hears of the new one"
         )
-        assert (await bob.leave("general"))["open"] is None
+        assert (await bob.leave("general")).open is None
         assert (await raw.control.call("member", "list"))["memberships"] == []
 
 
@@ -200,7 +200,7 @@ async def test_a_membership_that_was_left_elsewhere_while_away_is_not_joined_aga
         left = await raw.control.call("member", "leave", pattern="general")
         bob.reconnect()
         await eventually(lambda: bob.joined == [], what="it hears that it left")
-        assert heard == [MembershipChange("general", "left", left["seq"])]
+        assert heard == [MembershipChange("general", "left", left.seq)]
         await asyncio.sleep(0)
         assert (await raw.control.call("member", "list"))["memberships"] == []
 

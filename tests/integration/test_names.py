@@ -8,7 +8,7 @@ import pytest
 import tidings
 from hosting import adopt, host_in, inbox_of
 from tidings.errors import ConflictError, InvalidName, NameTaken
-from tidings.host import shown
+from tidings.host import serialise
 from tidings.host.mailbox import open_mailbox
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
@@ -75,12 +75,12 @@ async def test_the_inbox_of_the_host_keeps_the_name_of_the_record_and_tells_the_
         await eventually(lambda: inbox_of(host, scope))
         (row,) = await inbox_of(host, scope)
         assert row.sender_name == "mal"
-        facts = shown.mail(row, None, host.names(scope))
+        facts = serialise.mail(row, None, host.names(scope))
         assert facts["from"] == {"id": mal.id, "name": "mal", "claims": "root"}
         assert facts["mentions"] == ["bob", "mal", f"{stranger[:10]}…"], "the names of ids, not the sender's"
     source = ("home", str(space.home.home), space.home.name, "bob")
     async with open_mailbox(space.home.home, source) as mailbox:
-        assert shown.mail(row, None, await mailbox.names())["mentions"] == facts["mentions"], "without a host, too"
+        assert serialise.mail(row, None, await mailbox.names())["mentions"] == facts["mentions"], "without a host, too"
 
 
 async def test_whoever_is_revoked_keeps_its_name_in_what_it_said_and_a_new_agent_has_one_at_once(

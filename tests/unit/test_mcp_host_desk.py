@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from blocking_host import HostClient, Session
 from tidings.cli import mcp as command
 from tidings.cli.options import place
 from tidings.errors import HostUnreachable, NoSession, OutcomeUnknown, UsageError
-from tidings.host.client import HostClient, Session
 from tidings.host.session_file import SessionFile
 from tidings.mcp.desk import off_loop
 from tidings.mcp.host_desk import HostDesk

@@ -189,7 +189,7 @@ async def _as_it_comes(
     mailbox: LocalInbox, channel: str | None, wait: float | None, count: int, *, as_json: bool
 ) -> int:
     """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
-    from tidings.host import shown as showing
+    from tidings.host import serialise as showing
     from tidings.host.inbox import Wanted
     from tidings.host.mailbox import is_wanted
 
@@ -214,7 +214,7 @@ async def _as_it_comes(
 def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) -> int:
     """What is unread in a file that somebody else has open, as it is."""
     from tidings.host import inbox as store
-    from tidings.host import shown
+    from tidings.host import serialise
     from tidings.host.directory import names_in
     from tidings.host.schema import MIGRATIONS
     from tidings.store.looking import look
@@ -225,7 +225,7 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     file = where.home.home / "host.db"
     rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
-        _show(shown.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
+        _show(serialise.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
     return len(rows)
 
 
@@ -389,7 +389,7 @@ def _no_host_but_its_file(where: Place) -> bool:
 
 def _aside_in_file(where: Place) -> Callable[[int], list[Message]]:
     from tidings.host import inbox as store
-    from tidings.host import shown
+    from tidings.host import serialise
     from tidings.host.schema import MIGRATIONS
     from tidings.store.looking import look
 
@@ -397,7 +397,7 @@ def _aside_in_file(where: Place) -> Callable[[int], list[Message]]:
 
     def page_after(row: int) -> list[Message]:
         found = look(where.home.home / "host.db", MIGRATIONS, lambda c: store.aside(c, *mine, row))
-        return [shown.aside(each) for each in found]
+        return [serialise.aside(each) for each in found]
 
     return page_after
 

@@ -109,7 +109,7 @@ class Direct:
         self.watch.add(message_id, target, seq)
 
     def _tell_receipt(self, message_id: str, to: str, seq: int, stage: str) -> None:
-        from tidings.endpoint.endpoint import Receipt
+        from tidings.endpoint.interface import Receipt
 
         self.endpoint.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
 

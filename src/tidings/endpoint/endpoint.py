@@ -12,13 +12,10 @@ the message (`confirmed`); whatever cannot be known is said as `OutcomeUnknown`,
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
@@ -30,6 +27,7 @@ from tidings.endpoint.direct import Direct, peer_id
 from tidings.endpoint.history import History, Reached
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
+from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.moves import MembershipWatch
 from tidings.endpoint.naming import Names, claim_of
@@ -54,7 +52,6 @@ from tidings.errors import (
     TidingsError,
     UsageError,
 )
-from tidings.space.control import collect
 from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
 from tidings.wire.names import check_channel, unmarked
@@ -68,22 +65,10 @@ ROSTER_PATIENCE = 2.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of something sent: its id, and where the broker keeps it."""
-
-    id: str
-    seq: int
-    stage: str = "confirmed"
-    warnings: tuple[str, ...] = ()
-    #: id of the agent a direct message went to
-    to: str | None = None
-    #: why no reader shows it, if its stage is `void`
-    why: str = ""
-
-
-class Endpoint:
+class Endpoint(AgentInterface):
     """One agent's session. Made by `tidings.connect`; use it as an async context manager."""
+
+    via = "direct"
 
     def __init__(
         self,
@@ -130,15 +115,6 @@ class Endpoint:
         self.on_session_number: Callable[[int], None] | None = None
 
     # --- life ---
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def open(self) -> None:
         self.identity: Identity = await self._find_identity()
@@ -275,6 +251,10 @@ class Endpoint:
         return self.identity.name
 
     @property
+    def space(self) -> str:
+        return self.identity.subjects.space
+
+    @property
     def state(self) -> State:
         return self.link.state
 
@@ -301,6 +281,9 @@ class Endpoint:
             self._direct.watch.listen()
         if event == "notice" and hasattr(self, "_direct") and self._delivery.begun:
             self._direct.watch.listen_for_voids()
+
+    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        return await self.link.call(service, do, **arguments)
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
@@ -332,8 +315,9 @@ class Endpoint:
         self.session.check()
         return await self._with_new_access(lambda: self._channels.join(unmarked(channel), backfill=backfill))
 
-    async def leave(self, channel: str) -> dict[str, Any]:
-        return await self._channels.leave(unmarked(channel))
+    async def leave(self, channel: str) -> Left:
+        found = await self._channels.leave(unmarked(channel))
+        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
 
     async def watch(self, pattern: str) -> None:
         """See the live copies of a channel or pattern without joining it."""
@@ -358,25 +342,18 @@ class Endpoint:
         found = (self._incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
-    async def channels(self) -> list[dict[str, Any]]:
-        """The channels this agent may read that have settings or members: `joined`, members, last message."""
-        return await collect(self.link.call, "channel", "list", "channels")
-
-    async def memberships(self) -> list[str]:
-        """The channels and patterns this agent is a member of, whichever of its sessions joined them."""
-        held = (await self.link.call("member", "list"))["memberships"]
-        return sorted({str(each["pattern"]) for each in held})
-
-    async def members(self, channel: str) -> list[dict[str, Any]]:
-        """Who is in a channel: id and name."""
-        return await collect(self.link.call, "member", "members", "members", channel=check_channel(unmarked(channel)))
-
     # --- who is here ---
 
-    async def who(self, timeout: float = 5.0) -> list[Agent]:
+    async def who(self, timeout: float = 5.0) -> Agents:
         """Every agent of the space, offline ones included; `roster.freshness` says how old that is."""
         await self.roster.wait_loaded(timeout)
-        return self.roster.agents()
+        return Agents(self.roster.agents(), delay=self.roster.backstop.delay)
+
+    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+        self.set_status(status, activity)
+        if model is not None:
+            self.set_model(model)
+        return self.presence.attending
 
     def set_status(self, status: Status, activity: str | None = None) -> None:
         self.presence.set_status(status, activity)
@@ -389,11 +366,6 @@ class Endpoint:
 
     def set_channel_attention(self, pattern: str, level: Level) -> None:
         self.presence.set_channel_attention(unmarked(pattern), level)
-
-    async def keep_attention(self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None) -> None:
-        """Have the steward keep this for the agent: for every session of it that runs now or starts later."""
-        levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
-        await self.link.call("attention", "set", mode=mode, channels=levels)
 
     # --- sending ---
 
@@ -470,7 +442,7 @@ class Endpoint:
         target = await peer_id(self, to) if to else known_to
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
-        answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
+        answer = await wait_for_stage(self.link, mid, target, known_seq or 0, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
     async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
@@ -576,23 +548,6 @@ class Endpoint:
         await self._start_receiving()
         async for incoming in self.inbox.iterate(manual_ack=manual_ack):
             yield incoming
-
-    async def handle(self, callback: Callable[[Incoming], Any]) -> None:
-        """Call back for each message, one at a time, until this endpoint closes; its return settles the message.
-
-        If it raises, the error is an `error` event, the message is given back (`Incoming.nak`), and the next one comes.
-        It is handed out again after a pause, and after a few tries it is a dead letter with the error (`tidings dead`).
-        """
-        async for incoming in self.messages(manual_ack=True):
-            try:
-                answer = callback(incoming)
-                if inspect.isawaitable(answer):
-                    await answer
-            except Exception as error:  # noqa: BLE001  boundary: the application's code
-                self.events.emit("error", error)
-                await incoming.nak(error=error)
-            else:
-                await incoming.ack()
 
     async def _start_receiving(self) -> None:
         """Take the session and the mailbox, unless this endpoint only sends and looks."""

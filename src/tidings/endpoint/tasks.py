@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.interface import Receipt
 from tidings.endpoint.naming import claim_of
 from tidings.endpoint.publishing import prepare_task
 from tidings.errors import (
@@ -46,7 +47,7 @@ from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint, Receipt
+    from tidings.endpoint.endpoint import Endpoint
 
 LONG_POLL = 20.0
 PATIENCE = 10.0
@@ -83,20 +84,29 @@ class TaskResult:
         return self.state in FINAL
 
 
+class Settler(Protocol):
+    """What a job or a ticket needs of the endpoint it came from: `Tasks`, or the host's."""
+
+    async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult: ...
+    async def finish(self, job: Job, text: str | None, data: Any) -> None: ...
+    async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskTicket:
     """A task that was asked: its receipt, and the way to its result."""
 
     receipt: Receipt
     role: str
-    _tasks: Tasks = field(repr=False)
+    _tasks: Settler = field(repr=False)
 
     @property
     def id(self) -> str:
         return self.receipt.id
 
     @property
-    def seq(self) -> int:
+    def seq(self) -> int | None:
+        """Of its record in the queue; None while it waits in the outbox of the host."""
         return self.receipt.seq
 
     @property
@@ -139,7 +149,7 @@ class Job:
     message: Message
     #: who asked: the verified id, under the name of its access record
     asker: Sender
-    _tasks: Tasks = field(repr=False)
+    _tasks: Settler = field(repr=False)
     #: why it is not ours any more, if the steward said so
     lost: str | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -188,8 +198,6 @@ class Tasks:
     # --- asking ---
 
     async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
-        from tidings.endpoint.endpoint import Receipt
-
         stored = await self.endpoint.publish(prepare_task(self.identity, role, composed), timeout=timeout)
         return TaskTicket(Receipt(composed.id, stored.seq, warnings=await self._warnings(role)), role, self)
 

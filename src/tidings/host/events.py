@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidings.broker.ending import end_tasks
 from tidings.errors import HostBusy, UsageError
-from tidings.host import shown
+from tidings.host import serialise
 from tidings.host.host import Changed
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.ipc import Desk, Scoped, for_session
@@ -115,7 +115,7 @@ async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator
 def _messages(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[ServerSentEvent]:
     """For a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
     kinds = ("notice" if row.kind == "notice" else "message" for row in rows)
-    return [_event(kind, shown.mail(row, key, names), row.row) for kind, row in zip(kinds, rows, strict=True)]
+    return [_event(kind, serialise.mail(row, key, names), row.row) for kind, row in zip(kinds, rows, strict=True)]
 
 
 async def _woken(changed: Changed, *ends: asyncio.Event) -> None:

@@ -26,6 +26,7 @@ from tidings.broker.config import SYNC_SECONDS
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
+from tidings.endpoint.interface import Receipt
 from tidings.endpoint.peers import resolve_among
 from tidings.endpoint.roster import Roster
 from tidings.errors import (
@@ -39,7 +40,7 @@ from tidings.errors import (
     UnknownPeer,
 )
 from tidings.failpoints import reach
-from tidings.host import shown
+from tidings.host import serialise
 from tidings.host.agents import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
 from tidings.host.composing import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
@@ -59,7 +60,7 @@ from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender
 
-__all__ = ["AgentHealth", "Changed", "Host", "Scope", "Sent"]
+__all__ = ["AgentHealth", "Changed", "Host", "Scope"]
 
 #: our broker syncs each second; of a broker elsewhere nothing is known, so nats-server's own default is taken
 LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
@@ -72,18 +73,6 @@ READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
 TIDY_EVERY = 3_600.0
 PROBLEMS_KEPT = 8
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of a request to send. `stored`: it is on this host's disk; `confirmed`: its space has it."""
-
-    id: str
-    row: int
-    state: str
-    stage: str
-    seq: int | None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +439,7 @@ class Host:
 
     # --- sending ---
 
-    async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Sent:
+    async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Receipt:
         """Store it; with `wait` give its space so many seconds to confirm it. The answer says how far it is."""
         agent = self._agent(scope)
         try:
@@ -464,7 +453,9 @@ class Host:
             row = await self._moved_within(agent, row, wait)
             warnings = (*warnings, *await self._unheard(agent, request, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
-        return Sent(row.id, row.row, row.state, stage, row.seq, (*warnings, *self._why_it_waits(agent, row)))
+        told = (*warnings, *self._why_it_waits(agent, row))
+        to = row.destination if row.kind == "dm" else None
+        return Receipt(row.id, row.seq, stage, told, to, row.words or "", row.row, row.state, row.code)
 
     async def _unheard(self, agent: _Agent, request: SendRequest, row: OutboxRow) -> tuple[str, ...]:
         """Mentions that reach nobody, if whoever sends waits for an answer of its space anyway."""
@@ -536,7 +527,7 @@ class Host:
         lane = (row.space, row.sender, row.kind, row.destination)
         found: list[str] = []
         if (paused := self.outbox.why_paused(scope.space_id)) is not None:
-            found.append(shown.held_back(scope.space, paused))
+            found.append(serialise.held_back(scope.space, paused))
         if not agent.session.is_connected:
             why = agent.session.health.error or "it is not connected yet"
             found.append(f"{scope.name} cannot reach {scope.space}: {why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 from tidings.endpoint.peers import resolve_among
 from tidings.errors import UsageError
-from tidings.host import shown
+from tidings.host import serialise
 from tidings.host.composing import MAX_BODY, read_request
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.ipc import Scoped, for_session
@@ -44,15 +45,7 @@ async def send(asked: Scoped) -> Json:
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         await asked.desk.unless_stopping(_names_known(asked))
     # Never given up half-way: an answer that says it was not taken sends its program another way with it.
-    sent = await asked.host.send(asked.scope, request, wait=patience)
-    return {
-        "id": sent.id,
-        "row": sent.row,
-        "state": sent.state,
-        "stage": sent.stage,
-        "seq": sent.seq,
-        "warnings": list(sent.warnings),
-    }
+    return asdict(await asked.host.send(asked.scope, request, wait=patience))
 
 
 async def _names_known(asked: Scoped) -> None:
@@ -71,23 +64,23 @@ async def outbox(asked: Scoped) -> Json:
         raise UsageError(f"`state` is one of {', '.join(STATES)}, not {unknown[0][:32]!r}")
     limit, before = asked.number("limit", 50, MOST_ROWS), asked.number("before", FOREVER, FOREVER)
     rows = await asked.host.outbox.newest(*asked.mine, states, before, limit)
-    return {"rows": [shown.owed(row) | asked.host.destination(row) for row in rows]}
+    return {"rows": [serialise.owed(row) | asked.host.destination(row) for row in rows]}
 
 
 async def outbox_row(asked: Scoped) -> Json:
     row = await asked.host.find(asked.scope, asked.part("id"))
     more = asked.host.destination(row) | {"waits": await asked.host.why_it_waits(asked.scope, row)}
-    return shown.owed_with_chain(row, await asked.host.outbox.chain(row.row)) | more
+    return serialise.owed_with_chain(row, await asked.host.outbox.chain(row.row)) | more
 
 
 async def requeue(asked: Scoped) -> Json:
     await asked.body()
-    return shown.owed(await asked.host.requeue(asked.scope, asked.part("id")))
+    return serialise.owed(await asked.host.requeue(asked.scope, asked.part("id")))
 
 
 async def cancel(asked: Scoped) -> Json:
     await asked.body()
-    return shown.owed(await asked.host.cancel(asked.scope, asked.part("id")))
+    return serialise.owed(await asked.host.cancel(asked.scope, asked.part("id")))
 
 
 async def receipt(asked: Scoped) -> Json:
@@ -98,10 +91,10 @@ async def receipt(asked: Scoped) -> Json:
     if stage not in ("delivered", "read"):
         raise UsageError(f"`stage` is delivered or read, not {stage[:32]!r}")
     if row.seq is None:
-        return {"id": row.id, "stage": "stored", "seq": None}
+        return {"id": row.id, "stage": "stored", "seq": None, "to": row.destination, "why": ""}
     waiting = asked.host.endpoint(asked.scope).receipt(row.id, stage, timeout=asked.wait(), to=row.destination)
     found = await asked.unless_over(waiting)
-    return {"id": row.id, "stage": found.stage, "seq": row.seq}
+    return {"id": row.id, "stage": found.stage, "seq": row.seq, "to": row.destination, "why": found.why}
 
 
 # --- mail ---
@@ -140,7 +133,7 @@ def page(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> li
         size += len(row.raw) + len(row.text)
         if shown_rows and size > PAGE_BYTES:
             break
-        shown_rows.append(shown.mail(row, key, names))
+        shown_rows.append(serialise.mail(row, key, names))
     return shown_rows
 
 
@@ -182,7 +175,7 @@ async def unread(asked: Scoped) -> Json:
 async def quarantine(asked: Scoped) -> Json:
     """What came and could not be opened: why, and how it begins."""
     found = await asked.host.inbox.aside(*asked.mine, after=asked.number("after", 0, FOREVER))
-    return {"quarantine": [shown.aside(each) for each in found]}
+    return {"quarantine": [serialise.aside(each) for each in found]}
 
 
 async def read(asked: Scoped) -> Json:

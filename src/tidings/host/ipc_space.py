@@ -8,24 +8,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.routing import Route
 
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.tasks import Job
+from tidings.endpoint.message_json import job_json, message_json, result_json
+from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
-from tidings.host import shown
+from tidings.host import serialise
 from tidings.host.claims import SILENCE
 from tidings.host.ipc import Scoped, for_session, seconds
 from tidings.host.ipc_operator import health_of
-from tidings.wire.roster import Level, Mode, Status
+from tidings.wire.operations import OPERATIONS
+from tidings.wire.roster import Status
 
 Json = dict[str, Any]
 MOST_HISTORY = 200
 #: how long a connection that is being made is waited for
 CONNECT_PATIENCE = 3.0
+#: how long a steward is waited for, besides what a question asks for
+CALL_PATIENCE = 5.0
 #: how long a steward that is being told something may still answer when the host stops
 LAST_WORDS = 1.0
 T = TypeVar("T")
@@ -40,11 +45,6 @@ class Presence(msgspec.Struct, forbid_unknown_fields=True):
     status: Status
     activity: str | None = None
     model: str | None = None
-
-
-class Attention(msgspec.Struct, forbid_unknown_fields=True):
-    mode: Mode | None = None
-    channels: dict[str, Level] = {}
 
 
 class Claim(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,33 +98,17 @@ async def who(asked: Scoped) -> Json:
     }
 
 
-async def channels(asked: Scoped) -> Json:
-    return {"channels": await (await _endpoint(asked)).channels()}
-
-
-async def memberships(asked: Scoped) -> Json:
-    """The channels and patterns this agent has joined."""
-    return {"memberships": await (await _endpoint(asked)).memberships()}
-
-
 async def access(asked: Scoped) -> Json:
     """What this agent may do: its roles, and the patterns of channels it may read, post to and manage."""
     record = await (await _endpoint(asked)).access()
     return {name: list(record.get(name) or ()) for name in ("roles", "read", "post", "manage")}
 
 
-async def channel_info(asked: Scoped) -> Json:
-    return _plain(await (await _endpoint(asked)).link.call("channel", "info", channel=_channel(asked)))
-
-
-async def members(asked: Scoped) -> Json:
-    return {"members": await (await _endpoint(asked)).members(_channel(asked))}
-
-
 async def history(asked: Scoped) -> Json:
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
     found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
-    return {"messages": [shown.heard(each) for each in found], "gone": found.gone, "hidden": found.hidden}
+    said = [message_json(each) for each in found]
+    return {"messages": said, "gone": found.gone, "hidden": found.hidden, "more": found.more}
 
 
 def _plain(answer: Json) -> Json:
@@ -141,12 +125,12 @@ def _channel(asked: Scoped) -> str:
 async def join(asked: Scoped) -> Json:
     channel = (await asked.fields(Channel)).channel
     joined = await (await _endpoint(asked)).join(channel, backfill=0)  # history is asked for, not put into the inbox
-    return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
+    return {name: value for name, value in asdict(joined).items() if name != "backfilled"}
 
 
 async def leave(asked: Scoped) -> Json:
     left = await (await _endpoint(asked)).leave((await asked.fields(Channel)).channel)
-    return {name: left[name] for name in ("state", "seq", "still_covered_by")}
+    return asdict(left)
 
 
 async def trace(asked: Scoped) -> Json:
@@ -155,26 +139,31 @@ async def trace(asked: Scoped) -> Json:
         raise UsageError("name the message by its `id`")
     row = await asked.host.outbox.find(*asked.mine, message_id)
     found = await (await _endpoint(asked)).trace(message_id)
-    return _plain(found) | {"outbox": shown.owed(row) if row else None}
+    return _plain(found) | {"outbox": serialise.owed(row) if row else None}
 
 
 async def status(asked: Scoped) -> Json:
     told, endpoint = await asked.fields(Presence), await _endpoint(asked)
-    endpoint.set_status(told.status, told.activity)
-    if told.model is not None:
-        endpoint.set_model(told.model)
-    return {"status": told.status, "activity": told.activity, "attached": endpoint.presence.attending}
+    attached = await endpoint.announce(told.status, told.activity, told.model)
+    return {"status": told.status, "activity": told.activity, "attached": attached}
 
 
-async def attention(asked: Scoped) -> Json:
-    """`standing`: what the steward keeps for the agent; `running`: what a session of it says, such as the host's."""
-    return _plain(await (await _endpoint(asked)).link.call("attention", "get"))
-
-
-async def keep_attention(asked: Scoped) -> Json:
-    told = await asked.fields(Attention)
-    named: Json = {"mode": told.mode, "channels": told.channels}
-    return _plain(await (await _endpoint(asked)).link.call("attention", "set", **named)) | named
+async def control(asked: Scoped) -> Json:
+    """A question to the steward that is no more than that, as the table of operations says."""
+    service, do = asked.part("service"), asked.part("do")
+    operation = OPERATIONS.get((service, do))
+    if operation is None or not operation.host:
+        known = ", ".join(f"{each.service}/{each.do}" for each in OPERATIONS.values() if each.host)
+        raise UsageError(f"the host does not pass on {service[:32]}/{do[:32]}: it does {known}")
+    arguments = await asked.fields(dict[str, Any])
+    op = arguments.pop("op", None)
+    if op is not None and not isinstance(op, str):
+        raise UsageError("`op` is the id of an operation, a text")
+    if strange := arguments.keys() - operation.arguments.keys():
+        has = ", ".join(operation.arguments) or "none"
+        raise UsageError(f"{service} {do} has no argument {', '.join(sorted(strange))[:100]}; it has {has}")
+    call = (await _endpoint(asked)).call(service, do, op=op, timeout=CALL_PATIENCE + asked.wait(), **arguments)
+    return _plain(await asked.unless_over(call))
 
 
 # --- tasks ---
@@ -190,7 +179,7 @@ async def claim(asked: Scoped) -> Json:
     came = job is not None and (before is None or before.job is not job)
     if job is not None and came and await asked.request.is_disconnected():
         claims.left(asked.session, job)
-    return {"task": shown.task(job) if job else None}
+    return {"task": job_json(job) if job else None}
 
 
 async def held(asked: Scoped) -> Json:
@@ -235,27 +224,20 @@ async def task(asked: Scoped) -> Json:
     message_id = asked.part("id")
     row = await asked.host.outbox.find(*asked.mine, message_id)
     if row is not None and row.seq is None:
-        return {"id": message_id, "state": row.state, "text": "", "reasons": [], "message": None} | _NOBODY
+        return result_json(message_id, TaskResult(row.state))
     waiting = (await _endpoint(asked)).task(message_id, asked.wait(), seq=row.seq if row else None)
-    return shown.task_result(message_id, await asked.unless_over(waiting))
+    return result_json(message_id, await asked.unless_over(waiting))
 
-
-_NOBODY: Json = {"worker": None, "attempt": 0, "cause": None}
 
 ROUTES = [
     Route("/v1/who", for_session(who), methods=["GET"]),
-    Route("/v1/channels", for_session(channels), methods=["GET"]),
-    Route("/v1/memberships", for_session(memberships), methods=["GET"]),
     Route("/v1/access", for_session(access), methods=["GET"]),
-    Route("/v1/channel", for_session(channel_info), methods=["GET"]),
-    Route("/v1/members", for_session(members), methods=["GET"]),
     Route("/v1/history", for_session(history), methods=["GET"]),
     Route("/v1/join", for_session(join), methods=["POST"]),
     Route("/v1/leave", for_session(leave), methods=["POST"]),
     Route("/v1/trace", for_session(trace), methods=["GET"]),
     Route("/v1/status", for_session(status), methods=["POST"]),
-    Route("/v1/attention", for_session(attention), methods=["GET"]),
-    Route("/v1/attention", for_session(keep_attention), methods=["POST"]),
+    Route("/v1/control/{service}/{do}", for_session(control), methods=["POST"]),
     Route("/v1/tasks", for_session(held), methods=["GET"]),
     Route("/v1/tasks/claim", for_session(claim), methods=["POST"]),
     Route("/v1/tasks/{id}/done", for_session(done), methods=["POST"]),

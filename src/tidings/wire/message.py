@@ -282,10 +282,15 @@ def read_parts(items: Iterable[Any]) -> tuple[Part, ...]:
         raise MalformedMessage(f"not a part of a message: {str(error)[:300]}") from error
 
 
+def write_parts(parts: Iterable[Part]) -> list[Any]:
+    """Parts as the JSON values they travel as."""
+    return [_written(part) for part in parts]
+
+
 def document(message: Message) -> dict[str, Any]:
     """The message as the JSON object it travels as, without `raw`."""
     fields = msgspec.to_builtins(msgspec.structs.replace(message, parts=(), raw=b""))
-    fields["parts"] = [_written(part) for part in message.parts]
+    fields["parts"] = write_parts(message.parts)
     return dict(fields)
 
 

@@ -53,6 +53,8 @@ class Operation(NamedTuple):
     once: bool = False
     #: seconds for which it may be kept waiting, if it asks to be
     waits: float = 0.0
+    #: programs may ask it through the host of their machine too: it concerns no session, and holds no secret
+    host: bool = False
 
 
 def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
@@ -83,18 +85,27 @@ _WAITED: Mapping[str, Kind] = {"wait": NUMBER, "timeout": NUMBER}
 
 _TABLE: tuple[Operation, ...] = (
     Operation("access", "get", "This agent's access record in force, with a new token if there is one.", {}),
-    Operation("attention", "get", "What may wake this agent.", {"session": TEXT}),
-    Operation("attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}),
-    Operation("channel", "list", "The channels this agent may see, in pages.", {"after": TEXT}),
-    Operation("channel", "info", "A channel as it is set.", {"channel": TEXT}),
+    Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
+    Operation(
+        "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
+    ),
+    Operation("channel", "list", "The channels this agent may see, in pages.", {"after": TEXT}, host=True),
+    Operation("channel", "info", "A channel as it is set.", {"channel": TEXT}, host=True),
     Operation(
         "channel",
         "set",
         "Change or remove a channel's settings.",
         {"channel": TEXT, **_fields(Channel, "op", "v", "at", "by", "name")},
         once=True,
+        host=True,
     ),
-    Operation("confirm", "record", "Whether the record at a sequence is this agent's.", {"seq": COUNT, "stream": TEXT}),
+    Operation(
+        "confirm",
+        "record",
+        "Whether the record at a sequence is this agent's.",
+        {"seq": COUNT, "stream": TEXT},
+        host=True,
+    ),
     Operation(
         "dead",
         "put",
@@ -102,12 +113,12 @@ _TABLE: tuple[Operation, ...] = (
         {"kind": TEXT, "seq": COUNT, "error": TEXT, "attempts": COUNT},
     ),
     Operation("dead", "wanted", "Dead letters that are to be handed out again.", {}),
-    Operation("dead", "list", "This agent's dead letters.", {}),
+    Operation("dead", "list", "This agent's dead letters.", {}, host=True),
     Operation("dead", "show", "One of them, whole.", _LETTER),
-    Operation("dead", "retry", "Have one handed out again.", _LETTER),
-    Operation("dead", "drop", "Forget one.", _LETTER),
-    Operation("health", "ping", "Every fact of the space, by a real round trip.", {}),
-    Operation("health", "describe", "This table.", {}),
+    Operation("dead", "retry", "Have one handed out again.", _LETTER, host=True),
+    Operation("dead", "drop", "Forget one.", _LETTER, host=True),
+    Operation("health", "ping", "Every fact of the space, by a real round trip.", {}, host=True),
+    Operation("health", "describe", "This table.", {}, host=True),
     Operation("history", "page", "A page of what was said, under the access of now.", _PAGE),
     Operation(
         "member",
@@ -119,9 +130,11 @@ _TABLE: tuple[Operation, ...] = (
     Operation(
         "member", "leave", "End the membership that a join began.", {"pattern": TEXT, "joined": COUNT}, once=True
     ),
-    Operation("member", "list", "This agent's memberships.", {}),
-    Operation("member", "members", "Who is in a channel, in pages.", {"channel": TEXT, "after": TEXT}),
-    Operation("member", "deaf", "Which of some agents would not hear a channel.", {"channel": TEXT, "ids": TEXTS}),
+    Operation("member", "list", "This agent's memberships.", {}, host=True),
+    Operation("member", "members", "Who is in a channel, in pages.", {"channel": TEXT, "after": TEXT}, host=True),
+    Operation(
+        "member", "deaf", "Which of some agents would not hear a channel.", {"channel": TEXT, "ids": TEXTS}, host=True
+    ),
     Operation("presence", "beat", "This agent is here; its status, activity and attention.", _fields(Beat)),
     Operation("receipt", "put", "What was delivered to this agent, or read by it.", _RECEIPT),
     Operation(
@@ -138,9 +151,9 @@ _TABLE: tuple[Operation, ...] = (
         {"since": COUNT, **_WAITED},
         waits=RECEIPT_WAIT,
     ),
-    Operation("receipt", "room", "How much room a mailbox has for this agent.", {"to": TEXT}),
+    Operation("receipt", "room", "How much room a mailbox has for this agent.", {"to": TEXT}, host=True),
     Operation("roster", "snapshot", "Who is here, in pages.", {"after": TEXT}),
-    Operation("roster", "names", "The names of some ids.", {"ids": TEXTS}),
+    Operation("roster", "names", "The names of some ids.", {"ids": TEXTS}, host=True),
     Operation(
         "session",
         "take",
@@ -149,7 +162,7 @@ _TABLE: tuple[Operation, ...] = (
     ),
     Operation("session", "release", "Receive no more.", {"session": TEXT}),
     Operation("session", "ended", "Whether the session that receives has ended.", {}),
-    Operation("space", "info", "The space's settings.", {}),
+    Operation("space", "info", "The space's settings.", {}, host=True),
     Operation(
         "task",
         "claim",
@@ -160,8 +173,8 @@ _TABLE: tuple[Operation, ...] = (
     Operation("task", "beat", "The task is still worked on.", _HELD),
     Operation("task", "done", "Its result, signed.", {**_HELD, "result": TEXT, "sig": TEXT}),
     Operation("task", "fail", "It could not be done.", {**_HELD, "reason": TEXT, "retry": FLAG, "untouched": FLAG}),
-    Operation("task", "check", "Whether anybody holds a role.", {"role": TEXT}),
-    Operation("task", "room", "How many more tasks of this agent a role takes.", {"role": TEXT}),
+    Operation("task", "check", "Whether anybody holds a role.", {"role": TEXT}, host=True),
+    Operation("task", "room", "How many more tasks of this agent a role takes.", {"role": TEXT}, host=True),
     Operation(
         "task",
         "result",
@@ -170,8 +183,8 @@ _TABLE: tuple[Operation, ...] = (
         waits=TASK_WAIT,
     ),
     Operation("trace", "get", "The life of one message.", {"id": TEXT, "seq": COUNT}),
-    Operation("trace", "find", "Where a message of this agent is stored.", {"id": TEXT, **_SOUGHT}),
-    Operation("trace", "which", "Which of some ids may be stored.", {"ids": TEXTS, **_SOUGHT}),
+    Operation("trace", "find", "Where a message of this agent is stored.", {"id": TEXT, **_SOUGHT}, host=True),
+    Operation("trace", "which", "Which of some ids may be stored.", {"ids": TEXTS, **_SOUGHT}, host=True),
     Operation(
         "admin",
         "grant",
@@ -203,6 +216,7 @@ def describe(services: Iterable[str]) -> list[dict[str, Any]]:
             "arguments": {name: kind.words for name, kind in each.arguments.items()},
             "once": each.once,
             "waits": each.waits,
+            "host": each.host,
         }
         for each in _TABLE
         if each.service in wanted

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from tidings.endpoint.connecting import connect
-from tidings.endpoint.endpoint import Endpoint, Receipt
+from tidings.connecting import connect
 from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.interface import AgentInterface, Receipt
 from tidings.errors import UsageError
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def history(channel: str, limit: int = 50, *, space: str | None = None, name: st
     return _once(space, name, lambda endpoint: endpoint.history(channel, limit))
 
 
-def _once(space: str | None, name: str | None, act: Callable[[Endpoint], Awaitable[T]]) -> T:
+def _once(space: str | None, name: str | None, act: Callable[[AgentInterface], Awaitable[T]]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -37,6 +37,6 @@ def _once(space: str | None, name: str | None, act: Callable[[Endpoint], Awaitab
     raise UsageError("inside an event loop use `async with tidings.connect(...)` instead")
 
 
-async def _act(space: str | None, name: str | None, act: Callable[[Endpoint], Awaitable[T]]) -> T:
+async def _act(space: str | None, name: str | None, act: Callable[[AgentInterface], Awaitable[T]]) -> T:
     async with connect(space, name=name, presence=False) as endpoint:
         return await act(endpoint)

@@ -1,30 +1,27 @@
-"""Rows and messages as the host shows them to programs: plain values, times as ISO 8601, what others wrote as data."""
+"""Rows of the outbox and the inbox as JSON, for programs and for files that are read without a host.
+
+What a message says is written as everywhere (`endpoint/message_json.py`); here are the fields that only rows have.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.message_json import content_json, moment, sender_json
 from tidings.endpoint.naming import short_id
-from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
 from tidings.wire.keys import KeyPair
-from tidings.wire.message import Message
+from tidings.wire.message import Mention
 from tidings.wire.seal import is_sealed, open_sealed
 
 Json = dict[str, Any]
 #: bytes that are shown of what could not be opened
 BEGINNING = 200
-
-
-def moment(ms: int | None) -> str | None:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def mail(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Json:
@@ -42,10 +39,10 @@ def mail(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Json:
         "channel": row.channel,
         "from": {"id": row.sender, "name": row.sender_name},
         "text": row.text,
-        **(_notice(row) if row.kind == "notice" else _content(row, key, names)),
         "priority": row.priority,
         "reply_to": row.reply_to,
         "context": row.context,
+        **(_notice(row) if row.kind == "notice" else _content(row, key, names)),
         "mentions_me": bool(row.mentions_me),
         "wakes": bool(row.wakes),
         "historical": bool(row.historical),
@@ -72,12 +69,13 @@ def _content(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Js
     by: Json = {}
     try:
         message = wire.decode(row.raw)
-        by = {"from": sender(message.sender.id, row.sender_name, message.sender.name)}
+        by = {"from": sender_json(message.sender.id, row.sender_name, message.sender.name)}
         if is_sealed(message):
             message = open_sealed(key, row.sender, message) if key else message
         if is_sealed(message):
             return by | _JUST_TEXT
-        return by | _parts(message) | {"mentions": [names.get(m.id) or short_id(m.id) for m in message.mentions]}
+        mentioned = (Mention(each.id, names.get(each.id) or short_id(each.id)) for each in message.mentions)
+        return by | content_json(message, mentioned)
     except WireError:  # it was verified when it came; a version of us that reads less shows its text
         return by | _JUST_TEXT
 
@@ -87,12 +85,7 @@ def held_back(space: str, reason: str | None) -> str:
     return f"{space} is held back here{f' ({reason})' if reason else ''}: `tidings outbox resume`"
 
 
-def sender(agent_id: str, name: str, claimed: str | None) -> Json:
-    """Who said it: a verified id and the name of its access record. A message that says another name only claims it."""
-    return {"id": agent_id, "name": name} | ({"claims": claimed} if claimed not in (None, name) else {})
-
-
-_JUST_TEXT: Json = {"parts": [], "mentions": []}
+_JUST_TEXT: Json = {"parts": [], "mentions": [], "mention_ids": [], "ts": None, "role": None}
 
 
 def _notice(row: InboxRow) -> Json:
@@ -101,30 +94,6 @@ def _notice(row: InboxRow) -> Json:
     except (ValueError, TypeError):  # a disk that changed a bit of it; the text is there
         return _JUST_TEXT | {"notice": {}}
     return _JUST_TEXT | {"notice": {name: value for name, value in facts.items() if name != "text"}}
-
-
-def _parts(message: Message) -> Json:
-    return {"parts": wire.document(message).get("parts", [])}
-
-
-def heard(incoming: Incoming) -> Json:
-    """A message of a channel's history."""
-    message = incoming.message
-    return {
-        "id": incoming.id,
-        "kind": incoming.kind,
-        "channel": incoming.channel,
-        "from": sender(incoming.sender.id, incoming.sender.name, incoming.claims),
-        "text": incoming.text,
-        **_parts(message),
-        "mentions": [mention.name for mention in incoming.mentions],
-        "priority": message.priority,
-        "reply_to": message.reply_to,
-        "context": message.context,
-        "mentions_me": incoming.mentions_me,
-        "seq": incoming.seq,
-        "time": moment(incoming.time_ns // 1_000_000),
-    }
 
 
 def owed(row: OutboxRow) -> Json:
@@ -154,31 +123,3 @@ def owed_with_chain(row: OutboxRow, chain: list[OutboxRow]) -> Json:
     """The same, and what it replaced and what replaced it, as far as that is of the same agent."""
     mine = [each for each in chain if (each.space, each.sender) == (row.space, row.sender)]
     return owed(row) | {"chain": [owed(each) for each in mine]}
-
-
-def task(job: Job) -> Json:
-    """A task in a program's hands; its id is that of the message that asked for it."""
-    return {
-        "id": job.message.id,
-        "seq": job.seq,
-        "role": job.role,
-        "attempt": job.attempt,
-        "deadline": job.deadline,
-        "asker": sender(job.asker.id, job.asker.name, job.claims),
-        "text": job.text,
-        "parts": _parts(job.message)["parts"],
-        "message": json.loads(job.message.raw),
-    }
-
-
-def task_result(message_id: str, result: TaskResult) -> Json:
-    return {
-        "id": message_id,
-        "state": result.state,
-        "text": result.text,
-        "worker": result.worker_name or result.worker,
-        "attempt": result.attempt,
-        "cause": result.cause,
-        "reasons": list(result.reasons),
-        "message": json.loads(result.message.raw) if result.message else None,
-    }

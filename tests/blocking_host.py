@@ -1,4 +1,6 @@
-"""Speaking to the host of this machine: the standard library over its unix socket, blocking, safe in any thread.
+"""The host's HTTP API as a foreign program uses it: the standard library over its unix socket, blocking, in any thread.
+
+It shares nothing with `tidings.host.endpoint`, so that what the tests say of the host holds for both.
 
     client = HostClient.find(home)                        None if no host runs
     session = client.session(identity, receive=True)      or client.resume(SessionFile.read(path))
