@@ -13,6 +13,7 @@ import tidings
 from tidings.broker import client as broker
 from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
@@ -29,7 +30,7 @@ MB = 1_000_000
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def attack(space: RealSpace, name: str, seconds: float, run: Callable[[Attacker], None]) -> Attacker:

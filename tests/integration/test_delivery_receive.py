@@ -16,6 +16,7 @@ import tidings
 from tidings.broker.acks import NAK, Delivery
 from tidings.broker.ending import end_tasks
 from tidings.endpoint import delivery, unsettled
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.gaps import FrameGap
 from tidings.endpoint.pull import pull
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
@@ -30,7 +31,7 @@ CHILD = Path(__file__).parent / "delivery_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

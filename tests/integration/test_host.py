@@ -95,7 +95,7 @@ async def test_a_send_while_the_space_is_down_answers_stored_at_once_and_arrives
         before = time.monotonic()
         sent = await host.send(ada, dm("while you were away"))
         assert time.monotonic() - before < 0.5
-        assert (sent.state, sent.stage, sent.seq) == ("pending", "stored", None)
+        assert (sent.state, sent.stage, sent.seq) == ("pending", "stored", 0)
         assert sent.warnings == ("stored: main cannot be reached now; it leaves when it can",)
         with pytest.raises(UnknownPeer, match="no agent 'bod' in this space; did you mean bob"):
             await host.send(ada, SendRequest(agent="bod", text="to nobody"))

@@ -27,7 +27,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import events, ipc_mail, ipc_operator, ipc_space
+from tidings.host import events, http_client, ipc_mail, ipc_operator, ipc_space
 from tidings.host.daemon import Daemon
 from tidings.host.proof import prove
 from tidings.host.serving import HostServer, PeerChecked, is_ours
@@ -252,9 +252,9 @@ async def test_a_client_says_nothing_to_a_socket_of_another_user(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with daemon_in(pair.home.home):
-        monkeypatch.setattr("tidings.host.client.peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr("tidings.host.http_client.peer_uid", lambda _: os.geteuid() + 1)
         with pytest.raises(ConfigError, match="served by another user"):
-            await ask(HostClient(pair.home.home).health)
+            await http_client.HostClient(pair.home.home).health()
 
 
 async def test_sessions_outlive_a_restart_and_their_files_are_private(pair: RealSpace, tmp_path: Path) -> None:

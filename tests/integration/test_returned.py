@@ -9,6 +9,7 @@ import pytest
 import tidings
 from tidings.broker.answers import ApiError
 from tidings.endpoint import returned
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.steward import backstop, dead_mail
 from tidings.steward.dead_mail import Letter
@@ -21,7 +22,7 @@ QUICK = tidings.Retry(attempts=3, first=0.02)
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 class Worker:

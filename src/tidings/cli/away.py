@@ -156,7 +156,7 @@ class Away:
             asyncio.timeout(PATIENCE),
             tidings.connect(self.home.name, name="ada", receive=False, home=self.home.home) as ada,
         ):
-            while (await ada.link.call("channel", "info", channel="lobby"))["backstop"]["floor"] < seq:
+            while (await ada.channel_info("lobby"))["backstop"]["floor"] < seq:
                 await asyncio.sleep(LOOK_EVERY)
 
     async def _all_come_back(self) -> dict[str, list[str]]:

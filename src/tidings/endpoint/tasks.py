@@ -105,8 +105,8 @@ class TaskTicket:
         return self.receipt.id
 
     @property
-    def seq(self) -> int | None:
-        """Of its record in the queue; None while it waits in the outbox of the host."""
+    def seq(self) -> int:
+        """Of its record in the queue; 0 while it waits in the outbox of the host."""
         return self.receipt.seq
 
     @property

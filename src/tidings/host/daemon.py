@@ -21,7 +21,6 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from tidings import __version__
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import lock_holder, lock_pid, locked, private_dir
@@ -33,6 +32,7 @@ from tidings.host.mailbox import HOST_PATIENCE, held_mail
 from tidings.host.serving import HostServer, PeerChecked
 from tidings.host.sessions import Sessions
 from tidings.host.sockets import bind, socket_path
+from tidings.version import __version__
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: whoever looks whether a host runs holds its lock for a moment

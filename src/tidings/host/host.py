@@ -455,7 +455,7 @@ class Host:
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
         told = (*warnings, *self._why_it_waits(agent, row))
         to = row.destination if row.kind == "dm" else None
-        return Receipt(row.id, row.seq, stage, told, to, row.words or "", row.row, row.state, row.code)
+        return Receipt(row.id, row.seq or 0, stage, told, to, row.words or "", row.row, row.state, row.code)
 
     async def _unheard(self, agent: _Agent, request: SendRequest, row: OutboxRow) -> tuple[str, ...]:
         """Mentions that reach nobody, if whoever sends waits for an answer of its space anyway."""

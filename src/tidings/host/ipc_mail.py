@@ -45,7 +45,8 @@ async def send(asked: Scoped) -> Json:
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         await asked.desk.unless_stopping(_names_known(asked))
     # Never given up half-way: an answer that says it was not taken sends its program another way with it.
-    return asdict(await asked.host.send(asked.scope, request, wait=patience))
+    sent = await asked.host.send(asked.scope, request, wait=patience)
+    return asdict(sent) | {"seq": sent.seq or None}
 
 
 async def _names_known(asked: Scoped) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from tidings import __version__
 from tidings.endpoint.identity import Identity
 from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
 from tidings.host.ipc import Asked, Desk, Scoped, for_session, for_user
 from tidings.host.proof import is_proven
 from tidings.host.registry import Scope, Source, check_source, identity_of
 from tidings.space.home import SpaceHome
+from tidings.version import __version__
 
 Json = dict[str, Any]
 API = 1
