@@ -42,7 +42,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import attendance, events, ipc, serving, sessions, shown
+from tidings.host import attendance, events, ipc, serialise, serving, sessions
 from tidings.host.daemon import Daemon
 from tidings.host.ipc import MAX_BODY
 from tidings.host.registry import Scope
@@ -230,7 +230,7 @@ async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_
 
 async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    mail = shown.mail
+    mail = serialise.mail
 
     def noted(*asked: Any) -> Any:
         opened.append(threading.get_ident())
@@ -240,7 +240,7 @@ async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monk
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
         await ask(ada.send, agent="bob", text="sealed", wait=10)
         assert await ask(bob.inbox, wait=10)
-        monkeypatch.setattr(shown, "mail", noted)
+        monkeypatch.setattr(serialise, "mail", noted)
         follower = Follower(bob, 0)
         await eventually(lambda: follower.texts == ["sealed"], what="it is streamed")
         follower.leave()
