@@ -862,3 +862,25 @@ async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the
         assert await ask(bob.quarantine, found["row"]) == []
         assert await ask(ada.quarantine) == []
         assert await ask(bob.inbox) == []
+
+
+async def test_parameters_and_operations_that_the_host_does_not_know_are_refused_with_those_it_does(
+    pair: RealSpace,
+) -> None:
+    async with daemon_in(pair.home.home):
+        ada = await session_of(pair, "ada")
+        token = bearer(ada.file.token)
+        asked: list[tuple[str, str, bytes | None, str]] = [
+            ("GET", "/v1/history?chanel=general", None, "has no parameter chanel; it has channel, limit, before"),
+            ("GET", "/v1/who?colour=red", None, "has no parameter colour; it has none"),
+            ("POST", "/v1/control/session/take", b"{}", "does not pass on session/take: it does attention/get"),
+            ("POST", "/v1/control/access/get", b"{}", "does not pass on access/get"),
+            ("POST", "/v1/control/admin/revoke", b"{}", "does not pass on admin/revoke"),
+            ("POST", "/v1/control/channel/info", b'{"chanel": "general"}', "has no argument chanel; it has channel"),
+            ("POST", "/v1/control/channel/info", b'{"op": 7}', "`op` is the id of an operation"),
+        ]
+        for method, path, body, words in asked:
+            status, answer = await ask(raw, pair.home.home, method, path, body, token)
+            assert (status, words in answer["error"]["message"]) == (400, True), answer
+        status, answer = await ask(raw, pair.home.home, "POST", "/v1/control/member/list", b"{}", token)
+        assert (status, answer["memberships"]) == (200, [])

@@ -19,7 +19,6 @@ from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tidings.broker.ending import end_tasks
@@ -27,7 +26,7 @@ from tidings.errors import HostBusy, UsageError
 from tidings.host import serialise
 from tidings.host.host import Changed
 from tidings.host.inbox import InboxRow, Wanted
-from tidings.host.ipc import Desk, Scoped, for_session
+from tidings.host.ipc import ApiRoute, Desk, Scoped
 from tidings.host.ipc_operator import health_of
 from tidings.host.sessions import HostSession
 from tidings.wire.keys import KeyPair
@@ -72,6 +71,8 @@ class Stream(EventSourceResponse):
 
 
 async def events(asked: Scoped) -> Stream:
+    """Server-Sent Events: rows of the inbox behind `Last-Event-ID`, then each as it comes; `state` when the connection
+    changes."""
     after = await _begin(asked)
     if asked.desk.streams >= MOST_STREAMS:
         raise HostBusy(f"{MOST_STREAMS} programs follow their inboxes here: end one")
@@ -136,4 +137,6 @@ def _event(kind: str, data: dict[str, Any], row: int | None = None) -> ServerSen
     return ServerSentEvent(json.dumps(data), event=kind, id=None if row is None else str(row), sep="\n")
 
 
-ROUTES = [Route("/v1/events", for_session(events), methods=["GET"])]
+ROUTES = [
+    ApiRoute("GET", "/v1/events", events),
+]

@@ -240,22 +240,36 @@ def _too_large(limit: int, found: int) -> TooLarge:
 Handler = Callable[[Any], Awaitable[Any]]
 
 
-def for_session(handler: Callable[[Scoped], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route that answers the session of the token, and nobody else."""
+class ApiRoute(Route):
+    """A route, and what the reference page (docs/host-api.md) says of it: the handler's docstring, its parameters, its
+    body. `session`: it answers the session of the token, and nobody else; otherwise every program of this user."""
 
-    async def answer(request: Request) -> Response:
+    def __init__(
+        self, method: str, path: str, handler: Handler, *query: str, body: Any = None, session: bool = True
+    ) -> None:
+        self.handler, self.query, self.body, self.session = handler, query, body, session
+        super().__init__(path, _answered(self._in_session if session else self._for_user), methods=[method])
+        self.method = method
+
+    async def _in_session(self, request: Request) -> Response:
+        self._check_query(request)
         desk: Desk = request.app.state.desk
         session = await desk.sessions.find(_token(request))
         desk.claims.heard(session)
         with desk.turn(session.scope), desk.attendance.asking(session):
-            return await handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
+            return await self.handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
 
-    return _answered(answer)
+    async def _for_user(self, request: Request) -> Response:
+        self._check_query(request)
+        return await self.handler(Asked(request, request.app.state.desk))  # type: ignore[no-any-return]
 
-
-def for_user(handler: Callable[[Asked], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route for every program of this user: states and counts, no contents."""
-    return _answered(lambda request: handler(Asked(request, request.app.state.desk)))
+    def _check_query(self, request: Request) -> None:
+        if not request.scope["query_string"]:
+            return
+        if strange := request.query_params.keys() - set(self.query):
+            has = ", ".join(self.query) or "none"
+            said = ", ".join(sorted(each[:32] for each in strange))
+            raise UsageError(f"{self.method} {self.path} has no parameter {said}; it has {has}")
 
 
 def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
@@ -301,7 +315,7 @@ class Guard:
     the other, which costs more than what a short answer needs.
     """
 
-    def __init__(self, app: Starlette, routes: Iterable[Route]) -> None:
+    def __init__(self, app: Starlette, routes: Iterable[ApiRoute]) -> None:
         self.app = app
         self._short: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             (method, route.path): route.endpoint
@@ -337,11 +351,15 @@ async def _no_such(request: Request, error: Exception) -> Response:
     return as_json({"error": {"code": words.code, "message": str(words), "retryable": False}}, status)
 
 
-def application(desk: Desk) -> ASGIApp:
-    """Every route of the host."""
+def api_routes() -> list[ApiRoute]:
     from tidings.host import events, ipc_mail, ipc_operator, ipc_space
 
-    routes: list[Route] = [*ipc_operator.ROUTES, *ipc_mail.ROUTES, *ipc_space.ROUTES, *events.ROUTES]
+    return [*ipc_operator.ROUTES, *ipc_mail.ROUTES, *ipc_space.ROUTES, *events.ROUTES]
+
+
+def application(desk: Desk) -> ASGIApp:
+    """Every route of the host."""
+    routes = api_routes()
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such})
     app.router.redirect_slashes = False
     app.state.desk = desk

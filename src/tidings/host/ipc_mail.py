@@ -9,14 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from starlette.routing import Route
 
 from tidings.endpoint.peers import resolve_among
 from tidings.errors import UsageError
 from tidings.host import serialise
-from tidings.host.composing import MAX_BODY, read_request
+from tidings.host.composing import MAX_BODY, SendRequest, read_request
 from tidings.host.inbox import InboxRow, Wanted
-from tidings.host.ipc import Scoped, for_session
+from tidings.host.ipc import ApiRoute, Scoped
 from tidings.host.ipc_operator import health_of
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
@@ -40,6 +39,8 @@ class Rows(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def send(asked: Scoped) -> Json:
+    """Hand a message over: to exactly one of `channel`, `agent`, `role`. Answers once it is on disk; `wait`: seconds
+    for its space to confirm it, unless that is known to be away. The same `id` is the same message."""
     request = read_request(await asked.body(MAX_BODY))
     patience = asked.wait()
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
@@ -59,6 +60,7 @@ async def _names_known(asked: Scoped) -> None:
 
 
 async def outbox(asked: Scoped) -> Json:
+    """What this agent handed over, newest first."""
     states = tuple(each for each in (asked.word("state") or "").split(",") if each)
     unknown = [each for each in states if each not in STATES]
     if unknown:
@@ -69,22 +71,26 @@ async def outbox(asked: Scoped) -> Json:
 
 
 async def outbox_row(asked: Scoped) -> Json:
+    """One message, why it waits, what it replaced and what replaced it."""
     row = await asked.host.find(asked.scope, asked.part("id"))
     more = asked.host.destination(row) | {"waits": await asked.host.why_it_waits(asked.scope, row)}
     return serialise.owed_with_chain(row, await asked.host.outbox.chain(row.row)) | more
 
 
 async def requeue(asked: Scoped) -> Json:
+    """Send what is dead or was cancelled again, under a new id."""
     await asked.body()
     return serialise.owed(await asked.host.requeue(asked.scope, asked.part("id")))
 
 
 async def cancel(asked: Scoped) -> Json:
+    """Do not send it, if it has not left."""
     await asked.body()
     return serialise.owed(await asked.host.cancel(asked.scope, asked.part("id")))
 
 
 async def receipt(asked: Scoped) -> Json:
+    """How far a direct message has come: waits for `stage`, delivered or read."""
     row = await asked.host.find(asked.scope, asked.part("id"))
     stage = asked.word("stage") or "delivered"
     if row.kind != "dm":
@@ -102,6 +108,7 @@ async def receipt(asked: Scoped) -> Json:
 
 
 async def inbox(asked: Scoped) -> Json:
+    """What this agent was sent, oldest first; `newest`: the last of it. `wait`: seconds, if there is none yet."""
     wanted, text, until = _wanted(asked), asked.word("search"), time.monotonic() + asked.wait()
     changed = asked.host.changes(asked.scope)
     while True:
@@ -170,6 +177,7 @@ async def receive(asked: Scoped) -> Json:
 
 
 async def unread(asked: Scoped) -> Json:
+    """How many rows are unread, by kind."""
     return {"unread": await asked.host.inbox.unread_of(*asked.mine)}
 
 
@@ -180,10 +188,12 @@ async def quarantine(asked: Scoped) -> Json:
 
 
 async def read(asked: Scoped) -> Json:
+    """Mark rows as read; senders of direct messages are told."""
     return {"read": await asked.host.mark_read(asked.scope, await _rows(asked))}
 
 
 async def delete(asked: Scoped) -> Json:
+    """Delete what rows say; that they came stays, so none comes again."""
     return {"deleted": await asked.host.delete_mail(asked.scope, await _rows(asked))}
 
 
@@ -197,6 +207,7 @@ async def _rows(asked: Scoped) -> list[int]:
 
 
 async def thread(asked: Scoped) -> Json:
+    """What the inbox has of the conversation of a message."""
     named = asked.part("id")
     rows = await asked.host.inbox.thread(*asked.mine, named)
     # a page ends where it is full: the message that was named and the newest of the others come first
@@ -214,18 +225,33 @@ async def ids(asked: Scoped) -> Json:
 
 
 ROUTES = [
-    Route("/v1/send", for_session(send), methods=["POST"]),
-    Route("/v1/outbox", for_session(outbox), methods=["GET"]),
-    Route("/v1/outbox/{id}", for_session(outbox_row), methods=["GET"]),
-    Route("/v1/outbox/{id}/requeue", for_session(requeue), methods=["POST"]),
-    Route("/v1/outbox/{id}/cancel", for_session(cancel), methods=["POST"]),
-    Route("/v1/receipts/{id}", for_session(receipt), methods=["GET"]),
-    Route("/v1/inbox", for_session(inbox), methods=["GET"]),
-    Route("/v1/inbox/receive", for_session(receive), methods=["POST"]),
-    Route("/v1/inbox/quarantine", for_session(quarantine), methods=["GET"]),
-    Route("/v1/inbox/unread", for_session(unread), methods=["GET"]),
-    Route("/v1/inbox/read", for_session(read), methods=["POST"]),
-    Route("/v1/inbox/delete", for_session(delete), methods=["POST"]),
-    Route("/v1/threads/{id}", for_session(thread), methods=["GET"]),
-    Route("/v1/ids", for_session(ids), methods=["GET"]),
+    ApiRoute("POST", "/v1/send", send, "wait", body=SendRequest),
+    ApiRoute("GET", "/v1/outbox", outbox, "state", "limit", "before"),
+    ApiRoute("GET", "/v1/outbox/{id}", outbox_row),
+    ApiRoute("POST", "/v1/outbox/{id}/requeue", requeue),
+    ApiRoute("POST", "/v1/outbox/{id}/cancel", cancel),
+    ApiRoute("GET", "/v1/receipts/{id}", receipt, "stage", "wait"),
+    ApiRoute(
+        "GET",
+        "/v1/inbox",
+        inbox,
+        "unread",
+        "from",
+        "channel",
+        "kind",
+        "after",
+        "before",
+        "limit",
+        "direct_first",
+        "newest",
+        "search",
+        "wait",
+    ),
+    ApiRoute("POST", "/v1/inbox/receive", receive),
+    ApiRoute("GET", "/v1/inbox/quarantine", quarantine, "after"),
+    ApiRoute("GET", "/v1/inbox/unread", unread),
+    ApiRoute("POST", "/v1/inbox/read", read, body=Rows),
+    ApiRoute("POST", "/v1/inbox/delete", delete, body=Rows),
+    ApiRoute("GET", "/v1/threads/{id}", thread),
+    ApiRoute("GET", "/v1/ids", ids, "ending"),
 ]

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.routing import Route
 
 from tidings.endpoint.identity import Identity
 from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
-from tidings.host.ipc import Asked, Desk, Scoped, for_session, for_user
+from tidings.host.ipc import ApiRoute, Asked, Desk, Scoped
 from tidings.host.proof import is_proven
 from tidings.host.registry import Scope, Source, check_source, identity_of
 from tidings.space.home import SpaceHome
@@ -53,11 +52,13 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def challenge(asked: Asked) -> Json:
+    """A nonce to sign, worth one proof for a short while."""
     await asked.fields(Nothing)
     return {"nonce": asked.desk.sessions.challenges.issue()}
 
 
 async def open_session(asked: Asked) -> Json:
+    """Open a session of an agent, proven with its key: `token` is for the Authorization header of what follows."""
     wanted = await asked.fields(Opening)
     if not asked.desk.sessions.challenges.spend(wanted.nonce):
         raise NoSession("this challenge was used or is too old: ask for another")
@@ -84,12 +85,14 @@ async def _identity(source: Source) -> Identity:
 
 
 async def me(asked: Scoped) -> Json:
+    """The session itself, and `health`: how the connection of its agent is."""
     session = asked.session
     facts = {"session": session.id, "receive": session.receive, "program": session.program}
     return facts | _scope(session.scope) | {"health": health_of(asked.desk, session.scope)}
 
 
 async def end_session(asked: Scoped) -> Json:
+    """End the session: its token is worth nothing from now on, and what it claimed goes back."""
     written = await asked.desk.sessions.end(asked.session)
     return {"session": asked.session.id, "ended": True, "written": written}
 
@@ -119,6 +122,7 @@ def health_of(desk: Desk, scope: Scope) -> Json:
 
 
 async def health(asked: Asked) -> Json:
+    """Version, process, how many messages wait, and how old the last word of each space is."""
     counts: Counter[str] = Counter()
     for (_, state), number in (await asked.host.outbox.counts()).items():
         counts[state] += number
@@ -141,6 +145,7 @@ def _ages(desk: Desk) -> dict[str, float | None]:
 
 
 async def status(asked: Asked) -> Json:
+    """Every space and agent of this host with its state and counts, and whether its files can be written."""
     desk, outbox = asked.desk, asked.host.outbox
     counts, unread = await outbox.counts(), await asked.host.inbox.unread_counts()
     paused = {each.space: each.pause_reason for each in await outbox.spaces() if each.paused_at is not None}
@@ -189,12 +194,14 @@ async def _trouble(asked: Asked, trial: Callable[[], Awaitable[None]]) -> str | 
 
 
 async def pause(asked: Asked) -> Json:
+    """Hold everything for a space back."""
     scope, reason = _space(asked), (await asked.fields(Pause)).reason
     await asked.host.pause(scope.space_id, reason[:200] or "paused by its user")
     return {"space": scope.space, "paused": True}
 
 
 async def resume(asked: Asked) -> Json:
+    """Let what is held back for a space leave."""
     await asked.fields(Nothing)
     scope = _space(asked)
     await asked.host.resume(scope.space_id)
@@ -213,19 +220,20 @@ def _space(asked: Asked) -> Scope:
 
 
 async def stop(asked: Asked) -> Json:
+    """End the host; the answer comes before it does."""
     await asked.fields(Nothing)
     asked.desk.stopping.set()
     return {"stopping": True, "pid": os.getpid()}
 
 
 ROUTES = [
-    Route("/v1/health", for_user(health), methods=["GET"]),
-    Route("/v1/challenge", for_user(challenge), methods=["POST"]),
-    Route("/v1/sessions", for_user(open_session), methods=["POST"]),
-    Route("/v1/sessions/me", for_session(me), methods=["GET"]),
-    Route("/v1/sessions/me", for_session(end_session), methods=["DELETE"]),
-    Route("/v1/status", for_user(status), methods=["GET"]),
-    Route("/v1/spaces/{space}/pause", for_user(pause), methods=["POST"]),
-    Route("/v1/spaces/{space}/resume", for_user(resume), methods=["POST"]),
-    Route("/v1/stop", for_user(stop), methods=["POST"]),
+    ApiRoute("GET", "/v1/health", health, session=False),
+    ApiRoute("POST", "/v1/challenge", challenge, body=Nothing, session=False),
+    ApiRoute("POST", "/v1/sessions", open_session, body=Opening, session=False),
+    ApiRoute("GET", "/v1/sessions/me", me),
+    ApiRoute("DELETE", "/v1/sessions/me", end_session),
+    ApiRoute("GET", "/v1/status", status, session=False),
+    ApiRoute("POST", "/v1/spaces/{space}/pause", pause, body=Pause, session=False),
+    ApiRoute("POST", "/v1/spaces/{space}/resume", resume, body=Nothing, session=False),
+    ApiRoute("POST", "/v1/stop", stop, body=Nothing, session=False),
 ]

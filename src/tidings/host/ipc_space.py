@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.routing import Route
 
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.message_json import job_json, message_json, result_json
@@ -20,7 +19,7 @@ from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
 from tidings.host import serialise
 from tidings.host.claims import SILENCE
-from tidings.host.ipc import Scoped, for_session, seconds
+from tidings.host.ipc import ApiRoute, Scoped, seconds
 from tidings.host.ipc_operator import health_of
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Status
@@ -84,6 +83,7 @@ async def _endpoint(asked: Scoped) -> Endpoint:
 
 
 async def who(asked: Scoped) -> Json:
+    """The agents of the space; `fresh` is false if it could not be asked, and they are those last seen."""
     try:
         endpoint = await _endpoint(asked)
         agents = await endpoint.who()
@@ -105,6 +105,7 @@ async def access(asked: Scoped) -> Json:
 
 
 async def history(asked: Scoped) -> Json:
+    """The newest messages of a channel, newest first; `before`: below that sequence."""
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
     found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
     said = [message_json(each) for each in found]
@@ -123,17 +124,20 @@ def _channel(asked: Scoped) -> str:
 
 
 async def join(asked: Scoped) -> Json:
+    """Be in a channel or pattern: what is said there from now on comes into the inbox."""
     channel = (await asked.fields(Channel)).channel
     joined = await (await _endpoint(asked)).join(channel, backfill=0)  # history is asked for, not put into the inbox
     return {name: value for name, value in asdict(joined).items() if name != "backfilled"}
 
 
 async def leave(asked: Scoped) -> Json:
+    """Leave a channel or pattern."""
     left = await (await _endpoint(asked)).leave((await asked.fields(Channel)).channel)
     return asdict(left)
 
 
 async def trace(asked: Scoped) -> Json:
+    """The life of one message: where it is stored, its receipts, and its row in the outbox."""
     message_id = asked.word("id")
     if message_id is None:
         raise UsageError("name the message by its `id`")
@@ -143,6 +147,7 @@ async def trace(asked: Scoped) -> Json:
 
 
 async def status(asked: Scoped) -> Json:
+    """Say what this agent does; `attached`: whether others see it now."""
     told, endpoint = await asked.fields(Presence), await _endpoint(asked)
     attached = await endpoint.announce(told.status, told.activity, told.model)
     return {"status": told.status, "activity": told.activity, "attached": attached}
@@ -170,6 +175,8 @@ async def control(asked: Scoped) -> Json:
 
 
 async def claim(asked: Scoped) -> Json:
+    """Take a task of a role, held for this session until it is settled or the session ends. `silence`: seconds without
+    a request after which it goes back."""
     told = await asked.fields(Claim)
     endpoint, wait = await _endpoint(asked), seconds(told.wait)
     silence = told.silence and min(SILENCE, max(SHORTEST_SILENCE, told.silence))
@@ -194,6 +201,7 @@ async def held(asked: Scoped) -> Json:
 
 
 async def done(asked: Scoped) -> Json:
+    """Finish a task that this session holds, with a result signed by the agent."""
     told = await asked.fields(Done)
     job = asked.desk.claims.job(asked.session, asked.part("id"))
     await _settled(asked, job, job.done(told.text, data=told.data))
@@ -201,6 +209,7 @@ async def done(asked: Scoped) -> Json:
 
 
 async def failed(asked: Scoped) -> Json:
+    """Give a task up; `untouched`: no attempt was made."""
     told = await asked.fields(Failed)
     job = asked.desk.claims.job(asked.session, asked.part("id"))
     ending = job.put_back() if told.untouched else job.fail(told.reason, retry=told.retry)
@@ -221,6 +230,7 @@ async def _settled(asked: Scoped, job: Job, settling: Coroutine[Any, Any, T]) ->
 
 
 async def task(asked: Scoped) -> Json:
+    """What became of a task this agent asked."""
     message_id = asked.part("id")
     row = await asked.host.outbox.find(*asked.mine, message_id)
     if row is not None and row.seq is None:
@@ -230,17 +240,17 @@ async def task(asked: Scoped) -> Json:
 
 
 ROUTES = [
-    Route("/v1/who", for_session(who), methods=["GET"]),
-    Route("/v1/access", for_session(access), methods=["GET"]),
-    Route("/v1/history", for_session(history), methods=["GET"]),
-    Route("/v1/join", for_session(join), methods=["POST"]),
-    Route("/v1/leave", for_session(leave), methods=["POST"]),
-    Route("/v1/trace", for_session(trace), methods=["GET"]),
-    Route("/v1/status", for_session(status), methods=["POST"]),
-    Route("/v1/control/{service}/{do}", for_session(control), methods=["POST"]),
-    Route("/v1/tasks", for_session(held), methods=["GET"]),
-    Route("/v1/tasks/claim", for_session(claim), methods=["POST"]),
-    Route("/v1/tasks/{id}/done", for_session(done), methods=["POST"]),
-    Route("/v1/tasks/{id}/fail", for_session(failed), methods=["POST"]),
-    Route("/v1/tasks/{id}", for_session(task), methods=["GET"]),
+    ApiRoute("GET", "/v1/who", who),
+    ApiRoute("GET", "/v1/access", access),
+    ApiRoute("GET", "/v1/history", history, "channel", "limit", "before"),
+    ApiRoute("POST", "/v1/join", join, body=Channel),
+    ApiRoute("POST", "/v1/leave", leave, body=Channel),
+    ApiRoute("GET", "/v1/trace", trace, "id"),
+    ApiRoute("POST", "/v1/status", status, body=Presence),
+    ApiRoute("POST", "/v1/control/{service}/{do}", control, "wait", body=dict),
+    ApiRoute("GET", "/v1/tasks", held),
+    ApiRoute("POST", "/v1/tasks/claim", claim, "wait", body=Claim),
+    ApiRoute("POST", "/v1/tasks/{id}/done", done, "wait", body=Done),
+    ApiRoute("POST", "/v1/tasks/{id}/fail", failed, "wait", body=Failed),
+    ApiRoute("GET", "/v1/tasks/{id}", task, "wait"),
 ]
