@@ -36,11 +36,11 @@ from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
 from tidings.store.looking import look
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost
 from tidings.wire.ids import new_id
+from tools.frames import stub_pipeline
 
 
 async def run(terminal: Terminal, *words: str) -> subprocess.CompletedProcess[str]:

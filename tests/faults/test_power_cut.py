@@ -36,7 +36,7 @@ from tidings.host.schema import MIGRATIONS
 from tidings.store import database as module
 from tidings.store.database import Database, Migrations
 from tidings.store.outcomes import Outcome
-from tidings.testing.power import LUCKS, PowerDisk
+from tools.power import LUCKS, PowerDisk
 
 Job = Callable[[sqlite3.Connection], Any]
 Contents = dict[str, list[tuple[Any, ...]]]

@@ -47,7 +47,7 @@ from tidings.failpoints import reach
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
-#: opens a file in a mode of SQLite's ("rw", "ro"); `testing/power.py` has another one
+#: opens a file in a mode of SQLite's ("rw", "ro"); `tests/tools/power.py` has another one
 Connect = Callable[[Path, str], sqlite3.Connection]
 
 #: jobs in one commit
