@@ -37,11 +37,11 @@ from tidings.host.serving import PeerChecked
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
 from tidings.store.looking import look
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost
 from tidings.wire.ids import new_id
+from tools.frames import stub_pipeline
 
 
 async def run(terminal: Terminal, *words: str) -> subprocess.CompletedProcess[str]:

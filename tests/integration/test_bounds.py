@@ -19,12 +19,12 @@ from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes
 from tidings.steward.watcher import Breach, Watcher
-from tidings.testing.attacks import ATTACKS, Attacker
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.security.actor import line
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tools.attacks import ATTACKS, Attacker
 
 MB = 1_000_000
 

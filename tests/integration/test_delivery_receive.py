@@ -21,11 +21,11 @@ from tidings.endpoint.gaps import FrameGap
 from tidings.endpoint.pull import pull
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.steward import backstop
-from tidings.testing.frames import StubPipeline, blocks_of, stub_pipeline
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost, encode_frame
+from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 CHILD = Path(__file__).parent / "delivery_child.py"
 

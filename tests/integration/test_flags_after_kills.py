@@ -10,10 +10,10 @@ import tidings
 from tidings.endpoint import delivery
 from tidings.endpoint.connecting import connect_directly
 from tidings.steward import backstop
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.processes import child
 from tidings.testing.real_space import TEST_PACE, RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 CHILD = Path(__file__).parent / "flags_child.py"
 

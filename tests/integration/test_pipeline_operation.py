@@ -21,11 +21,11 @@ from tidings.space.state import StateBucket
 from tidings.steward import backstop
 from tidings.steward.pipeline_process import PipelineKeeper
 from tidings.steward.status import delivery
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import roster
 from tidings.wire.roster import Backstop
+from tools.frames import stub_pipeline
 
 DAY = 86_400
 

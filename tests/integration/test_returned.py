@@ -14,9 +14,9 @@ from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.steward import backstop, dead_mail
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import TEST_PACE, RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 QUICK = tidings.Retry(attempts=3, first=0.02)
 

@@ -7,9 +7,9 @@ import pytest
 import tidings
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:

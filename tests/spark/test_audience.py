@@ -6,9 +6,9 @@ from pyspark.sql import SparkSession
 
 from tidings.pipeline.audience import MESSAGES, Facts, Rules, deliverable, facts_of, owed
 from tidings.space.fold import Table
-from tidings.testing.generated import generate_log, verify_once
-from tidings.testing.model import Model
 from tidings.wire.subjects import Chat
+from tools.generated import generate_log, verify_once
+from tools.model import Model
 
 LOGS = 24
 

@@ -16,8 +16,8 @@ from tidings.pipeline.job import SpaceTable
 from tidings.pipeline.reading import Place, StreamReader
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Verdict
-from tidings.testing.delivering import delivering, job_settings
 from tidings.testing.real_space import AgentClient, RealSpace
+from tools.delivering import delivering, job_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

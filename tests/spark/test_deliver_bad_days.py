@@ -22,11 +22,11 @@ from tidings.pipeline import planning, pulse
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.keeping import MAILBOX_FRAMES, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.watching import look
-from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.message import MAX_PAYLOAD, Sender, compose
+from tools.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,6 @@ from tidings.pipeline.judging import Deliverable, Judge, NotForMembers, Poison, 
 from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
 from tidings.pipeline.runs import BlockInfo, MadeBlock, cut_blocks
 from tidings.space.fold import Table
-from tidings.testing.generated import GeneratedLog, new_log, seeded_key
 from tidings.wire import signing
 from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.frames import (
@@ -32,6 +31,7 @@ from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Mention, Sender, compose
 from tidings.wire.patterns import covers
 from tidings.wire.rulings import Access, Channel, Link
+from tools.generated import GeneratedLog, new_log, seeded_key
 
 # --- judging ---
 

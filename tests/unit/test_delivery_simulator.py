@@ -16,12 +16,12 @@ from tidings.pipeline.judging import Judge
 from tidings.pipeline.planning import Counter, Plan, Settlement
 from tidings.space.fold import Table
 from tidings.space.rulebook import Rulebook
-from tidings.testing import delivery_ports
-from tidings.testing.delivery import World, simulate
-from tidings.testing.delivery_ports import Mailboxes
-from tidings.testing.delivery_reader import Violation
-from tidings.testing.delivery_space import SimulatedSpace
 from tidings.wire.frames import decode_frame
+from tools import delivery_ports
+from tools.delivery import World, simulate
+from tools.delivery_ports import Mailboxes
+from tools.delivery_reader import Violation
+from tools.delivery_space import SimulatedSpace
 
 CHUNK = 40
 #: a broken rule is found within so many lives
@@ -56,7 +56,7 @@ def test_the_simulated_lives_hold_what_they_are_meant_to() -> None:
 
 
 LIFE = """
-from tidings.testing.delivery import simulate
+from tools.delivery import simulate
 for seed in range(12):
     world = simulate(seed)
     print(seed, len(world.space.stored), world.books.events, world.books.rows)
@@ -65,7 +65,7 @@ for seed in range(12):
 
 def test_a_seed_is_the_same_life_in_every_process() -> None:
     def lived(order_of_sets: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": order_of_sets}
+        environment = {**os.environ, "PYTHONHASHSEED": order_of_sets, "PYTHONPATH": ":".join(sys.path)}
         return subprocess.run([sys.executable, "-c", LIFE], env=environment, text=True, capture_output=True).stdout
 
     first = lived("1")

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from tidings.pipeline.judging import Deliverable, Judge
-from tidings.testing.delivery_space import SimulatedSpace
-from tidings.testing.generated import new_log, verify_once
-from tidings.testing.oracle import Oracle
+from tools.delivery_space import SimulatedSpace
+from tools.generated import new_log, verify_once
+from tools.oracle import Oracle
 
 
 def lived(seed: int) -> tuple[SimulatedSpace, Oracle]:

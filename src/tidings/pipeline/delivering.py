@@ -7,7 +7,7 @@ done: only its floor is still owed. Whoever lost a right to read since the last 
 what lay unread in it becomes debts, to be paid under the new access. The same is done to the fullest mailboxes when all
 of them together have nearly no room left: nobody who is away keeps others from theirs.
 
-The same class runs in the Spark driver and, with ports that crash, in the simulator (`testing/delivery.py`).
+The same class runs in the Spark driver and, with ports that crash, in the simulator (`tests/tools/delivery.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tidings.broker.private_files import check_private
-from tidings.errors import StoreBroken, StoreError, StoreTooNew
+from tidings.errors import StoreBroken, StoreError
 from tidings.store.database import BUSY_MS, Job, Migrations, connect, means_damage
 
 T = TypeVar("T")
@@ -40,8 +40,6 @@ def _check_version(connection: sqlite3.Connection, path: Path, migrations: Migra
         raise StoreBroken(
             f"{path} is not a database of Tidings: move it away, or set TIDINGS_HOME to another directory"
         )
-    known = len(migrations.steps)
-    if version > known:
-        raise StoreTooNew(f"{path} has version {version}, this Tidings knows {known}: use the Tidings that wrote it")
-    if version < known:
-        raise StoreError(f"{path} has version {version}, this Tidings needs {known}: `tidings host up` renews it")
+    if migrations.lacking(path, version):
+        needed = migrations.newest
+        raise StoreError(f"{path} has version {version}, this Tidings needs {needed}: `tidings host up` renews it")

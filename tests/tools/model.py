@@ -3,7 +3,7 @@
 `Model` replays the whole list from the start for every question and shares nothing with `space/` but the decoding
 and the signatures of the wire: own subjects, own cover matching, no index and no history. It is slow and meant to
 be obviously right. `space/fold.py` must agree with it at every sequence of every generated log
-(`testing/generated.py`).
+(`generated.py`).
 """
 
 from __future__ import annotations

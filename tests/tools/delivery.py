@@ -13,10 +13,10 @@ import random
 from tidings.pipeline.delivering import Batch, Deliverer, resume_counters
 from tidings.pipeline.judging import Deliverable, Judge, Judgement
 from tidings.pipeline.runs import BlockInfo, cut_blocks
-from tidings.testing.delivery_ports import MAILBOX_FRAMES, Books, Crash, Fate, Mailboxes
-from tidings.testing.delivery_reader import Reader, Violation
-from tidings.testing.delivery_space import SimulatedSpace
-from tidings.testing.generated import new_log
+from tools.delivery_ports import MAILBOX_FRAMES, Books, Crash, Fate, Mailboxes
+from tools.delivery_reader import Reader, Violation
+from tools.delivery_space import SimulatedSpace
+from tools.generated import new_log
 
 
 class World:

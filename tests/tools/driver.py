@@ -1,7 +1,7 @@
 """The pipeline's process without the seconds of a JVM of its own, for tests that kill it.
 
     with gateway(spark) as way:
-        async with child("-m", "tidings.testing.driver", *arguments, more=way, failpoint="deliver.frame:kill"): ...
+        async with child("-m", "tools.driver", *arguments, more=way, failpoint="deliver.frame:kill"): ...
 
 It is `tidings.pipeline.child` word for word, with its own interpreter, connections, lease, tables and failpoints; only
 the JVM is the one of the session that was given, through a gateway server of its own so that neither process is called
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 
+import tidings
 from tidings.pipeline import child
 
 if TYPE_CHECKING:
@@ -30,12 +32,16 @@ def gateway(spark: SparkSession) -> Iterator[dict[str, str]]:
     server = jvm.org.apache.spark.api.python.Py4JServer(spark.sparkContext._jsc.sc().conf())
     server.start()
     try:
-        yield {"PYSPARK_GATEWAY_PORT": str(server.getListeningPort()), "PYSPARK_GATEWAY_SECRET": server.secret()}
+        yield {
+            "PYSPARK_GATEWAY_PORT": str(server.getListeningPort()),
+            "PYSPARK_GATEWAY_SECRET": server.secret(),
+            "PYTHONPATH": f"{Path(tidings.__file__).parents[1]}:{Path(__file__).parents[1]}",
+        }
     finally:
         server.shutdown()
 
 
-def _running_context(self: SparkContext, jconf: Any) -> Any:  # noqa: ARG001  Spark's signature
+def _running_context(self: SparkContext, jconf: Any) -> Any:
     jvm: Any = self._jvm
     return jvm.JavaSparkContext.fromSparkContext(jvm.org.apache.spark.SparkContext.getOrCreate())
 

@@ -1,4 +1,4 @@
-"""An agent of the demonstration as a process of its own: `python -m tidings.cli.demo_agent HOME SPACE NAME STATE`.
+"""An agent of the demonstration as a process of its own: `python -m tidings.demo.agent HOME SPACE NAME STATE`.
 
 It hears a channel and its mail, and works as a reviewer. Each thing it does is a line of JSON on standard output. What
 begins with "hold this" it keeps in hand, unsettled, as if it were thinking, unless it comes again.

@@ -1,6 +1,6 @@
 """The oracle: who is owed what, recomputed from the records of a log and from nothing else.
 
-It replays the log with the naive model (`testing/model.py`), so it shares no rule with the pipeline it judges.
+It replays the log with the naive model (`model.py`), so it shares no rule with the pipeline it judges.
 Signatures of messages are not its business, as they are not the pipeline's; what does not parse is owed to nobody.
 `read_log` gets the records of a real space.
 
@@ -17,11 +17,11 @@ from tidings.errors import WireError
 from tidings.pipeline.judging import Stored
 from tidings.pipeline.reading import Missing, Place, StreamReader
 from tidings.space.fold import LogRecord
-from tidings.testing import model
 from tidings.wire import message as wire_message
 from tidings.wire import rulings
 from tidings.wire.headers import Fields, Headers, refused_headers, values_of
 from tidings.wire.message import MAX_PAYLOAD, Message
+from tools import model
 
 Verify = Callable[[str | None, str, str, str, bytes], bool]
 

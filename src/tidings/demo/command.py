@@ -50,7 +50,7 @@ def demo(
 
       tidings demo --no-pipeline         quicker: without Spark, and without those who are away
     """
-    from tidings.cli.story import heading, tell
+    from tidings.demo.story import heading, tell
 
     wanted = not no_pipeline and place(None, None).settings.switch("pipeline")
     root = Path(tempfile.mkdtemp(prefix="tidings-demo-"))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tidings.testing.delivery_ports import Books, Mailbox
-from tidings.testing.delivery_space import SimulatedSpace, addressed
 from tidings.wire.frames import Lost, decode_frame, open_block
+from tools.delivery_ports import Books, Mailbox
+from tools.delivery_space import SimulatedSpace, addressed
 
 
 class Violation(AssertionError):

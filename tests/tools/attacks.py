@@ -1,6 +1,6 @@
 """What one agent can do to its neighbours: floods by a raw client, bounded, each a process of its own.
 
-    python -m tidings.testing.attacks connections --url U --space S --creds FILE --seconds 6
+    python tests/tools/attacks.py connections --url U --space S --creds FILE --seconds 6
 
 Blocking sockets and protocol lines made once, so that the attacker costs the machine little and the space much. An
 attack ends by itself after its seconds, or when nobody lets it in any more; it says on standard output what it did.

@@ -4,7 +4,7 @@
         await job.caught_up()
 
 `Mailbox` reads what an owner was handed, the way an endpoint would, and `owed` says from the log alone what it should
-have been: `testing/model.py` knows nothing of the pipeline.
+have been: `model.py` knows nothing of the pipeline.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tidings.broker.acks import ACK
 from tidings.endpoint.pull import pull
 from tidings.pipeline.job import DeliverJob, JobSettings
 from tidings.space.log import log_record
-from tidings.testing import model
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Frame, Kept, decode_frame, open_block
+from tools import model
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ class RunningJob:
     def _run(self) -> None:
         try:
             self.job.run()
-        except BaseException as error:  # noqa: BLE001  the test looks at it
+        except BaseException as error:
             self.failure = error
 
     def start(self) -> None:

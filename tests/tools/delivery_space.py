@@ -2,7 +2,7 @@
 
 `SimulatedSpace.step` is one thing that happens: messages good and poisoned, joins, leaves, access that widens, narrows
 or ends, classes that change, links. Whom a message is owed to is decided when it is written, by the naive model
-(`testing/model.py`), and nothing later changes it. It knows nothing of batches, mailboxes and readers.
+(`model.py`), and nothing later changes it. It knows nothing of batches, mailboxes and readers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from tidings.pipeline.judging import ORIGIN_HEADER, Stored
 from tidings.space.fold import LogRecord, Table
-from tidings.testing import model
-from tidings.testing.generated import GeneratedLog, seeded_key, verify_once
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import ACCOUNT
 from tidings.wire.message import Mention, Message, Sender, compose
 from tidings.wire.rulings import Access, Channel, Defaults, Link, Space
+from tools import model
+from tools.generated import GeneratedLog, seeded_key, verify_once
 
 FAKE_SIGNATURE = "A" * 88
 LINKS = ("east", "west")

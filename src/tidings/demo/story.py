@@ -29,7 +29,7 @@ BEFORE = "nobody but me is here yet"
 
 async def tell(home: SpaceHome, *, durable: bool) -> None:
     """The whole story; with `durable` also what needs the pipeline, which starts while the rest is told."""
-    from tidings.cli.away import Away, Phases
+    from tidings.demo.away import Away, Phases
 
     phases = Phases(home)
     following = asyncio.create_task(phases.follow()) if durable else None
@@ -125,7 +125,7 @@ async def _talk(home: SpaceHome) -> None:
     from tidings.testing.processes import child
 
     state = home.run / "bob.state"
-    bob = ("-m", "tidings.cli.demo_agent", home.home, home.name, "bob", state)
+    bob = ("-m", "tidings.demo.agent", home.home, home.name, "bob", state)
     async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
         heading("Two agents talk: to a channel, to one agent, to a role. bob is a process of its own")
         await ada.send("general", BEFORE)
