@@ -20,9 +20,10 @@ from pyspark.sql import SparkSession
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.broker.blocking import WorkerConnection
-from tidings.pipeline.reading import Missing, Place, StreamReader
+from tidings.broker.records import Missing
 from tidings.pipeline.session import SessionSettings, start_session
 from tidings.pipeline.source import NatsSource
+from tidings.pipeline.stream_reader import Place, StreamReader
 from tidings.wire.headers import encode_headers
 from tidings.wire.ids import new_id
 

@@ -13,7 +13,7 @@ from tidings.broker import grants, jwt, private_files
 from tidings.broker.client import connect
 from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked, BrokerUnreachable
-from tidings.pipeline.reading import Place, StreamReader
+from tidings.pipeline.stream_reader import Place, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, migrate
 from tidings.testing.real_space import RealSpace, real_space

@@ -13,7 +13,7 @@ from tidings.broker.keyring import Keyring
 from tidings.errors import TidingsError
 from tidings.pipeline import delivering as rules
 from tidings.pipeline.job import SpaceTable
-from tidings.pipeline.reading import Place, StreamReader
+from tidings.pipeline.stream_reader import Place, StreamReader
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Verdict
 from tidings.testing.delivering import delivering, job_settings

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.pipeline.debts import EVENT_KINDS, DebtEvent, Debts
-from tidings.pipeline.judging import Deliverable, Judge, NotForMembers, Poison, Stored, Void
+from tidings.pipeline.judging import Deliverable, Judge, NotForMembers, Poison, Void
 from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
 from tidings.pipeline.runs import BlockInfo, MadeBlock, cut_blocks
 from tidings.space.fold import Table
@@ -54,11 +55,11 @@ class Scene:
         self.judge = Judge(self.log.subjects, self.table.rules)
         self.message = compose(Sender(self.ada, "ada"), text="hello")
 
-    def record(self, subject: str = "", payload: bytes | None = None, headers: bytes | None = None) -> Stored:
+    def record(self, subject: str = "", payload: bytes | None = None, headers: bytes | None = None) -> StoredRecord:
         body = self.message.raw if payload is None else payload
         signature = signing.sign(self.key, self.log.space_id, "chat", "general", body)
         block = encode_headers([("Td-Sig", signature)]) if headers is None else headers
-        return Stored(9, 1, subject or self.log.subjects.chat(self.ada, "general"), block, body)
+        return StoredRecord(9, 1, subject or self.log.subjects.chat(self.ada, "general"), block, body)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_the_pipeline_refuses_what_every_reader_refuses_but_for_the_signature(
     record = scene.record(payload=payload) if signed else scene.record(payload=payload, headers=block)
     judged = scene.judge.judge(record)
     try:
-        fields = Headers.parse(record.headers or b"NATS/1.0\r\n\r\n").fields
+        fields = Headers.parse(record.own_block or b"NATS/1.0\r\n\r\n").fields
     except WireError:  # no reader gets as far as to ask
         assert isinstance(judged, Poison)
         assert judged.reason == "header"

@@ -15,7 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidings.pipeline.judging import Deliverable, Judge, Poison, Stored, Void
+from tidings.broker.records import StoredRecord
+from tidings.pipeline.judging import Deliverable, Judge, Poison, Void
 from tidings.pipeline.runs import BlockInfo, Cuts, MadeBlock, cut_blocks
 from tidings.space.rulebook import Rulebook
 from tidings.wire.subjects import Subjects
@@ -91,7 +92,7 @@ def _rows(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         yield ("part", None, seen[0], seen[1], seen[2], None, None)
 
 
-def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int]) -> Iterator[Stored]:
+def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int]) -> Iterator[StoredRecord]:
     for batch in batches:
         columns = [
             batch.column(name).to_pylist() for name in ("seq", "time_ns", "subject", "headers", "data", "missing")
@@ -100,7 +101,7 @@ def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int
             seen[0] = seen[0] or seq
             seen[1] = missing or seq
             if missing is None:
-                yield Stored(seq, time_ns, subject, headers, data)
+                yield StoredRecord(seq, time_ns, subject, headers, data)
             else:
                 aside.append(("missing", None, seq, missing, missing - seq + 1, None, None))
 

@@ -22,25 +22,34 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from tidings.broker.blocking import KeptConnection, WorkerConnection
-from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError, UnhealthyError
+from tidings.broker.blocking import BlockingJetStream, WorkerConnection
+from tidings.broker.records import StoredRecord
+from tidings.errors import (
+    ConflictError,
+    LeaseHeld,
+    LeaseLost,
+    OutcomeUnknown,
+    TidingsError,
+    UnhealthyError,
+    UnreachableError,
+)
+from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.pulse import SILENT, STUCK, Pulse
-from tidings.pipeline.reading import Place, StreamReader
 from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
+from tidings.pipeline.stream_reader import Place, StreamReader
 from tidings.space.fold import Table
+from tidings.space.lease import DeliverLease
 from tidings.space.log import log_record
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
+from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -113,12 +122,8 @@ class SpaceTable:
             return
         filters = self._subjects.ruling_filters()
         news = [record for each in filters for record in self._reader.read(after + 1, head, each)]
-        for record in sorted((r for r in news if isinstance(r, Stored)), key=lambda record: record.seq):
-            self.table.apply(log_record(_as_stored(record)))
-
-
-def _as_stored(record: Stored) -> StoredRecord:
-    return StoredRecord(record.seq, record.time_ns, record.subject, record.headers, record.payload)
+        for record in sorted((r for r in news if isinstance(r, StoredRecord)), key=lambda record: record.seq):
+            self.table.apply(log_record(record))
 
 
 class Beat:
@@ -173,15 +178,15 @@ class Beat:
 class Mailboxes:
     """The outlet of the deliverer: frames to DLV under the lease."""
 
-    def __init__(self, keeper: Keeper, lease: DeliverLease, line: KeptConnection, epoch: str) -> None:
-        self._keeper, self._lease, self._line, self._epoch = keeper, lease, line, epoch
+    def __init__(self, state: BrokerState, lease: DeliverLease, js: BlockingJetStream, epoch: str) -> None:
+        self._state, self._lease, self._js, self._epoch = state, lease, js, epoch
         self.blocks: Sequence[MadeBlock] = ()
         self.head = 0
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
         assert len(blocks) == len(self.blocks)
         lanes = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
-        return acknowledged(publish_in_order(self._line.live(), lanes, self._lease.fence))
+        return acknowledged(publish_in_order(self._js.connection, lanes, self._lease.fence))
 
     def _outgoing(self, frame: FramePlan) -> Outgoing:
         data = encode_frame(
@@ -193,23 +198,23 @@ class Mailboxes:
             prev=frame.prev,
             lost=frame.lost,
         )
-        subject = self._keeper.subjects.delivery(frame.owner)
+        subject = self._state.subjects.delivery(frame.owner)
         return Outgoing(subject, frame_id(data), data, ((HEAD_HEADER, str(self.head)),))
 
     def empty(self, owner: str) -> Emptied:
-        return self._keeper.empty(owner)
+        return self._state.empty(owner)
 
     def noted(self) -> Iterable[str]:
-        return self._keeper.noted()
+        return self._state.noted()
 
     def crowding(self) -> Iterable[str]:
-        return self._keeper.crowding()
+        return self._state.crowding()
 
     def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
-        self._keeper.forget_emptied(emptied)
+        self._state.forget_emptied(emptied)
 
     def rooms(self, owners: Iterable[str]) -> Mapping[str, int]:
-        return self._keeper.rooms(owners)
+        return self._state.rooms(owners)
 
 
 class SparkEnded(UnhealthyError):
@@ -267,47 +272,51 @@ class DeliverJob:
     # --- one life of the query ---
 
     def _run_once(self) -> None:
-        line, publishing, beating = (self._line(name) for name in ("deliver", "deliver-frames", "deliver-beat"))
+        asking, publishing, beating = (self._js(name) for name in ("deliver", "deliver-frames", "deliver-beat"))
         reader = StreamReader(Place(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read"))
         try:
-            keeper = Keeper(line, self.subjects)
-            lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
+            state = BrokerState(asking, self.subjects)
+            lease = DeliverLease(beating, self.subjects, ttl=self.settings.lease_ttl)
             lease.take()
             beat = Beat(lease, self._on_stuck)
             try:
-                self._prepare(keeper, lease, publishing, reader)
+                self._prepare(state, lease, publishing, reader)
                 self._stream(beat)
             finally:
                 beat.end()
-                with suppress(LeaseLost, ConnectionLost):  # nobody is there to hear it, or somebody else has it
+                with suppress(
+                    LeaseLost, UnreachableError, OutcomeUnknown
+                ):  # nobody is there to hear it, or somebody else has it
                     lease.release()
         finally:
-            for each in (line, publishing, beating):
+            for each in (asking, publishing, beating):
                 each.close()
             reader.close()
 
-    def _line(self, name: str) -> KeptConnection:
+    def _js(self, name: str) -> BlockingJetStream:
         creds = Path(self.settings.creds)
-        return KeptConnection(lambda: WorkerConnection.open(self.settings.url, creds, name=f"tidings-{name}"))
+        return BlockingJetStream(lambda: WorkerConnection.open(self.settings.url, creds, name=f"tidings-{name}"))
 
-    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: KeptConnection, reader: StreamReader) -> None:
+    def _prepare(
+        self, state: BrokerState, lease: DeliverLease, publishing: BlockingJetStream, reader: StreamReader
+    ) -> None:
         epoch = offset_at(reader, 0)["epoch"]
-        floors = DeliverFloor(keeper, lease, epoch)
+        floors = DeliverFloor(state, lease, epoch)
         self._put_damaged_checkpoint_aside()
         rewound = self._rewind(reader, floors, epoch)
         known = floors.read()
         self.start = int(known["seq"]) if known else 0
         paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
         self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
-        self.reader, self.keeper = reader, keeper
-        entry = keeper.get("floor.log")
+        self.reader, self.state = reader, state
+        entry = state.get(StateKey.LOG_FLOOR)
         self.folded = SpaceTable(reader, self.settings, min(int(entry.value["seq"]) if entry else 0, self.start))
         head = reader.state().last
         self.folded.advance(head)
         through, last_head = self.ledger.reached(), self.ledger.last_head()
         if not through:  # a new checkpoint: what was seen beyond its start is seen again
             last_head = min(last_head, self.start)
-        self.outlet = Mailboxes(keeper, lease, publishing, epoch)
+        self.outlet = Mailboxes(state, lease, publishing, epoch)
         offsets = self.checkpoint.offsets()
         self._cuts_from = int(offsets[-2]["seq"]) if len(offsets) > 1 else 0
         debts = self.ledger.load_debts()
@@ -319,11 +328,11 @@ class DeliverJob:
             counters=resume_counters(self.ledger.last_frames(), debts),
             last_head=last_head,
             floor=max(self.start, through),
-            cap=min(BATCH_BYTES, keeper.delivery_budget() // 4),
+            cap=min(BATCH_BYTES, state.delivery_budget() // 4),
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
-            at = keeper.delivered_through()
+            at = state.delivered_through()
             self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}@{at}", at)
 
     def _put_damaged_checkpoint_aside(self) -> None:
@@ -506,7 +515,7 @@ class DeliverJob:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            entry = self.keeper.get(FIGURES_KEY)
+            entry = self.state.get(StateKey.DELIVER_FIGURES)
             last, floor = self.reader.state().last, self.deliverer.floor
             oldest = self.reader.following(">", floor + 1) if last > floor else None
             said = {
@@ -519,6 +528,6 @@ class DeliverJob:
                 **{name: getattr(self.tally, name) for name in Tally.__dataclass_fields__},
             }
             with suppress(ConflictError):  # a report that is lost costs nothing; the next one comes in a second
-                self.keeper.put(FIGURES_KEY, said, entry.revision if entry else 0)
+                self.state.put(StateKey.DELIVER_FIGURES, said, entry.revision if entry else 0)
         finally:
             self._lock.release()

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tidings.broker.answers import EPOCH_KEY
+from tidings.broker.jetstream_api import EPOCH_KEY
+from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import LogGap, LogRegressed, UsageError
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.reading import Missing, Page, Place, StreamReader
 from tidings.pipeline.sink import NatsStreamWriter, NatsWriter, SinkOptions
+from tidings.pipeline.stream_reader import Place, StreamReader
 
 SCHEMA = "seq bigint, time timestamp, time_ns bigint, subject string, headers binary, data binary, missing bigint"
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
@@ -161,7 +161,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reader(self) -> StreamReader:
         if self._reader is None:
             self._reader = StreamReader(self.options.place)
-            self._reader.keep_alive(self.options.keep_alive)
+            self._reader.js.keep_alive(self.options.keep_alive)
         return self._reader
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -193,9 +193,9 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _last_after_checking(self, start: Mapping[str, Any]) -> int:
         """The last sequence; after every new connection only once the record at `start` is known to be the same."""
         state = self.reader.state()
-        if self._checked != self.reader.generation:
+        if self._checked != self.reader.js.generation:
             check_mark(self.reader, start)
-            self._checked = self.reader.generation
+            self._checked = self.reader.js.generation
             state = self.reader.state()
         if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
             raise LogRegressed(
@@ -230,7 +230,7 @@ def offset_at(reader: StreamReader, seq: int) -> dict[str, Any]:
     return {"epoch": state.metadata.get(EPOCH_KEY, state.created), "seq": seq, "mark": mark_of(reader.at(seq))}
 
 
-def mark_of(record: Stored | None) -> str:
+def mark_of(record: StoredRecord | None) -> str:
     """What tells a record from another at the same sequence. Empty for a record that is gone."""
     return "" if record is None else f"{record.time_ns}"
 
@@ -296,7 +296,7 @@ def _arrow(page: Page) -> pa.RecordBatch:
         pc.divide(times, 1_000).cast(_MICROSECONDS),
         times,
         pa.array(page.subjects, pa.string()),
-        pa.array(page.headers, pa.binary()),
+        pa.array(page.own_blocks, pa.binary()),
         pa.array(page.payloads, pa.binary()),
         pa.nulls(len(page.seqs), pa.int64()),
     ]
