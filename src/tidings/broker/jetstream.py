@@ -72,28 +72,23 @@ class JetStream:
         finally:
             await subscription.unsubscribe()
 
-    # --- the calls by name ---
+    # --- the calls of `jetstream_api` by name ---
 
     async def api(self, operation: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
-        """One `$JS.API` request; raises ApiError for the server's errors, OutcomeUnknown if nothing came back."""
         return await self.run(api.api(operation, body, timeout=timeout))
 
     async def publish(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, timeout: float | None = None
     ) -> int:
-        """Publish and wait for the acknowledgement; the answer is the sequence."""
         return await self.run(api.publish(subject, payload, headers, timeout=timeout))
 
     async def last(self, stream: str, subject: str) -> StoredRecord | None:
-        """The newest record of one subject, read from the leader."""
         return await self.run(api.last(stream, subject))
 
     async def at(self, stream: str, seq: int) -> StoredRecord | None:
-        """The record at a sequence, read from the leader."""
         return await self.run(api.at(stream, seq))
 
     async def following(self, stream: str, subject_filter: str, seq: int) -> StoredRecord | None:
-        """The first record of a filter at or after a sequence, read from the leader."""
         return await self.run(api.following(stream, subject_filter, seq))
 
     async def info(self, stream: str) -> dict[str, Any]:
@@ -104,17 +99,14 @@ class JetStream:
         return list(await self.counts_of(stream, subject_filter))
 
     async def counts_of(self, stream: str, subject_filter: str) -> dict[str, int]:
-        """The subjects of a filter that have records now, and how many each has."""
         return await self.run(api.counts_of(stream, subject_filter))
 
     async def first_after(self, stream: str, subject_filter: str, when: datetime) -> int | None:
-        """The sequence of the first record of `subject_filter` at or after `when`."""
         return await self.run(api.first_after(stream, subject_filter, when))
 
     async def purge(
         self, stream: str, *, subject_filter: str, below: int | None = None, keep: int | None = None
     ) -> int:
-        """Remove records of a filter below a sequence, or all but the newest `keep`. Answers how many went."""
         return await self.run(api.purge(stream, subject_filter=subject_filter, below=below, keep=keep))
 
     async def read(

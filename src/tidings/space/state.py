@@ -70,9 +70,7 @@ class StateBucket:
         return await self.js.run(self._api.get(key))
 
     async def under(self, prefix: str) -> dict[str, Entry]:
-        """Every key `<prefix>.<token>` with its value; one round trip for each, so for few keys."""
         return await self.js.run(self._api.under(prefix))
 
     async def put(self, key: str, value: Mapping[str, Any], revision: int) -> int:
-        """Write if the key is still at `revision` (0: does not exist). Answers the new revision."""
         return await self.js.run(self._api.put(key, value, revision))

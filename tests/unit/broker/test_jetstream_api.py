@@ -1,7 +1,7 @@
 """The steps of JetStream, answered from memory: what is asked, what answers mean, what a failure leaves open."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pytest
