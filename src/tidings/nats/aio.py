@@ -9,7 +9,6 @@ is closed, subscribes again, and then says so; it repeats nothing that was asked
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import ssl
 from collections import deque
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from tidings.backoff import Backoff
 from tidings.nats.address import Address, parse_addresses
 from tidings.nats.core import ANSWERS, Auth, Complaint, Core, Event, Info, Msg, Pong, anonymous, header_block
 from tidings.nats.errors import (
@@ -39,7 +39,7 @@ HIGH_WATER = 1 << 20
 PENDING_BYTES = 64 << 20
 #: the server sends nothing for a while: after so many unanswered pings it is given up
 UNANSWERED_PINGS = 2
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+RECONNECT = Backoff(0.1, 1.0, jitter=0.5)
 #: refusals of our credential in a row after which a connection that reconnects is closed for good
 REFUSED_AT_MOST = 2
 CLOSE_WITHIN = 1.0
@@ -570,7 +570,7 @@ class Connection:
             self._end(socket.error)
 
     async def _come_back(self) -> None:
-        pause, refused = FIRST_PAUSE, 0
+        delays, refused = RECONNECT.delays(), 0
         while not self._closed:
             try:
                 await self._open_any(timeout=2.0)
@@ -584,8 +584,7 @@ class Connection:
             else:
                 self._on_reconnected()
                 return
-            await asyncio.sleep(random.uniform(pause / 2, pause))
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     async def _until_back(self) -> None:
         await self._back.wait()
