@@ -254,3 +254,18 @@ def _kind(text: str) -> EventKind:
 def append_events(path: str, events: Sequence[DebtEvent], *, writer: str) -> None:
     rows = [asdict(event) | {"writer": writer} for event in events]
     write_deltalake(path, pa.Table.from_pylist(rows, schema=DEBTS), mode="append")
+
+
+def open_debts(path: str) -> Debts:
+    """The debts as the table has them, for people; none if there is no table yet."""
+    return Debts.of(read_events(DeltaTable(path)) if DeltaTable.is_deltatable(path) else [])
+
+
+def quarantined(path: str, count: int) -> list[dict[str, Any]]:
+    """The newest poisoned records. A lost checkpoint may have made a batch write its rows again: each counts once."""
+    if not DeltaTable.is_deltatable(path):
+        return []
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    once = {(row["epoch"], row["seq"]): row for row in sorted(rows, key=lambda row: -int(row["at_ns"]))}
+    newest = sorted(once.values(), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)[:count]
+    return [{**{k: v for k, v in row.items() if k != "at_ns"}, "at": row["at_ns"] / 1e9} for row in newest]
