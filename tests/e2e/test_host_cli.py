@@ -35,7 +35,7 @@ from tidings.host.daemon import lock_path
 from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

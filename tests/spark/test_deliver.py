@@ -11,7 +11,7 @@ from tidings.broker import jwt
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.keyring import Keyring
 from tidings.errors import TidingsError
-from tidings.pipeline import delivering as rules
+from tidings.pipeline import deliverer as rules
 from tidings.pipeline.job import SpaceTable
 from tidings.pipeline.stream_reader import Place, StreamReader
 from tidings.space.agents import AgentFile

@@ -16,12 +16,12 @@ from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, ot
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
-from tidings.pipeline import delivering as rules
+from tidings.pipeline import deliverer as rules
+from tidings.pipeline import heartbeat, planning
 from tidings.pipeline import job as jobs
-from tidings.pipeline import planning, pulse
 from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
 from tidings.pipeline.job import DeliverJob
-from tidings.pipeline.watching import look
+from tidings.pipeline.status import look
 from tidings.space.lease import DeliverLease
 from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 from tidings.testing.proxy import fault_proxy
@@ -418,7 +418,7 @@ async def test_nobody_says_that_delivery_runs_while_the_jvm_is_stopped_and_it_go
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "SILENT", 0.5)
-    monkeypatch.setattr(pulse, "EVERY", 0.1)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidings.pipeline import pulse
+from tidings.pipeline import heartbeat
 from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.pulse import Pulse
+from tidings.pipeline.heartbeat import Pulse
 
 OFFSET = 'v1\n{"batchWatermarkMs":0}\n{"epoch":"e","seq":7,"mark":"m"}'
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -61,7 +61,7 @@ def test_one_that_is_put_aside_is_kept_and_the_next_is_new(sound: Checkpoint) ->
 
 
 def test_whoever_does_not_answer_is_silent_ever_longer_and_whoever_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.001)
     asked, answers = threading.Event(), threading.Event()
 
     def ask() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
+from tidings.pipeline.blocks import BlockInfo, MadeBlock, cut_blocks
+from tidings.pipeline.classify import Deliverable, Judge, NotForMembers, Poison, Void
 from tidings.pipeline.debts import EVENT_KINDS, DebtEvent, Debts
-from tidings.pipeline.judging import Deliverable, Judge, NotForMembers, Poison, Void
 from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
-from tidings.pipeline.runs import BlockInfo, MadeBlock, cut_blocks
 from tidings.space.fold import Table
 from tidings.testing.generated import GeneratedLog, new_log, seeded_key
 from tidings.wire import signing

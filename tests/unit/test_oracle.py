@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tidings.pipeline.judging import Deliverable, Judge
+from tidings.pipeline.classify import Deliverable, Judge
 from tidings.testing.delivery_space import SimulatedSpace
 from tidings.testing.generated import new_log, verify_once
 from tidings.testing.oracle import Oracle

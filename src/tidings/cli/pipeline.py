@@ -241,7 +241,7 @@ def _names(where: Place) -> dict[str, str]:
 
 def _floor(where: Place) -> int | None:
     """How far delivery is, if the broker answers."""
-    from tidings.pipeline.watching import look
+    from tidings.pipeline.status import look
 
     try:
         return look(where.home).floor
@@ -269,7 +269,7 @@ def cancel_debt(
 
       tidings pipeline cancel-debt bob general --why "bob was rebuilt" --yes
     """
-    from tidings.pipeline.watching import look
+    from tidings.pipeline.status import look
 
     where = place(space, home)
     with _tables(where, checkpoint, None) as paths:

@@ -180,7 +180,7 @@ def _facts_of(job: Job) -> Facts:
 
 
 async def _through_host(session: Session, role: str) -> AsyncGenerator[Held, None]:
-    from tidings.broker.ending import end_tasks
+    from tidings.broker.aio import end_tasks
 
     living = asyncio.create_task(_say_that_we_live(session))
     try:

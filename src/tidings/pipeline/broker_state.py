@@ -13,7 +13,7 @@ from typing import Any
 from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream
 from tidings.errors import ConflictError, LeaseLost
-from tidings.pipeline.delivering import Emptied
+from tidings.pipeline.deliverer import Emptied
 from tidings.space.lease import DeliverLease
 from tidings.space.state import Entry, StateApi
 from tidings.wire.state_keys import StateKey

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidings.broker.records import StoredRecord
-from tidings.pipeline.judging import Deliverable, Judge, Poison, Void
-from tidings.pipeline.runs import BlockInfo, Cuts, MadeBlock, cut_blocks
+from tidings.pipeline.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
+from tidings.pipeline.classify import Deliverable, Judge, Poison, Void
 from tidings.space.rulebook import Rulebook
 from tidings.wire.subjects import Subjects
 

@@ -33,15 +33,15 @@ from tidings.errors import (
     UnhealthyError,
     UnreachableError,
 )
+from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
+from tidings.pipeline.deliverer import Batch, Deliverer, Emptied, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
+from tidings.pipeline.heartbeat import SILENT, STUCK, Pulse
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
-from tidings.pipeline.pulse import SILENT, STUCK, Pulse
-from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.pipeline.stream_reader import Place, StreamReader

@@ -21,9 +21,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from tidings.errors import ConflictError
+from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
-from tidings.pipeline.delivering import Batch
-from tidings.pipeline.judging import Poison
+from tidings.pipeline.deliverer import Batch
 from tidings.pipeline.planning import Counter, Delivered
 
 DELIVERIES = pa.schema(

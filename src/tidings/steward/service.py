@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.disk import DiskReserve
-from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import NO_STREAM, ApiError
 from tidings.broker.private_files import read_private

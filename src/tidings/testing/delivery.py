@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 
-from tidings.pipeline.delivering import Batch, Deliverer, resume_counters
-from tidings.pipeline.judging import Deliverable, Judge, Judgement
-from tidings.pipeline.runs import BlockInfo, cut_blocks
+from tidings.pipeline.blocks import BlockInfo, cut_blocks
+from tidings.pipeline.classify import Deliverable, Judge, Judgement
+from tidings.pipeline.deliverer import Batch, Deliverer, resume_counters
 from tidings.testing.delivery_ports import MAILBOX_FRAMES, Books, Crash, Fate, Mailboxes
 from tidings.testing.delivery_reader import Reader, Violation
 from tidings.testing.delivery_space import SimulatedSpace

@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.delivering import Batch, Emptied
+from tidings.pipeline.deliverer import Batch, Emptied
 from tidings.pipeline.planning import Counter, Delivered, Plan
-from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.wire.frames import encode_frame, frame_id
 
 EPOCH = "epoch"

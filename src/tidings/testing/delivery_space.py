@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from tidings.broker.records import StoredRecord
-from tidings.pipeline.judging import ORIGIN_HEADER
+from tidings.pipeline.classify import ORIGIN_HEADER
 from tidings.space.fold import LogRecord, Table
 from tidings.testing import model
 from tidings.testing.generated import GeneratedLog, seeded_key, verify_once

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidings.failpoints import reach
+from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
 from tidings.pipeline.planning import BATCH_BYTES, Audience, Counter, Delivered, Plan, Settlement, plan, settle
-from tidings.pipeline.runs import BlockInfo
 from tidings.space.fold import Table
 
 #: beyond every sequence

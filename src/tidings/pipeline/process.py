@@ -1,6 +1,6 @@
 """The pipeline as a process of its own: one session, one job, one narrow credential.
 
-    python -m tidings.pipeline.child --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
+    python -m tidings.pipeline.process --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
 
 It opens `space.toml` and `creds/pipeline.creds` and nothing else of the space's secrets. On standard output it says one
 JSON object a line: `{"phase": ...}` while it starts, `{"ready": true}` when the query runs, `{"halted": why}` when it
