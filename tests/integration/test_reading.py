@@ -17,7 +17,7 @@ from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.nats import aio
 from tidings.pipeline.source import NatsStreamReader, SourceOptions
-from tidings.pipeline.stream_reader import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers
 
@@ -40,7 +40,7 @@ def opened() -> Iterator[Opened]:
 @pytest.fixture
 def reader_of(bare: BareServer, opened: Opened) -> Callable[[str], StreamReader]:
     def reader_of(stream: str) -> StreamReader:
-        opened.append(StreamReader(Place(bare.url, None, stream)))
+        opened.append(StreamReader(StreamLocation(bare.url, None, stream)))
         return opened[-1]
 
     return reader_of
@@ -49,8 +49,8 @@ def reader_of(bare: BareServer, opened: Opened) -> Callable[[str], StreamReader]
 @pytest.fixture
 def lagging(bare: BareServer, opened: Opened) -> Callable[..., StreamReader]:
     def lagging(stream: str, seed: int, *, for_ever: bool = False) -> StreamReader:
-        reader = StreamReader(Place(bare.url, None, stream))
-        reader.js = Lagging(reader.place.connect, random.Random(seed), for_ever=for_ever)
+        reader = StreamReader(StreamLocation(bare.url, None, stream))
+        reader.js = Lagging(reader.location.connect, random.Random(seed), for_ever=for_ever)
         opened.append(reader)
         return reader
 

@@ -18,7 +18,6 @@ from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.pipeline import deliverer as rules
 from tidings.pipeline import heartbeat, planning
-from tidings.pipeline import job as jobs
 from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.status import look
@@ -417,7 +416,7 @@ async def test_a_checkpoint_that_spark_would_refuse_is_put_aside_and_said_and_de
 async def test_nobody_says_that_delivery_runs_while_the_jvm_is_stopped_and_it_goes_on_after(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SILENT", 0.5)
+    monkeypatch.setattr(heartbeat, "SILENT", 0.5)
     monkeypatch.setattr(heartbeat, "EVERY", 0.1)
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")

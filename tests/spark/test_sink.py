@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bare import BareServer
 from tidings.broker.records import StoredRecord
-from tidings.pipeline.stream_reader import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.wire.headers import Headers, encode_headers
 
 
 def stored(bare: BareServer, stream: str) -> list[StoredRecord]:
-    reader = StreamReader(Place(bare.url, None, stream))
+    reader = StreamReader(StreamLocation(bare.url, None, stream))
     try:
         items = list(reader.read(1, reader.state().last))
     finally:

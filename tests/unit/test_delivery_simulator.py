@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidings.pipeline import deliverer, planning
-from tidings.pipeline.classify import Judge
+from tidings.pipeline.classify import Classifier
 from tidings.pipeline.debts import Debts
 from tidings.pipeline.deliverer import Deliverer, Emptied
 from tidings.pipeline.planning import Counter, Plan, Settlement
@@ -174,7 +174,7 @@ def a_frame_is_named_by_owner_and_number(patch: Patch) -> None:
 
 
 def forged_headers_are_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Judge, "_fields", lambda *_: ())
+    patch.setattr(Classifier, "_fields", lambda *_: ())
 
 
 def a_payment_is_written_before_it_is_made(patch: Patch) -> None:

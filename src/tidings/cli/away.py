@@ -18,7 +18,7 @@ from tidings.cli import output
 from tidings.errors import UnhealthyError
 
 if TYPE_CHECKING:
-    from tidings.pipeline.status import Delivery
+    from tidings.pipeline.status import DeliveryStatus
     from tidings.space.home import SpaceHome
 
 #: a message on its way, and a pipeline on its way from nothing to the last message
@@ -203,7 +203,7 @@ class Away:
             f"{delivery.behind} records behind, {delivery.debts or 0} debts, {figures['poison']} quarantined"
         )
 
-    async def _reported(self, since: float) -> Delivery:
+    async def _reported(self, since: float) -> DeliveryStatus:
         """It reports between batches, every second or so."""
         from tidings.pipeline.status import look
 

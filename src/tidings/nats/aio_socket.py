@@ -22,7 +22,7 @@ WRITE_NOW = 1 << 16
 HIGH_WATER = 1 << 20
 
 
-class Receiver(Protocol):
+class HasHandler(Protocol):
     """A subscription, as far as a socket knows it."""
 
     @property
@@ -35,7 +35,7 @@ class AioSocket(asyncio.Protocol):
     def __init__(
         self,
         core: Core,
-        subscriptions: Mapping[int, Receiver],
+        subscriptions: Mapping[int, HasHandler],
         *,
         report: Callable[[Exception], None],
         on_lost: Callable[[AioSocket], None],

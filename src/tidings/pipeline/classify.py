@@ -58,17 +58,17 @@ class NotForMembers:
     seq: int
 
 
-Judgement = Deliverable | Poison | Void | NotForMembers
+Classification = Deliverable | Poison | Void | NotForMembers
 
 
-class Judge:
+class Classifier:
     """Judges records of one space. Remembers answers that cannot change between two rulings."""
 
     def __init__(self, subjects: Subjects, rules: Rulebook) -> None:
         self._subjects = subjects
         self._rules = rules
 
-    def judge(self, record: StoredRecord) -> Judgement:
+    def classify(self, record: StoredRecord) -> Classification:
         parsed = self._subjects.parse(record.subject)
         if isinstance(parsed, Ruling):
             return NotForMembers(record.seq)
@@ -107,7 +107,7 @@ class Judge:
         allowed = self._rules.admission_allowed(parsed.link, origin, theirs, parsed.channel, seq)
         return None if allowed else Void(seq, "no link in force admits it")
 
-    def _message(self, record: StoredRecord, parsed: Chat | Via, fields: Fields) -> Judgement:
+    def _message(self, record: StoredRecord, parsed: Chat | Via, fields: Fields) -> Classification:
         try:
             message = wire_message.decode(record.payload)
         except WireError as error:

@@ -36,15 +36,15 @@ from tidings.errors import (
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.deliverer import Batch, Deliverer, Emptied, Figures, resume_counters
-from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
-from tidings.pipeline.heartbeat import SILENT, STUCK, Pulse
+from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Emptied, Figures, resume_counters
+from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_rows, encode_partition
+from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
-from tidings.pipeline.stream_reader import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.fold import Table
 from tidings.space.lease import DeliverLease
 from tidings.space.log import log_record
@@ -124,55 +124,6 @@ class SpaceTable:
         news = [record for each in filters for record in self._reader.read(after + 1, head, each)]
         for record in sorted((r for r in news if isinstance(r, StoredRecord)), key=lambda record: record.seq):
             self.table.apply(log_record(record))
-
-
-class Beat:
-    """Says that the holder of the lease lives, in a thread of its own: a long batch or payment must not look dead."""
-
-    def __init__(self, lease: DeliverLease, on_stuck: Callable[[str], None] = lambda _why: None) -> None:
-        self._lease = lease
-        self._over = False
-        self._due = threading.Event()
-        self._delivers = False
-        #: set while a query runs
-        self.pulse: Pulse | None = None
-        self._on_stuck = on_stuck
-        self._failure: TidingsError | None = None
-        self._thread = threading.Thread(target=self._run, name="deliver-beat", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._due.wait(self._lease.ttl / 3)
-            self._due.clear()
-            if self._over:
-                return
-            self._look()
-            try:
-                self._lease.beat()
-            except TidingsError as error:
-                self._failure = error
-                return
-
-    def _look(self) -> None:
-        silent = self.pulse.silent_for if self.pulse is not None else 0.0
-        self._lease.delivers = self._delivers and silent < SILENT
-        if silent >= STUCK:
-            self._on_stuck(f"the JVM of Spark has not answered for {silent:.0f} s: it is stopped, or hangs")
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def say(self, *, delivers: bool) -> None:
-        """From now on, and at once, every beat says whether a query runs."""
-        self._delivers = delivers
-        self._due.set()
-
-    def end(self) -> None:
-        self._over = True
-        self._due.set()
-        self._thread.join()
 
 
 class Mailboxes:
@@ -273,12 +224,14 @@ class DeliverJob:
 
     def _run_once(self) -> None:
         asking, publishing, beating = (self._js(name) for name in ("deliver", "deliver-frames", "deliver-beat"))
-        reader = StreamReader(Place(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read"))
+        reader = StreamReader(
+            StreamLocation(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read")
+        )
         try:
             state = BrokerState(asking, self.subjects)
             lease = DeliverLease(beating, self.subjects, ttl=self.settings.lease_ttl)
             lease.take()
-            beat = Beat(lease, self._on_stuck)
+            beat = Heartbeat(lease, self._on_stuck)
             try:
                 self._prepare(state, lease, publishing, reader)
                 self._stream(beat)
@@ -367,7 +320,7 @@ class DeliverJob:
         """Tasks of a full batch: as many as run side by side, or workers would wait for one of them."""
         return int(self.spark.sparkContext.defaultParallelism)
 
-    def _stream(self, beat: Beat) -> None:
+    def _stream(self, beat: Heartbeat) -> None:
         frame = (
             self.spark.readStream.format("nats")
             .option("url", self.settings.url)
@@ -386,17 +339,17 @@ class DeliverJob:
             .start()
         )
         self._failure = None
-        pulse = beat.pulse = Pulse(lambda: query.isActive)
+        watchdog = beat.watchdog = JvmWatchdog(lambda: query.isActive)
         beat.say(delivers=True)
         self._on_ready()
         try:
             self._tend(query, beat)
         finally:
-            pulse.end()
+            watchdog.end()
             beat.say(delivers=False)
             query.stop()
 
-    def _tend(self, query: Any, beat: Beat) -> None:
+    def _tend(self, query: Any, beat: Heartbeat) -> None:
         """Pay debts and report until told to stop, the query ends, Spark ends, or the lease is gone."""
         paid = 0.0
         while not self._stopping.wait(min(0.2, self.settings.pay_every)):
@@ -432,7 +385,7 @@ class DeliverJob:
                 encoded = self._encode(frame, self._cuts_from, None)
             self.ledger.write_quarantine(number, encoded.poison)
             self.deliverer.report_missing(self.folded.table, encoded.missing)
-            batch = Batch(number, encoded.first - 1, encoded.last, head)
+            batch = DeliverBatch(number, encoded.first - 1, encoded.last, head)
             self._offer(encoded, head)
             figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
             self._count(encoded, figures, started)
@@ -440,7 +393,7 @@ class DeliverJob:
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         table = self.folded.table
-        rules = Rules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
+        rules = EncodingRules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
         rows = frame.mapInArrow(partial(encode_partition, rules), SCHEMA)
         return decode_rows(rows.toArrow())
 
@@ -472,11 +425,11 @@ class DeliverJob:
             if payment is None:
                 if debts.tellable():
                     self._offer(Encoded.nothing(), head)
-                    self.deliverer.tell(Batch(None, head, head, head), self.folded.table)
+                    self.deliverer.tell(DeliverBatch(None, head, head, head), self.folded.table)
                 return
             encoded = self._read_again(payment.after, payment.through, payment.channels)
             self._offer(encoded, head)
-            batch = Batch(None, payment.after, payment.through, head)
+            batch = DeliverBatch(None, payment.after, payment.through, head)
             blocks = [block.info for block in encoded.blocks]
             figures = self.deliverer.pay(batch, self.folded.table, payment, blocks)
             self.tally.deliveries += figures.deliveries

@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError
 from tidings.errors import ConflictError
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
-from tidings.pipeline.deliverer import Batch
+from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.planning import Counter, Delivered
 
 DELIVERIES = pa.schema(
@@ -157,7 +157,7 @@ class DeltaLedger:
 
     # --- the port of the deliverer ---
 
-    def is_done(self, batch: Batch) -> bool:
+    def is_done(self, batch: DeliverBatch) -> bool:
         return batch.number is not None and self._has(self._deliveries, batch.number)
 
     def _has(self, table: DeltaTable, number: int) -> bool:
@@ -180,7 +180,7 @@ class DeltaLedger:
         self._known |= {event.order for event in news}
         return news
 
-    def write_deliveries(self, batch: Batch, rows: Sequence[Delivered]) -> None:
+    def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None:
         stamp: dict[str, Any] = {
             "batch": -1 if batch.number is None else batch.number,
             "after": batch.after,

@@ -16,7 +16,7 @@ from typing import Any
 from tidings.broker.private_files import check_private
 from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
-from tidings.pipeline.stream_reader import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.space.state import Entry, StateApi
 from tidings.wire import rulings
@@ -34,7 +34,7 @@ REPORTED = ("batches", "messages", "deliveries", "frames", "poison", "void", "mi
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryStatus:
     """What is known of durable delivery in a space."""
 
     running: bool
@@ -56,11 +56,13 @@ class Delivery:
         return asdict(self)
 
 
-def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) -> Delivery:
+def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) -> DeliveryStatus:
     """Ask the broker of a space. Raises what asking it raises."""
     info = home.read_info()
     path = check_private(creds or home.pipeline_creds)
-    reader = StreamReader(Place(url or info.url, str(path), info.subjects.log_stream, "tidings-pipeline-status"))
+    reader = StreamReader(
+        StreamLocation(url or info.url, str(path), info.subjects.log_stream, "tidings-pipeline-status")
+    )
     try:
         head = reader.state().last
         state = StateApi(info.subjects, direct=True)
@@ -76,9 +78,9 @@ def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) 
 
 def _delivery(
     head: int, floor: int, waiting: StoredRecord | None, beaten: Entry | None, reported: Entry | None, now: float
-) -> Delivery:
+) -> DeliveryStatus:
     beat, figures = beaten.value if beaten else {}, reported.value if reported else {}
-    return Delivery(
+    return DeliveryStatus(
         running=_delivers(beaten, now),
         behind=head - floor,
         behind_s=round(max(0.0, now - waiting.time_ns / 1e9), 3) if waiting else 0.0,

@@ -17,7 +17,7 @@ from tidings.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamLocation:
     """Where a stream is, and who says so."""
 
     url: str
@@ -40,19 +40,19 @@ class StreamState:
 class StreamReader:
     """Reads one stream. A lost connection is made again once per question."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.js = BlockingJetStream(place.connect)
+    def __init__(self, location: StreamLocation) -> None:
+        self.location = location
+        self.js = BlockingJetStream(location.connect)
 
     def close(self) -> None:
         self.js.close()
 
     def state(self) -> StreamState:
         try:
-            answer = self.js.run(api.info(self.place.stream))
+            answer = self.js.run(api.info(self.location.stream))
         except ApiError as error:
             if error.err_code == NO_STREAM:
-                raise UsageError(f"there is no stream {self.place.stream!r} at {self.place.url}") from error
+                raise UsageError(f"there is no stream {self.location.stream!r} at {self.location.url}") from error
             raise
         state = answer["state"]
         return StreamState(
@@ -61,15 +61,15 @@ class StreamReader:
 
     def at(self, seq: int) -> StoredRecord | None:
         """The record at a sequence, from the leader."""
-        return self.js.run(api.at(self.place.stream, seq)) if seq > 0 else None
+        return self.js.run(api.at(self.location.stream, seq)) if seq > 0 else None
 
     def following(self, subject: str, seq: int) -> StoredRecord | None:
         """The first record of `subject` at or after a sequence, from the leader."""
-        return self.js.run(api.following(self.place.stream, subject, seq))
+        return self.js.run(api.following(self.location.stream, subject, seq))
 
     def newest(self, subject: str) -> StoredRecord | None:
         """The last record of `subject`, from the leader."""
-        return self.js.run(api.last(self.place.stream, subject))
+        return self.js.run(api.last(self.location.stream, subject))
 
     def read(self, first: int, last: int, subject: str = ">") -> Iterator[StoredRecord | Missing]:
         """Every record of `subject` with first <= seq <= last, in order; with ">" also what is missing between."""
@@ -78,4 +78,4 @@ class StreamReader:
 
     def pages(self, first: int, last: int, subject: str = ">") -> Iterator[Page | Missing]:
         """The same by pages: the records of one are consecutive as far as the leader knows."""
-        return self.js.read(self.place.stream, first, last, subject)
+        return self.js.read(self.location.stream, first, last, subject)

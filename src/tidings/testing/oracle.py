@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tidings.broker.records import Missing, StoredRecord
 from tidings.errors import WireError
-from tidings.pipeline.stream_reader import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.fold import LogRecord
 from tidings.testing import model
 from tidings.wire import message as wire_message
@@ -156,7 +156,7 @@ def _message(stored: StoredRecord, fields: Fields | None) -> Message | None:
         return None
 
 
-def read_log(place: Place, last: int | None = None) -> list[StoredRecord]:
+def read_log(place: StreamLocation, last: int | None = None) -> list[StoredRecord]:
     """Every record of a log that is still there, in order."""
     reader = StreamReader(place)
     try:
