@@ -36,7 +36,7 @@ from tidings.host.schema import MIGRATIONS
 from tidings.host.serving import PeerChecked
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost

@@ -11,7 +11,7 @@ import pytest
 
 import tidings
 from tidings.broker import client as broker
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.broker.private_files import write_private
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError

@@ -14,7 +14,7 @@ import pytest
 
 import tidings
 from tidings.broker.acks import NAK, Delivery
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import delivery, unsettled
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.gaps import FrameGap

@@ -10,7 +10,7 @@ import pytest
 
 import tidings
 from tidings.broker.acks import ACK, Delivery, parse_delivery
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import direct, unsettled
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.pull import pull

@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from tidings.broker.jetstream import JetStream
 from tidings.cli.main import main
 from tidings.errors import AuthRevoked
+from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.judging import Poison
-from tidings.pipeline.watching import look
+from tidings.pipeline.status import look
 from tidings.space.home import SpaceHome
 from tidings.space.state import StateBucket
 from tidings.steward import backstop

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.broker.answers import EPOCH_KEY
+from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.broker.private_files import write_private
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.answers import ApiError
+from tidings.broker.jetstream_api import ApiError
 from tidings.endpoint import returned
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError

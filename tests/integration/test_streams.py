@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.answers import ApiError
+from tidings.broker.jetstream_api import ApiError
 from tidings.broker.streams import set_gate
 from tidings.errors import StreamMismatch
 from tidings.testing.real_space import RealSpace, real_space

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 
-from tidings.pipeline.delivering import Batch, Deliverer, resume_counters
-from tidings.pipeline.judging import Deliverable, Judge, Judgement
-from tidings.pipeline.runs import BlockInfo, cut_blocks
+from tidings.pipeline.blocks import BlockInfo, cut_blocks
+from tidings.pipeline.classify import Classification, Classifier, Deliverable
+from tidings.pipeline.deliverer import DeliverBatch, Deliverer, resume_counters
 from tools.delivery_ports import MAILBOX_FRAMES, Books, Crash, Fate, Mailboxes
 from tools.delivery_reader import Reader, Violation
 from tools.delivery_space import SimulatedSpace
@@ -34,7 +34,7 @@ class World:
         self.batch_number = 0
         self.pending: tuple[int, int] | None = None
         self.offset = 0
-        self._judged: dict[int, Judgement] = {}
+        self._judged: dict[int, Classification] = {}
         self.deliverer = self._start()
 
     def _start(self) -> Deliverer:
@@ -63,7 +63,9 @@ class World:
         head = table.head
         self.fate.arm()
         try:
-            self.deliverer.deliver(Batch(self.batch_number, after, through, head), table, self._blocks(after, through))
+            self.deliverer.deliver(
+                DeliverBatch(self.batch_number, after, through, head), table, self._blocks(after, through)
+            )
             self._note_enforced(head)
             self.fate.effect()
         except Crash:
@@ -83,23 +85,23 @@ class World:
             self._count_losses()
             if payment is None and self.deliverer.debts.tellable():
                 self._blocks(head, head)
-                self.deliverer.tell(Batch(None, head, head, head), table)
+                self.deliverer.tell(DeliverBatch(None, head, head, head), table)
                 self._note_enforced(head)
             if payment is not None:
                 blocks = self._blocks(payment.after, payment.through, payment.channels)
-                self.deliverer.pay(Batch(None, payment.after, payment.through, head), table, payment, blocks)
+                self.deliverer.pay(DeliverBatch(None, payment.after, payment.through, head), table, payment, blocks)
                 self._note_enforced(head)
         except Crash:
             self.deliverer = self._start()
 
     def _blocks(self, after: int, through: int, channels: frozenset[str] | None = None) -> list[BlockInfo]:
         table = self.space.table
-        judge = Judge(self.space.log.subjects, table.rules)
+        classifier = Classifier(self.space.log.subjects, table.rules)
         messages: list[Deliverable] = []
         for record in self.space.stored[after:through]:  # the first record has sequence 1
             judged = self._judged.get(record.seq)
             if judged is None:
-                judged = self._judged[record.seq] = judge.judge(record)
+                judged = self._judged[record.seq] = classifier.classify(record)
             if isinstance(judged, Deliverable) and (channels is None or judged.channel in channels):
                 messages.append(judged)
         self.boxes.blocks = list(cut_blocks(messages, table.cuts_within(after, through)))

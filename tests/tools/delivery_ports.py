@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.delivering import Batch, Emptied
+from tidings.pipeline.deliverer import DeliverBatch, Emptied
 from tidings.pipeline.planning import Counter, Delivered, Plan
-from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.wire.frames import encode_frame, frame_id
 
 EPOCH = "epoch"
@@ -136,14 +136,14 @@ class Books:
     def __init__(self, fate: Fate) -> None:
         self._fate = fate
         self.events: list[DebtEvent] = []
-        self.rows: list[tuple[Batch, Delivered]] = []
+        self.rows: list[tuple[DeliverBatch, Delivered]] = []
         self.done: set[int] = set()
         self.floor = 0
         self.order = 0
         #: an operator's events that the running process has not seen
         self.foreign: list[DebtEvent] = []
 
-    def is_done(self, batch: Batch) -> bool:
+    def is_done(self, batch: DeliverBatch) -> bool:
         return batch.number in self.done
 
     def next_order(self) -> int:
@@ -168,7 +168,7 @@ class Books:
         self.foreign = []
         return Debts.of(self.events)
 
-    def write_deliveries(self, batch: Batch, rows: Sequence[Delivered]) -> None:
+    def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None:
         self._fate.effect()
         self.rows += [(batch, row) for row in rows]
         if batch.number is not None:
@@ -188,7 +188,7 @@ class Books:
         self.floor = max(self.floor, through)
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
-        last: dict[str, list[tuple[Batch, Delivered]]] = {}
+        last: dict[str, list[tuple[DeliverBatch, Delivered]]] = {}
         for batch, row in self.rows:
             held = last.setdefault(row.owner, [(batch, row)])
             if row.dlv_seq > held[0][1].dlv_seq:

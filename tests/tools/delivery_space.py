@@ -11,7 +11,8 @@ import json
 import random
 from collections.abc import Callable, Sequence
 
-from tidings.pipeline.judging import ORIGIN_HEADER, Stored
+from tidings.broker.records import StoredRecord
+from tidings.pipeline.classify import ORIGIN_HEADER
 from tidings.space.fold import LogRecord, Table
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import ACCOUNT
@@ -32,7 +33,7 @@ class SimulatedSpace:
         self.log = log
         self._narrowed = narrowed
         self.elsewhere, self.stranger = seeded_key(rng, ACCOUNT).id, seeded_key(rng).id
-        self.stored: list[Stored] = []
+        self.stored: list[StoredRecord] = []
         self.table = Table(log.subjects, log.space_id, log.anchor_key, verify=verify_once)
         self.state = model.Running("main", log.space_id, log.anchor_key, verify=verify_once)
         #: sequence of a message -> whom it is owed to
@@ -139,7 +140,7 @@ class SimulatedSpace:
     def _append(self, record: LogRecord, headers: bytes | None = None) -> None:
         if headers is None:
             headers = encode_headers(record.headers.items())
-        self.stored.append(Stored(record.seq, record.time_ns, record.subject, headers, record.payload))
+        self.stored.append(StoredRecord(record.seq, record.time_ns, record.subject, headers, record.payload))
         self.table.apply(record)
         self._learn(record)
 

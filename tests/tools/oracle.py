@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tidings.broker.records import Missing, StoredRecord
 from tidings.errors import WireError
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.reading import Missing, Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.fold import LogRecord
 from tidings.wire import message as wire_message
 from tidings.wire import rulings
@@ -50,7 +50,7 @@ class Oracle:
     @classmethod
     def of(
         cls,
-        records: Iterable[Stored],
+        records: Iterable[StoredRecord],
         space: str,
         space_id: str,
         anchor_key: str,
@@ -62,7 +62,7 @@ class Oracle:
         due: dict[int, Due] = {}
         running = model.Running(space, space_id, anchor_key, verify)
         for stored in records:
-            fields = _fields(stored.headers)
+            fields = _fields(stored.own_block)
             record = LogRecord(
                 stored.seq,
                 stored.time_ns,
@@ -126,7 +126,7 @@ def _fields(block: bytes) -> Fields | None:
         return None
 
 
-def _due(running: model.Running, stored: Stored, tail: str, fields: Fields | None) -> Due | None:
+def _due(running: model.Running, stored: StoredRecord, tail: str, fields: Fields | None) -> Due | None:
     kind, *rest = tail.split(".")
     link = rest.pop(0) if kind == "via" else None
     sender, channel = rest[0], ".".join(rest[1:])
@@ -145,7 +145,7 @@ def _due(running: model.Running, stored: Stored, tail: str, fields: Fields | Non
     return Due(stored.seq, sender, channel, frozenset(owners), live, link) if owners else None
 
 
-def _message(stored: Stored, fields: Fields | None) -> Message | None:
+def _message(stored: StoredRecord, fields: Fields | None) -> Message | None:
     if fields is None or refused_headers(fields) or len(values_of(fields, "Td-Sig")) != 1:
         return None
     if len(stored.payload) > MAX_PAYLOAD:
@@ -156,7 +156,7 @@ def _message(stored: Stored, fields: Fields | None) -> Message | None:
         return None
 
 
-def read_log(place: Place, last: int | None = None) -> list[Stored]:
+def read_log(place: StreamLocation, last: int | None = None) -> list[StoredRecord]:
     """Every record of a log that is still there, in order."""
     reader = StreamReader(place)
     try:

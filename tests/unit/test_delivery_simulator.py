@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tidings.pipeline import delivering, planning
+from tidings.pipeline import deliverer, planning
+from tidings.pipeline.classify import Classifier
 from tidings.pipeline.debts import Debts
-from tidings.pipeline.delivering import Deliverer, Emptied
-from tidings.pipeline.judging import Judge
+from tidings.pipeline.deliverer import Deliverer, Emptied
 from tidings.pipeline.planning import Counter, Plan, Settlement
 from tidings.space.fold import Table
 from tidings.space.rulebook import Rulebook
@@ -91,7 +91,7 @@ Patch = pytest.MonkeyPatch
 
 
 def one_series_for_ever(patch: Patch) -> None:
-    patch.setattr(delivering, "Counter", lambda _: Counter("first"))
+    patch.setattr(deliverer, "Counter", lambda _: Counter("first"))
 
 
 def unacknowledged_counts_as_delivered(patch: Patch) -> None:
@@ -102,7 +102,7 @@ def unacknowledged_counts_as_delivered(patch: Patch) -> None:
         }
         return planning.settle(planned, padded, counters)
 
-    patch.setattr(delivering, "settle", settle)
+    patch.setattr(deliverer, "settle", settle)
 
 
 def emptying_ignores_its_own_note(patch: Patch) -> None:
@@ -134,7 +134,7 @@ def lanes_in_debt_get_news(patch: Patch) -> None:
     def plan(blocks: Any, audience: Any, debts: Debts, counters: Any, *, cap: int) -> Plan:
         return planning.plan(blocks, audience, Debts(untold=debts.untold), counters, cap=cap)
 
-    patch.setattr(delivering, "plan", plan)
+    patch.setattr(deliverer, "plan", plan)
 
 
 def access_at_the_head_is_not_asked(patch: Patch) -> None:
@@ -174,14 +174,14 @@ def a_frame_is_named_by_owner_and_number(patch: Patch) -> None:
 
 
 def forged_headers_are_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Judge, "_fields", lambda *_: ())
+    patch.setattr(Classifier, "_fields", lambda *_: ())
 
 
 def a_payment_is_written_before_it_is_made(patch: Patch) -> None:
     def settle(planned: Plan, acked: Any, counters: Any) -> Settlement:
         return dataclasses.replace(planning.settle(planned, acked, counters), owed={})
 
-    patch.setattr(delivering, "settle", settle)
+    patch.setattr(deliverer, "settle", settle)
 
 
 BROKEN: tuple[Callable[[Patch], None], ...] = (

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from hosted import draft
+from tidings.backoff import Backoff
 from tidings.broker.streams import stream_specs
 from tidings.endpoint.publishing import Kind, Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
@@ -26,7 +27,6 @@ from tidings.host.outbox import Lane, OutboxRow, OutboxStore, Place, Terms
 from tidings.host.outlets import SessionOutlet
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
-from tidings.store.retry import Backoff
 from tidings.testing.waiting import eventually
 from tidings.wire.subjects import Subjects
 

@@ -24,7 +24,7 @@ from tidings.host import outbox_views as views
 from tidings.host.outbox_moves import Lane
 from tidings.host.schema import APPLICATION_ID, MIGRATIONS
 from tidings.store.database import Database
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -15,7 +15,7 @@ from tidings.host import outbox_moves as moves
 from tidings.host import outbox_views
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 
 
 @pytest.fixture

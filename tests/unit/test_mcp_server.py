@@ -19,7 +19,7 @@ from mcp_types import CallToolResult, TextResourceContents
 
 from fake_desk import ADA, FakeDesk, agent, channel, message
 from tidings import errors
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.mcp.advice import NEXT, advice
 from tidings.mcp.desk import Event, Facts
 from tidings.mcp.ids import short

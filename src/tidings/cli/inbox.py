@@ -228,7 +228,7 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     from tidings.host import serialise
     from tidings.host.directory import names_in
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.looking import look
+    from tidings.store.snapshot import look
 
     key = _key(where)
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
@@ -403,7 +403,7 @@ def _aside_in_file(where: Place) -> list[Message]:
     from tidings.host import inbox as store
     from tidings.host import serialise
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.looking import look
+    from tidings.store.snapshot import look
 
     mine = (where.space_id, _key(where).id)
     found: list[store.Aside] = []

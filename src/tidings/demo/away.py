@@ -18,7 +18,7 @@ from tidings.cli import output
 from tidings.errors import UnhealthyError
 
 if TYPE_CHECKING:
-    from tidings.pipeline.watching import Delivery
+    from tidings.pipeline.status import DeliveryStatus
     from tidings.space.home import SpaceHome
 
 #: a message on its way, and a pipeline on its way from nothing to the last message
@@ -135,7 +135,7 @@ class Away:
 
     async def _delivered(self, seq: int) -> None:
         """Wait until durable delivery has come as far as a sequence."""
-        from tidings.pipeline.watching import look
+        from tidings.pipeline.status import look
 
         deadline = time.monotonic() + START_PATIENCE
         with output.working("durable delivery"):
@@ -203,9 +203,9 @@ class Away:
             f"{delivery.behind} records behind, {delivery.debts or 0} debts, {figures['poison']} quarantined"
         )
 
-    async def _reported(self, since: float) -> Delivery:
+    async def _reported(self, since: float) -> DeliveryStatus:
         """It reports between batches, every second or so."""
-        from tidings.pipeline.watching import look
+        from tidings.pipeline.status import look
 
         deadline = time.monotonic() + PATIENCE
         while ((delivery := await asyncio.to_thread(look, self.home)).figures_at or 0) < since:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.naming import claim_of
 from tidings.endpoint.publishing import prepare_task

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.broker.private_files import read_private, write_private
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError, UnreachableError

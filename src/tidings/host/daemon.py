@@ -21,8 +21,8 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import lock_holder, lock_pid, locked, private_dir
 from tidings.errors import HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.failpoints import reach

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt

@@ -21,7 +21,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.errors import HostBusy, UsageError
 from tidings.host import serialise
 from tidings.host.host import Changed

@@ -22,8 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.config import SYNC_SECONDS
-from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.interface import Receipt

@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.errors import (
     ConflictError,
     DeniedError,

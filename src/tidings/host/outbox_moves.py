@@ -23,12 +23,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from tidings.backoff import Backoff
 from tidings.errors import IdReused
 from tidings.host import outbox_views as views
 from tidings.host.fingerprint import Kind
 from tidings.host.outbox_views import OutboxRow, as_row
 from tidings.store.outcomes import Outcome
-from tidings.store.retry import Backoff
 
 #: how long a publish may take before somebody else may try it
 LEASE = 60_000
@@ -90,7 +90,8 @@ class Terms:
 
     owner: str
     lease: int = LEASE
-    backoff: Backoff = field(default_factory=Backoff)
+    #: in milliseconds
+    backoff: Backoff = field(default_factory=lambda: Backoff(500, 60_000))
     luck: Callable[[], float] = random.random
 
 
@@ -344,7 +345,7 @@ def settle(
     cancel_asked, space, sender = found
     waits = now
     if outcome.blocks == "lane":
-        waits += terms.backoff.pause(attempt, terms.luck())
+        waits += round(terms.backoff.delay(attempt, terms.luck()))
     elif outcome.blocks != "row":
         _block_again(connection, Lane(space, sender if outcome.blocks == "sender" else ""), outcome, now, terms)
     state = "cancelled" if cancel_asked else "pending" if outcome.retryable else "dead"
@@ -367,7 +368,7 @@ def _block_again(connection: sqlite3.Connection, scope: Lane, outcome: Outcome, 
     failures, until = known or (0, now)
     if until is None or now < until <= now + terms.backoff.bound:
         return
-    pause = terms.backoff.pause(failures + 1, terms.luck())
+    pause = round(terms.backoff.delay(failures + 1, terms.luck()))
     block(connection, scope, outcome.code, outcome.words, now, now + pause, failures + 1)
 
 

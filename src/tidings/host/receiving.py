@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Incoming, Kept
 from tidings.endpoint.journal import KeptAs

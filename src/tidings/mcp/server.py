@@ -23,7 +23,7 @@ from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult
 from pydantic import BaseModel, ValidationError
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
 from tidings.mcp.answers import refusal

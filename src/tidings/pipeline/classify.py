@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.space.rulebook import Rulebook
 from tidings.wire import message as wire_message
@@ -23,17 +24,6 @@ ORIGIN_HEADER = "Td-Origin"
 #: what a frame keeps of a sender's headers, whatever their case: readers look them up so
 KEPT_HEADERS = frozenset(name.lower() for name in (SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, "Td-Hops"))
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A record as the broker stores it; `headers` is the sender's own raw block, empty if there is none."""
-
-    seq: int
-    time_ns: int
-    subject: str
-    headers: bytes
-    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +58,17 @@ class NotForMembers:
     seq: int
 
 
-Judgement = Deliverable | Poison | Void | NotForMembers
+Classification = Deliverable | Poison | Void | NotForMembers
 
 
-class Judge:
+class Classifier:
     """Judges records of one space. Remembers answers that cannot change between two rulings."""
 
     def __init__(self, subjects: Subjects, rules: Rulebook) -> None:
         self._subjects = subjects
         self._rules = rules
 
-    def judge(self, record: Stored) -> Judgement:
+    def classify(self, record: StoredRecord) -> Classification:
         parsed = self._subjects.parse(record.subject)
         if isinstance(parsed, Ruling):
             return NotForMembers(record.seq)
@@ -92,12 +82,12 @@ class Judge:
             return void
         return self._message(record, parsed, fields)
 
-    def _fields(self, record: Stored) -> Fields | Poison:
-        plain = read_plain_block(record.headers)
+    def _fields(self, record: StoredRecord) -> Fields | Poison:
+        plain = read_plain_block(record.own_block)
         if plain is not None and len(record.payload) <= MAX_PAYLOAD:
             return plain
         try:
-            fields = Headers.parse(record.headers or _EMPTY_BLOCK).fields
+            fields = Headers.parse(record.own_block or _EMPTY_BLOCK).fields
         except WireError as error:
             return self._poison(record, "header", str(error))
         if refused := refused_headers(fields):
@@ -117,7 +107,7 @@ class Judge:
         allowed = self._rules.admission_allowed(parsed.link, origin, theirs, parsed.channel, seq)
         return None if allowed else Void(seq, "no link in force admits it")
 
-    def _message(self, record: Stored, parsed: Chat | Via, fields: Fields) -> Judgement:
+    def _message(self, record: StoredRecord, parsed: Chat | Via, fields: Fields) -> Classification:
         try:
             message = wire_message.decode(record.payload)
         except WireError as error:
@@ -139,5 +129,5 @@ class Judge:
         return Deliverable(parsed.channel, parsed.sender, kept, mentions)
 
     @staticmethod
-    def _poison(record: Stored, reason: str, detail: str) -> Poison:
+    def _poison(record: StoredRecord, reason: str, detail: str) -> Poison:
         return Poison(record.seq, record.subject[:1000], reason, detail[:500])

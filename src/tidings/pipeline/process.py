@@ -1,6 +1,6 @@
 """The pipeline as a process of its own: one session, one job, one narrow credential.
 
-    python -m tidings.pipeline.child --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
+    python -m tidings.pipeline.process --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
 
 It opens `space.toml` and `creds/pipeline.creds` and nothing else of the space's secrets. On standard output it says one
 JSON object a line: `{"phase": ...}` while it starts, `{"ready": true}` when the query runs, `{"halted": why}` when it
@@ -41,7 +41,7 @@ class _Told(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class ChildOptions:
+class ProcessOptions:
     """What differs from one machine to another. Folders and credential are those of the space unless named."""
 
     master: str = "local[*]"
@@ -54,10 +54,10 @@ class ChildOptions:
     more: dict[str, str] = field(default_factory=dict)
 
 
-class Child:
+class PipelineProcess:
     """One life of the process. `stop` may come at any moment, from a signal."""
 
-    def __init__(self, home: SpaceHome, options: ChildOptions, say: Say) -> None:
+    def __init__(self, home: SpaceHome, options: ProcessOptions, say: Say) -> None:
         self.home, self.options, self.say = home, options, say
         self._job: Any = None
         self._stopping = False
@@ -188,7 +188,7 @@ def log_to(path: Path) -> None:
     handler.addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
 
 
-def parse(arguments: list[str] | None) -> tuple[SpaceHome, ChildOptions]:
+def parse(arguments: list[str] | None) -> tuple[SpaceHome, ProcessOptions]:
     parser = argparse.ArgumentParser(prog="tidings-pipeline", description="started by `tidings up` or `pipeline run`")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--space", required=True)
@@ -202,7 +202,7 @@ def parse(arguments: list[str] | None) -> tuple[SpaceHome, ChildOptions]:
     given = vars(parser.parse_args(arguments))
     more = dict(each.partition("=")[::2] for each in given.pop("conf"))
     home = SpaceHome(given.pop("home").absolute(), given.pop("space"))
-    return home, ChildOptions(**given, more=more)
+    return home, ProcessOptions(**given, more=more)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -212,11 +212,11 @@ def main(arguments: list[str] | None = None) -> int:
         private_dir(path)
     log_to(home.logs / "pipeline.log")
     say = redirect_noise(home.logs / "spark.out")
-    child = Child(home, options, say)
+    process = PipelineProcess(home, options, say)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, child.stop)
+        signal.signal(number, process.stop)
     try:
-        child.run()
+        process.run()
         say({"stopped": True})
         return 0
     except _Told:

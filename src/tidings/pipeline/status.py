@@ -7,22 +7,20 @@ space wants delivery is taken from its newest record as it stands: only the stew
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.blocking import WorkerConnection
 from tidings.broker.private_files import check_private
-from tidings.errors import OutcomeUnknown, WireError
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.keeping import BEAT_KEY, FIGURES_KEY, FLOOR_KEY
-from tidings.pipeline.reading import Page, Place, StreamReader
+from tidings.broker.records import StoredRecord
+from tidings.errors import WireError
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.home import SpaceHome
+from tidings.space.state import Entry, StateApi
 from tidings.wire import rulings
+from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
 
 #: a beat older than this is no life: the lease passes on after six seconds, and two cores may be busy
@@ -36,7 +34,7 @@ REPORTED = ("batches", "messages", "deliveries", "frames", "poison", "void", "mi
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryStatus:
     """What is known of durable delivery in a space."""
 
     running: bool
@@ -58,27 +56,32 @@ class Delivery:
         return asdict(self)
 
 
-def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) -> Delivery:
+def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) -> DeliveryStatus:
     """Ask the broker of a space. Raises what asking it raises."""
     info = home.read_info()
     path = check_private(creds or home.pipeline_creds)
-    reader = StreamReader(Place(url or info.url, str(path), info.subjects.log_stream, "tidings-pipeline-status"))
+    reader = StreamReader(
+        StreamLocation(url or info.url, str(path), info.subjects.log_stream, "tidings-pipeline-status")
+    )
     try:
         head = reader.state().last
-        keys = (BEAT_KEY, FLOOR_KEY, FIGURES_KEY)
-        kept = {key: reader.ask(partial(_kept, subjects=info.subjects, key=key)) for key in keys}
-        floor = min(int(_value(kept[FLOOR_KEY]).get("seq", 0)), head)
+        state = StateApi(info.subjects, direct=True)
+        keys = (StateKey.DELIVER_BEAT, StateKey.DELIVER_FLOOR, StateKey.DELIVER_FIGURES)
+        beat, delivered, figures = (reader.js.run(state.get(key)) for key in keys)
+        floor = min(int(delivered.value.get("seq", 0)) if delivered else 0, head)
         waiting = reader.following(">", floor + 1) if floor < head else None
-        return replace(_delivery(head, floor, waiting, kept, time.time()), deliver=_switch(reader, info.subjects))
+        known = _delivery(head, floor, waiting, beat, figures, time.time())
+        return replace(known, deliver=_switch(reader, info.subjects))
     finally:
         reader.close()
 
 
-def _delivery(head: int, floor: int, waiting: Stored | None, kept: Mapping[str, Stored | None], now: float) -> Delivery:
-    beat, figures = _value(kept[BEAT_KEY]), _value(kept[FIGURES_KEY])
-    reported = kept[FIGURES_KEY]
-    return Delivery(
-        running=_delivers(kept[BEAT_KEY], now),
+def _delivery(
+    head: int, floor: int, waiting: StoredRecord | None, beaten: Entry | None, reported: Entry | None, now: float
+) -> DeliveryStatus:
+    beat, figures = beaten.value if beaten else {}, reported.value if reported else {}
+    return DeliveryStatus(
+        running=_delivers(beaten, now),
         behind=head - floor,
         behind_s=round(max(0.0, now - waiting.time_ns / 1e9), 3) if waiting else 0.0,
         floor=floor,
@@ -102,28 +105,11 @@ def _switch(reader: StreamReader, subjects: Subjects) -> str:
     return said.parts.deliver if isinstance(said, rulings.Space) else "on"
 
 
-def _delivers(beat: Stored | None, now: float) -> bool:
+def _delivers(beat: Entry | None, now: float) -> bool:
     """Does somebody beat, and say that its query runs?"""
     if beat is None or now - beat.time_ns / 1e9 >= SILENCE:
         return False
-    said = _value(beat)
-    return "released" not in said and said.get("query") is not False
-
-
-def _value(stored: Stored | None) -> dict[str, Any]:
-    return dict(json.loads(stored.payload)) if stored else {}
-
-
-def _kept(connection: WorkerConnection, subjects: Subjects, key: str) -> Stored | None:
-    bucket = subjects.state_bucket
-    reply = connection.request(f"$JS.API.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}")
-    if reply.status == 404:
-        return None
-    if reply.status is not None:
-        raise OutcomeUnknown(f"{key} cannot be read: status {reply.status}")
-    page = Page()
-    page.take(reply.block, reply.payload)
-    return next(page.records())
+    return "released" not in beat.value and beat.value.get("query") is not False
 
 
 def mode_of(told: Mapping[str, Any], facts: Mapping[str, Any] | None) -> str | None:

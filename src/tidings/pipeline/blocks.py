@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tidings.pipeline.judging import Deliverable
+from tidings.pipeline.classify import Deliverable
 from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, raw_size
 from tidings.wire.patterns import covers
 

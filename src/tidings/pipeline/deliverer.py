@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidings.failpoints import reach
+from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
 from tidings.pipeline.planning import BATCH_BYTES, Audience, Counter, Delivered, Plan, Settlement, plan, settle
-from tidings.pipeline.runs import BlockInfo
 from tidings.space.fold import Table
 
 #: beyond every sequence
@@ -29,7 +29,7 @@ ROOM_TO_PAY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DeliverBatch:
     """Names a batch in the ledger. `number` is Spark's; a payment of debts has none."""
 
     number: int | None
@@ -71,23 +71,23 @@ class Emptied:
     at: int
 
 
-class Ledger(Protocol):
+class LedgerPort(Protocol):
     """What outlives the process: debts and deliveries."""
 
-    def is_done(self, batch: Batch) -> bool: ...
+    def is_done(self, batch: DeliverBatch) -> bool: ...
     def next_order(self) -> int: ...
     def write_events(self, events: Sequence[DebtEvent]) -> None: ...
     def foreign_events(self) -> Sequence[DebtEvent]:
         """Events somebody else (an operator) wrote since the last call."""
         ...
 
-    def write_deliveries(self, batch: Batch, rows: Sequence[Delivered]) -> None: ...
+    def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None: ...
     def unread(self, owner: str, above: int) -> Mapping[str, int]:
         """channel -> first sequence delivered to `owner` in frames above that DLV sequence."""
         ...
 
 
-class Outlet(Protocol):
+class MailboxPort(Protocol):
     """The mailboxes: DLV, written under the deliver lease."""
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
@@ -115,7 +115,7 @@ class Outlet(Protocol):
         ...
 
 
-class Floors(Protocol):
+class FloorPort(Protocol):
     def advance(self, through: int, debts_after: int | None) -> None:
         """Everything up to `through` is delivered or a debt; everything after `debts_after` is needed to pay."""
         ...
@@ -126,9 +126,9 @@ class Deliverer:
 
     def __init__(
         self,
-        ledger: Ledger,
-        outlet: Outlet,
-        floors: Floors,
+        ledger: LedgerPort,
+        outlet: MailboxPort,
+        floors: FloorPort,
         *,
         debts: Debts,
         counters: Mapping[str, Counter],
@@ -145,7 +145,7 @@ class Deliverer:
 
     # --- a batch of the log ---
 
-    def deliver(self, batch: Batch, table: Table, blocks: Sequence[BlockInfo]) -> Figures | None:
+    def deliver(self, batch: DeliverBatch, table: Table, blocks: Sequence[BlockInfo]) -> Figures | None:
         """The effects of one batch. None if they had all happened before.
 
         `floor` must not be below a batch that is done: a lane deferred in it would be settled below its debt.
@@ -236,7 +236,7 @@ class Deliverer:
         due = {debt.lane: debt.after for debt in ready if debt.after < through or debt.after >= self.floor}
         return Payment(after, through, due, {owner: rooms[owner] for owner, _ in due})
 
-    def pay(self, batch: Batch, table: Table, payment: Payment, blocks: Sequence[BlockInfo]) -> Figures:
+    def pay(self, batch: DeliverBatch, table: Table, payment: Payment, blocks: Sequence[BlockInfo]) -> Figures:
         """Pay from `blocks`, which hold all of the payment's channels in its range."""
         narrowed = self._empty_mailboxes(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
@@ -262,7 +262,7 @@ class Deliverer:
         self._advance(self.floor)
         return self._figures(blocks, planned, settled)
 
-    def tell(self, batch: Batch, table: Table) -> None:
+    def tell(self, batch: DeliverBatch, table: Table) -> None:
         """Tell owners of losses although there is nothing else to deliver."""
         self._empty_mailboxes(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
