@@ -13,9 +13,9 @@ from typing import Any
 from tidings.host import inbox
 from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon as horizon
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
-from tidings.host.outbox_moves import Draft, Lane, Place, Terms
+from tidings.host.outbox_transitions import Draft, Lane, Place, Terms
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.outcomes import Outcome

@@ -29,11 +29,11 @@ from tidings.broker.private_files import lock_holder, private_dir
 from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
 from tidings.host import endpoint as host_endpoint
-from tidings.host import http_client, ipc_mail
+from tidings.host import http_client, routes_mail
 from tidings.host import inbox as inbox_store
 from tidings.host.daemon import lock_path
+from tidings.host.http_server import PeerChecked
 from tidings.host.schema import MIGRATIONS
-from tidings.host.serving import PeerChecked
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
 from tidings.store.snapshot import look
@@ -523,7 +523,7 @@ async def test_inbox_and_outbox_are_as_long_as_was_asked_for_whatever_the_host_t
             return [each["text"] for each in await mail(terminal, "--as", "bob", "-n", str(count), *words)]
 
         await eventually(arrived)
-        for change in (None, (inbox_cli, "PAGE", 2), (ipc_mail, "PAGE_BYTES", 1)):
+        for change in (None, (inbox_cli, "PAGE", 2), (routes_mail, "PAGE_BYTES", 1)):
             if change is not None:
                 monkeypatch.setattr(*change)
             assert (await shown(501), await shown(3)) == (texts, texts[-3:])

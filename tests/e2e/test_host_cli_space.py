@@ -20,7 +20,7 @@ from blocking_host import HostClient
 from connections import Count, connections_to
 from daemons import ask, daemon_in, session_of
 from terminal import Terminal
-from tidings.host import ipc_space
+from tidings.host import routes_space
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
 from tidings.host.endpoint import SILENCE, HostEndpoint
@@ -161,7 +161,7 @@ async def test_a_refusal_is_the_same_sentence_and_exit_code_as_without_the_host(
 async def test_while_the_space_is_away_who_tells_whom_the_host_last_saw_and_the_others_say_that_they_cannot(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipc_space, "CONNECT_PATIENCE", 0.2)
+    monkeypatch.setattr(routes_space, "CONNECT_PATIENCE", 0.2)
     async with lively(terminal, space) as (daemon, sent, _):
         await eventually(lambda: len(daemon.host.directories.of(space.info.id).known) == 2, what="it saw both")
         here = await facts(terminal, "who")
@@ -244,8 +244,8 @@ async def test_a_task_is_worked_on_through_the_host_over_its_one_connection(
         result = await ask(bob.task, asked.id, wait=10)
         assert (result["state"], result["text"], result["worker"]) == ("done", "bob", "me")
         assert await count() == before
-        assert daemon.desk is not None
-        assert len(daemon.desk.sessions) == 2, "that of the commands and bob's: workers ended theirs"
+        assert daemon.app is not None
+        assert len(daemon.app.sessions) == 2, "that of the commands and bob's: workers ended theirs"
 
 
 def start(terminal: Terminal, *words: str) -> subprocess.Popen[str]:
@@ -284,9 +284,9 @@ async def test_ctrl_c_gives_back_the_task_that_the_host_holds_for_a_worker(
 
 
 def claims_of_me(daemon: Daemon) -> tuple[Claims, Scope]:
-    assert daemon.desk is not None
+    assert daemon.app is not None
     (scope,) = [each for each in daemon.host.scopes() if each.name == "me"]
-    return daemon.desk.claims, scope
+    return daemon.app.claims, scope
 
 
 async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_is_not(

@@ -27,10 +27,10 @@ from tidings.errors import StoreError, TidingsError
 from tidings.host import inbox
 from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon as horizon
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.inbox import Kept
-from tidings.host.outbox_moves import Accepted, Lane, Leased, Place, Terms
+from tidings.host.outbox_transitions import Accepted, Lane, Leased, Place, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store import database as module

@@ -16,7 +16,7 @@ from tidings.cli.output import age, size
 from tidings.cli.people import life_of
 from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
-from tidings.host.ipc import api_routes
+from tidings.host.http_api import api_routes
 
 DOCS = Path(__file__).parents[2] / "docs"
 HUGE = "99999999999999999999999"

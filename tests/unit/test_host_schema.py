@@ -19,9 +19,9 @@ from hosted import NOW, TERMS, arrival, built_anew, draft, fill
 from tidings.errors import IdReused, StoreError, StoreTooNew
 from tidings.host import directory, inbox, registry
 from tidings.host import outbox_ends as ends
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_moves import Lane
+from tidings.host.outbox_transitions import Lane
 from tidings.host.schema import APPLICATION_ID, MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.snapshot import look

@@ -11,7 +11,7 @@ import pytest
 
 from hosted import NOW, draft, fill
 from tidings.errors import ConfigError, StoreBroken, StoreError, StoreTooNew
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database

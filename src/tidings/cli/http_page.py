@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tidings.host.ipc import STATUS, ApiRoute, api_routes
+from tidings.host.http_api import STATUS, ApiRoute, api_routes
 from tidings.wire.operations import OPERATIONS
 
 HEAD = """# The HTTP API of the host

@@ -49,7 +49,7 @@ class _Look:
     found: frozenset[str]
 
 
-class Elsewhere:
+class DuplicateCheck:
     """The looks that the drain of one space took."""
 
     def __init__(self, store: OutboxStore) -> None:

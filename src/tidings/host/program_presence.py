@@ -21,7 +21,7 @@ LATELY = 60.0
 LOOK_EVERY = 1.0
 
 
-class Attendance:
+class ProgramPresence:
     """`holds`: does a program of this agent hold a task? `tell`: whether an agent is here, each time that changes."""
 
     def __init__(

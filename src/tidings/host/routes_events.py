@@ -25,9 +25,9 @@ from tidings.broker.aio import end_tasks
 from tidings.errors import HostBusy, UsageError
 from tidings.host import serialise
 from tidings.host.host import Changed
+from tidings.host.http_api import ApiRoute, AppState, Scoped
 from tidings.host.inbox import InboxRow, Wanted
-from tidings.host.ipc import ApiRoute, Desk, Scoped
-from tidings.host.ipc_operator import health_of
+from tidings.host.routes_operator import health_of
 from tidings.host.sessions import HostSession
 from tidings.wire.keys import KeyPair
 
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 class Stream(EventSourceResponse):
     """A stream that counts from when it is made, and cuts its reader off instead of waiting for it."""
 
-    def __init__(self, desk: Desk, session: HostSession, content: AsyncIterator[ServerSentEvent]) -> None:
+    def __init__(self, app: AppState, session: HostSession, content: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(content, ping=KEEPALIVE, send_timeout=SLOWEST, sep="\n", cleanup_timeout=1.0)
-        self._desk, self._session = desk, session
+        self._app, self._session = app, session
         # here, so that nothing comes between the look whether there is room and the count
-        desk.streams += 1
-        desk.streaming[session.scope] += 1
-        desk.attendance.follow(session.scope, 1)
+        app.streams += 1
+        app.streaming[session.scope] += 1
+        app.presence.follow(session.scope, 1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         whose = self._session.scope
@@ -65,20 +65,20 @@ class Stream(EventSourceResponse):
                 transport.abort()
                 await asyncio.sleep(0)  # its end is noticed before the answer is missed
         finally:
-            self._desk.streams -= 1
-            self._desk.streaming[whose] -= 1
-            self._desk.attendance.follow(whose, -1)
+            self._app.streams -= 1
+            self._app.streaming[whose] -= 1
+            self._app.presence.follow(whose, -1)
 
 
 async def events(asked: Scoped) -> Stream:
     """Server-Sent Events: rows of the inbox behind `Last-Event-ID`, then each as it comes; `state` when the connection
     changes."""
     after = await _begin(asked)
-    if asked.desk.streams >= MOST_STREAMS:
+    if asked.app.streams >= MOST_STREAMS:
         raise HostBusy(f"{MOST_STREAMS} programs follow their inboxes here: end one")
-    if asked.desk.streaming[asked.scope] >= MOST_STREAMS_OF_ONE:
+    if asked.app.streaming[asked.scope] >= MOST_STREAMS_OF_ONE:
         raise HostBusy(f"{MOST_STREAMS_OF_ONE} programs follow the inbox of {asked.scope.name}: end one")
-    return Stream(asked.desk, asked.session, _follow(asked.desk, asked.session, after))
+    return Stream(asked.app, asked.session, _follow(asked.app, asked.session, after))
 
 
 async def _begin(asked: Scoped) -> int:
@@ -91,26 +91,26 @@ async def _begin(asked: Scoped) -> int:
     return int(said)
 
 
-async def _follow(desk: Desk, session: HostSession, after: int) -> AsyncIterator[ServerSentEvent]:
+async def _follow(app: AppState, session: HostSession, after: int) -> AsyncIterator[ServerSentEvent]:
     scope = session.scope
-    changed, told = desk.host.changes(scope), _state(desk, session)
+    changed, told = app.host.changes(scope), _state(app, session)
     yield _event("state", told, after)
-    ending = desk.sessions.ending(session)
-    while not desk.stopping.is_set() and not ending.is_set():
+    ending = app.sessions.ending(session)
+    while not app.stopping.is_set() and not ending.is_set():
         wanted = Wanted(after=after, limit=AT_ONCE)
-        rows = await desk.host.inbox.listed(scope.space_id, scope.agent, wanted)
+        rows = await app.host.inbox.listed(scope.space_id, scope.agent, wanted)
         for event in (
-            await asyncio.to_thread(_messages, rows, desk.host.key(scope), desk.host.names(scope)) if rows else ()
+            await asyncio.to_thread(_messages, rows, app.host.key(scope), app.host.names(scope)) if rows else ()
         ):
             if ending.is_set():
                 return
             yield event
         after = rows[-1].row if rows else after
-        if (now := _state(desk, session)) != told:
+        if (now := _state(app, session)) != told:
             told = now
             yield _event("state", told)
         if not rows:
-            await _woken(changed, ending, desk.stopping)
+            await _woken(changed, ending, app.stopping)
 
 
 def _messages(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[ServerSentEvent]:
@@ -128,9 +128,9 @@ async def _woken(changed: Changed, *ends: asyncio.Event) -> None:
         await end_tasks(waiting)
 
 
-def _state(desk: Desk, session: HostSession) -> dict[str, Any]:
+def _state(app: AppState, session: HostSession) -> dict[str, Any]:
     """How the agent's connection is, without what changes every moment."""
-    return {name: value for name, value in health_of(desk, session.scope).items() if name != "age"}
+    return {name: value for name, value in health_of(app, session.scope).items() if name != "age"}
 
 
 def _event(kind: str, data: dict[str, Any], row: int | None = None) -> ServerSentEvent:

@@ -18,7 +18,7 @@ import msgspec
 
 from tidings.endpoint.identity import Identity
 from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
-from tidings.host.ipc import ApiRoute, Asked, Desk, Scoped
+from tidings.host.http_api import ApiRoute, AppState, Asked, Scoped
 from tidings.host.proof import is_proven
 from tidings.host.registry import Scope, Source, check_source, identity_of
 from tidings.space.home import SpaceHome
@@ -54,21 +54,21 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 async def challenge(asked: Asked) -> Json:
     """A nonce to sign, worth one proof for a short while."""
     await asked.fields(Nothing)
-    return {"nonce": asked.desk.sessions.challenges.issue()}
+    return {"nonce": asked.app.sessions.challenges.issue()}
 
 
 async def open_session(asked: Asked) -> Json:
     """Open a session of an agent, proven with its key: `token` is for the Authorization header of what follows."""
     wanted = await asked.fields(Opening)
-    if not asked.desk.sessions.challenges.spend(wanted.nonce):
+    if not asked.app.sessions.challenges.spend(wanted.nonce):
         raise NoSession("this challenge was used or is too old: ask for another")
     source = check_source(tuple(wanted.source))
     identity = await _identity(source)
-    proven = is_proven(wanted.signature, identity.space_id, identity.id, str(asked.desk.socket), wanted.nonce)
+    proven = is_proven(wanted.signature, identity.space_id, identity.id, str(asked.app.socket), wanted.nonce)
     if wanted.agent not in (None, identity.id) or not proven:
         raise DeniedError(f"this is not signed with the key of {identity.name} in {identity.subjects.space}")
     scope = await asked.host.adopt(source, wanted.receive, identity)
-    session, token = await asked.desk.sessions.begin(scope, receive=wanted.receive, program=wanted.program)
+    session, token = await asked.app.sessions.begin(scope, receive=wanted.receive, program=wanted.program)
     return {"session": session.id, "token": token, **_scope(scope)}
 
 
@@ -88,12 +88,12 @@ async def me(asked: Scoped) -> Json:
     """The session itself, and `health`: how the connection of its agent is."""
     session = asked.session
     facts = {"session": session.id, "receive": session.receive, "program": session.program}
-    return facts | _scope(session.scope) | {"health": health_of(asked.desk, session.scope)}
+    return facts | _scope(session.scope) | {"health": health_of(asked.app, session.scope)}
 
 
 async def end_session(asked: Scoped) -> Json:
     """End the session: its token is worth nothing from now on, and what it claimed goes back."""
-    written = await asked.desk.sessions.end(asked.session)
+    written = await asked.app.sessions.end(asked.session)
     return {"session": asked.session.id, "ended": True, "written": written}
 
 
@@ -104,9 +104,9 @@ def _scope(scope: Scope) -> Json:
 # --- how it is ---
 
 
-def health_of(desk: Desk, scope: Scope) -> Json:
+def health_of(app: AppState, scope: Scope) -> Json:
     """How one agent's connection is; `age` is that of the last round trip to its broker."""
-    for each in desk.host.health():
+    for each in app.host.health():
         if (each.scope.space_id, each.scope.agent) == (scope.space_id, scope.agent):
             return {
                 "state": each.state,
@@ -130,23 +130,23 @@ async def health(asked: Asked) -> Json:
         "version": __version__,
         "api": API,
         "pid": os.getpid(),
-        "started": asked.desk.started,
+        "started": asked.app.started,
         "outbox": dict(counts),
-        "spaces": _ages(asked.desk),
+        "spaces": _ages(asked.app),
     }
 
 
-def _ages(desk: Desk) -> dict[str, float | None]:
+def _ages(app: AppState) -> dict[str, float | None]:
     """Of each space, seconds since the last round trip of any agent."""
     found: dict[str, list[float | None]] = {}
-    for each in desk.host.health():
+    for each in app.host.health():
         found.setdefault(each.scope.space, []).append(each.age)
     return {space: min((age for age in ages if age is not None), default=None) for space, ages in found.items()}
 
 
 async def status(asked: Asked) -> Json:
     """Every space and agent of this host with its state and counts, and whether its files can be written."""
-    desk, outbox = asked.desk, asked.host.outbox
+    app, outbox = asked.app, asked.host.outbox
     counts, unread = await outbox.counts(), await asked.host.inbox.unread_counts()
     paused = {each.space: each.pause_reason for each in await outbox.spaces() if each.paused_at is not None}
     spaces: dict[str, Json] = {}
@@ -166,10 +166,10 @@ async def status(asked: Asked) -> Json:
                 "agent": scope.agent,
                 "unread": sum(n for (*whose, _), n in unread.items() if whose == [scope.space_id, scope.agent]),
                 "notices": unread.get((scope.space_id, scope.agent, "notice"), 0),
-                **health_of(desk, scope),
+                **health_of(app, scope),
             }
         )
-    more = {"sessions": len(desk.sessions), "streams": desk.streams, "home": str(asked.host.home)}
+    more = {"sessions": len(app.sessions), "streams": app.streams, "home": str(asked.host.home)}
     store = await _trouble(asked, asked.host.database.try_to_write)
     trials = {"store": store, "mail": store or await _trouble(asked, asked.host.inbox.try_to_keep)}
     return await health(asked) | more | trials | {"spaces": list(spaces.values())}
@@ -222,7 +222,7 @@ def _space(asked: Asked) -> Scope:
 async def stop(asked: Asked) -> Json:
     """End the host; the answer comes before it does."""
     await asked.fields(Nothing)
-    asked.desk.stopping.set()
+    asked.app.stopping.set()
     return {"stopping": True, "pid": os.getpid()}
 
 

@@ -1,7 +1,7 @@
 """The way from a row of the outbox to a broker: the session of the agent that sent it, and no other.
 
-A row leaves under its sender's identity or waits. An outlet answers for one run of the broker at a time, and only once
-the outbox has met that run: what an earlier one confirmed is verified before anything follows it.
+A row leaves under its sender's identity or waits. A publisher answers for one run of the broker at a time, and only
+once the outbox has met that run: what an earlier one confirmed is verified before anything follows it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.publishing import Kind, Prepared, Stored
 from tidings.errors import AuthRevoked, Reconnecting, TidingsError
-from tidings.host.agents import AgentSession
+from tidings.host.agent_sessions import AgentSession
 
 
-class SessionOutlet:
+class SessionPublisher:
     """One agent's session as the drain sees it."""
 
     def __init__(self, session: AgentSession) -> None:
@@ -49,25 +49,25 @@ class SessionOutlet:
         return await self.endpoint.prove()
 
 
-class SessionOutlets:
+class SessionPublishers:
     """Those of all agents of this host: `find` gives one by (space, sender), `all_of` those of a space."""
 
     def __init__(
-        self, find: Callable[[str, str], SessionOutlet | None], all_of: Callable[[str], Iterable[SessionOutlet]]
+        self, find: Callable[[str, str], SessionPublisher | None], all_of: Callable[[str], Iterable[SessionPublisher]]
     ) -> None:
         self._find, self._all_of = find, all_of
 
-    def of(self, space: str, sender: str) -> SessionOutlet:
+    def of(self, space: str, sender: str) -> SessionPublisher:
         found = self._find(space, sender)
         if found is None:
             raise AuthRevoked(f"this host does not work for {sender}: open a session of that agent here")
         return found
 
-    def any_of(self, space: str) -> SessionOutlet:
-        for outlet in self._all_of(space):
+    def any_of(self, space: str) -> SessionPublisher:
+        for publisher in self._all_of(space):
             try:
-                _ = outlet.incarnation
+                _ = publisher.incarnation
             except TidingsError:
                 continue
-            return outlet
+            return publisher
         raise Reconnecting(f"no agent of this host is connected to {space}")

@@ -19,8 +19,8 @@ from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
 from tidings.host import serialise
 from tidings.host.claims import SILENCE
-from tidings.host.ipc import ApiRoute, Scoped, seconds
-from tidings.host.ipc_operator import health_of
+from tidings.host.http_api import ApiRoute, Scoped, seconds
+from tidings.host.routes_operator import health_of
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Status
 
@@ -69,7 +69,7 @@ async def _endpoint(asked: Scoped) -> Endpoint:
     """The agent's endpoint, connected. One that is just connecting is waited for; a question is not kept for later."""
     until = time.monotonic() + CONNECT_PATIENCE
     while True:
-        health = health_of(asked.desk, asked.scope)
+        health = health_of(asked.app, asked.scope)
         if health["state"] in ("open", "superseded"):
             endpoint = asked.host.endpoint(asked.scope)
             if endpoint.state == "ready":
@@ -180,7 +180,7 @@ async def claim(asked: Scoped) -> Json:
     told = await asked.fields(Claim)
     endpoint, wait = await _endpoint(asked), seconds(told.wait)
     silence = told.silence and min(SILENCE, max(SHORTEST_SILENCE, told.silence))
-    claims, before = asked.desk.claims, asked.desk.claims.held(asked.scope)
+    claims, before = asked.app.claims, asked.app.claims.held(asked.scope)
     waiting = claims.claim(asked.session, endpoint, told.role, wait, silence, take_over=told.take_over)
     job = await asked.unless_over(waiting)
     came = job is not None and (before is None or before.job is not job)
@@ -191,7 +191,7 @@ async def claim(asked: Scoped) -> Json:
 
 async def held(asked: Scoped) -> Json:
     """The task in the hands of this agent's programs, and of which: it has one at most."""
-    claims = asked.desk.claims
+    claims = asked.app.claims
     claim = claims.held(asked.scope)
     if claim is None:
         return {"held": None}
@@ -203,7 +203,7 @@ async def held(asked: Scoped) -> Json:
 async def done(asked: Scoped) -> Json:
     """Finish a task that this session holds, with a result signed by the agent."""
     told = await asked.fields(Done)
-    job = asked.desk.claims.job(asked.session, asked.part("id"))
+    job = asked.app.claims.job(asked.session, asked.part("id"))
     await _settled(asked, job, job.done(told.text, data=told.data))
     return {"id": job.message.id, "state": "done"}
 
@@ -211,7 +211,7 @@ async def done(asked: Scoped) -> Json:
 async def failed(asked: Scoped) -> Json:
     """Give a task up; `untouched`: no attempt was made."""
     told = await asked.fields(Failed)
-    job = asked.desk.claims.job(asked.session, asked.part("id"))
+    job = asked.app.claims.job(asked.session, asked.part("id"))
     ending = job.put_back() if told.untouched else job.fail(told.reason, retry=told.retry)
     state = await _settled(asked, job, ending)
     return {"id": job.message.id, "state": state}
@@ -224,7 +224,7 @@ async def _settled(asked: Scoped, job: Job, settling: Coroutine[Any, Any, T]) ->
         "again when the host runs and the space can be reached; if it is this one, it was not settled"
     )
     try:
-        return await asked.desk.unless_stopping(settling, unknown, LAST_WORDS)
+        return await asked.app.unless_stopping(settling, unknown, LAST_WORDS)
     except UnreachableError as error:
         raise unknown from error
 

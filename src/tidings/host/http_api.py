@@ -48,9 +48,9 @@ from tidings.errors import (
     UsageError,
     WireError,
 )
-from tidings.host.attendance import Attendance
 from tidings.host.claims import Claims
 from tidings.host.host import Host
+from tidings.host.program_presence import ProgramPresence
 from tidings.host.registry import Scope as RegisteredScope
 from tidings.host.sessions import HostSession, Sessions
 from tidings.wire import strict_json
@@ -85,7 +85,7 @@ RETRYABLE = (UnreachableError, OutcomeUnknown, UnhealthyError, StoreError)
 
 
 @dataclass
-class Desk:
+class AppState:
     """What the handlers work with."""
 
     host: Host
@@ -101,8 +101,8 @@ class Desk:
     streaming: Counter[RegisteredScope] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.attendance = Attendance(lambda scope: self.claims.held(scope) is not None, self.host.attend)
-        self.sessions.on_end(self.attendance.ended)
+        self.presence = ProgramPresence(lambda scope: self.claims.held(scope) is not None, self.host.attend)
+        self.sessions.on_end(self.presence.ended)
 
     @contextmanager
     def turn(self, scope: RegisteredScope) -> Iterator[None]:
@@ -143,8 +143,8 @@ async def _unless(
 class Asked:
     """One request: its parameters and its body, checked as they are read."""
 
-    def __init__(self, request: Request, desk: Desk) -> None:
-        self.request, self.desk, self.host = request, desk, desk.host
+    def __init__(self, request: Request, app: AppState) -> None:
+        self.request, self.app, self.host = request, app, app.host
 
     def word(self, name: str) -> str | None:
         return (self.request.query_params.get(name) or None) if self.request.scope["query_string"] else None
@@ -199,17 +199,17 @@ class Asked:
 class Scoped(Asked):
     """A request of a session; `scope` is whose, and `ending` is set when that session ends."""
 
-    def __init__(self, request: Request, desk: Desk, session: HostSession) -> None:
-        super().__init__(request, desk)
+    def __init__(self, request: Request, app: AppState, session: HostSession) -> None:
+        super().__init__(request, app)
         self.session, self.scope = session, session.scope
-        self.ending = desk.sessions.ending(session)
+        self.ending = app.sessions.ending(session)
 
     async def unless_over(self, waiting: Coroutine[Any, Any, T]) -> T:
         """What it returns; NoSession as soon as the session ends, HostUnreachable as soon as the host stops. Nothing is
         waited for when its program has gone."""
         over = NoSession(f"session {self.session.id} has ended: open another")
         needed = _unless(self._program_left(), waiting, ClientDisconnect())
-        return await _unless(self.ending.wait(), self.desk.unless_stopping(needed), over)
+        return await _unless(self.ending.wait(), self.app.unless_stopping(needed), over)
 
     async def _program_left(self) -> None:
         while (await self.request.receive())["type"] != "http.disconnect":
@@ -253,15 +253,15 @@ class ApiRoute(Route):
 
     async def _in_session(self, request: Request) -> Response:
         self._check_query(request)
-        desk: Desk = request.app.state.desk
-        session = await desk.sessions.find(_token(request))
-        desk.claims.heard(session)
-        with desk.turn(session.scope), desk.attendance.asking(session):
-            return await self.handler(Scoped(request, desk, session))  # type: ignore[no-any-return]
+        app: AppState = request.app.state.app
+        session = await app.sessions.find(_token(request))
+        app.claims.heard(session)
+        with app.turn(session.scope), app.presence.asking(session):
+            return await self.handler(Scoped(request, app, session))  # type: ignore[no-any-return]
 
     async def _for_user(self, request: Request) -> Response:
         self._check_query(request)
-        return await self.handler(Asked(request, request.app.state.desk))  # type: ignore[no-any-return]
+        return await self.handler(Asked(request, request.app.state.app))  # type: ignore[no-any-return]
 
     def _check_query(self, request: Request) -> None:
         if not request.scope["query_string"]:
@@ -352,15 +352,15 @@ async def _no_such(request: Request, error: Exception) -> Response:
 
 
 def api_routes() -> list[ApiRoute]:
-    from tidings.host import events, ipc_mail, ipc_operator, ipc_space
+    from tidings.host import routes_events, routes_mail, routes_operator, routes_space
 
-    return [*ipc_operator.ROUTES, *ipc_mail.ROUTES, *ipc_space.ROUTES, *events.ROUTES]
+    return [*routes_operator.ROUTES, *routes_mail.ROUTES, *routes_space.ROUTES, *routes_events.ROUTES]
 
 
-def application(desk: Desk) -> ASGIApp:
+def application(app: AppState) -> ASGIApp:
     """Every route of the host."""
     routes = api_routes()
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such})
-    app.router.redirect_slashes = False
-    app.state.desk = desk
-    return Guard(app, routes)
+    starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_such})
+    starlette.router.redirect_slashes = False
+    starlette.state.app = app
+    return Guard(starlette, routes)

@@ -13,10 +13,10 @@ import msgspec
 from tidings.endpoint.peers import resolve_among
 from tidings.errors import UsageError
 from tidings.host import serialise
-from tidings.host.composing import MAX_BODY, SendRequest, read_request
+from tidings.host.compose import MAX_BODY, SendRequest, read_request
+from tidings.host.http_api import ApiRoute, Scoped
 from tidings.host.inbox import InboxRow, Wanted
-from tidings.host.ipc import ApiRoute, Scoped
-from tidings.host.ipc_operator import health_of
+from tidings.host.routes_operator import health_of
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
@@ -44,7 +44,7 @@ async def send(asked: Scoped) -> Json:
     request = read_request(await asked.body(MAX_BODY))
     patience = asked.wait()
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
-        await asked.desk.unless_stopping(_names_known(asked))
+        await asked.app.unless_stopping(_names_known(asked))
     # Never given up half-way: an answer that says it was not taken sends its program another way with it.
     sent = await asked.host.send(asked.scope, request, wait=patience)
     return asdict(sent) | {"seq": sent.seq or None}
@@ -54,7 +54,7 @@ async def _names_known(asked: Scoped) -> None:
     """Nobody is refused because this host is just meeting the space for the first time."""
     until = time.monotonic() + NAMES_PATIENCE
     while asked.host.directories.of(asked.scope.space_id).at is None and time.monotonic() < until:
-        if health_of(asked.desk, asked.scope)["reason"]:
+        if health_of(asked.app, asked.scope)["reason"]:
             return  # it cannot be reached, so there is nothing to wait for
         await asyncio.sleep(0.02)
 
