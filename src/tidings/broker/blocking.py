@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tidings.broker.credentials import signed
 from tidings.broker.jetstream_api import Answer, Ask, AskPage, RangeReader, Request, Steps
-from tidings.broker.jwt import split_credentials
+from tidings.broker.jwt import signed, split_credentials
 from tidings.broker.records import Missing, Page
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConnectionLost, TidingsError, UnreachableError
 from tidings.nats.blocking import BlockingConnection

@@ -18,7 +18,7 @@ from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import EPOCH_KEY, NO_STREAM, ApiError, Steps
 from tidings.errors import StreamMismatch
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import RULING_KINDS, Subjects
 
 MINUTE_NS = 60 * 1_000_000_000
 BUDGET_KEY = "td.budget"
@@ -55,10 +55,7 @@ class StreamSpec:
 
 
 def log_subjects(s: Subjects, *, gate_open: bool = True) -> list[str]:
-    ruling = [
-        *(f"{s.root}.{kind}.>" for kind in ("member", "acl", "channel", "link", "lease")),
-        s.space_record,
-    ]
+    ruling = [*(f"{s.root}.{kind}.>" for kind in RULING_KINDS if kind != "space"), s.space_record]
     return [f"{s.root}.chat.>", f"{s.root}.via.>", *ruling] if gate_open else ruling
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.broker.records import StoredRecord
 from tidings.errors import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
+RESTART = Backoff(1.0, 3.0)
 #: sequences a payment reads at most
 PAY_CHUNK = 50_000
 #: a task for fewer records costs more than it saves
@@ -207,6 +209,7 @@ class DeliverJob:
 
     def run(self) -> None:
         self.spark.dataSource.register(NatsSource)
+        delays = RESTART.delays(fresh_after=60)
         while not self._stopping.is_set():
             try:
                 self._run_once()
@@ -218,7 +221,7 @@ class DeliverJob:
                 self.tally.last_error = first_words(error)
                 log.warning("starting again: %s", error)
                 self._on_halt(self.tally.last_error)
-                self._stopping.wait(1.0)
+                self._stopping.wait(next(delays))
 
     # --- one life of the query ---
 
