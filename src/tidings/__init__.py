@@ -9,10 +9,10 @@ from tidings.errors import TidingsError
 if TYPE_CHECKING:
     from tidings.endpoint.connecting import connect
     from tidings.endpoint.endpoint import Endpoint, Receipt
-    from tidings.endpoint.facade import history, send
     from tidings.endpoint.incoming import Incoming
     from tidings.endpoint.notices import Notice
-    from tidings.endpoint.returned import Retry
+    from tidings.endpoint.redelivery import Retry
+    from tidings.endpoint.sync_api import history, send
     from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
     from tidings.wire.roster import Agent
 
@@ -40,10 +40,10 @@ _LAZY = {
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.endpoint",
     "Incoming": "tidings.endpoint.incoming",
-    "Retry": "tidings.endpoint.returned",
+    "Retry": "tidings.endpoint.redelivery",
     "Notice": "tidings.endpoint.notices",
-    "send": "tidings.endpoint.facade",
-    "history": "tidings.endpoint.facade",
+    "send": "tidings.endpoint.sync_api",
+    "history": "tidings.endpoint.sync_api",
     "Job": "tidings.endpoint.tasks",
     "TaskResult": "tidings.endpoint.tasks",
     "TaskTicket": "tidings.endpoint.tasks",

@@ -380,7 +380,7 @@ def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
 
     async def act(endpoint: Endpoint) -> dict[str, Any]:
         answer = await endpoint.link.call("dead", do, **arguments)
-        if do == "show" and "letter" in answer and (message := endpoint.returned.opened(answer)) is not None:
+        if do == "show" and "letter" in answer and (message := endpoint.redelivery.opened(answer)) is not None:
             answer["text"] = message.text  # a direct message is sealed for this agent
         return answer
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.channels import Channels
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import DeniedError, Reconnecting, TidingsError
 from tidings.wire.patterns import covers_any
 from tidings.wire.roster import Agent
@@ -28,13 +28,13 @@ REBUILT_WITHIN = 10.0
 
 class AccessWatch:
     def __init__(
-        self, link: Supervision, roster: Roster, channels: Channels, report: Callable[[str, Any], None]
+        self, connection: AgentConnection, roster: Roster, channels: Channels, report: Callable[[str, Any], None]
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.channels = channels
         self._report = report
         #: sequence of the access record this connection stands on, and of the newest one heard of
-        self._known: int | None = None if link.identity.is_bundle else 0
+        self._known: int | None = None if connection.identity.is_bundle else 0
         self._heard = 0
         self._moved = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -49,7 +49,7 @@ class AccessWatch:
         if self._heard != self._known:
             self._moved.set()
             if self._task is None:
-                self._task = asyncio.create_task(self._follow(), name=f"access of {self.link.identity.name}")
+                self._task = asyncio.create_task(self._follow(), name=f"access of {self.connection.identity.name}")
 
     async def _follow(self) -> None:
         """Fetch until what was heard of is known, for as long as it takes."""
@@ -65,23 +65,23 @@ class AccessWatch:
                 await asyncio.sleep(RETRY_PAUSE)
 
     async def record(self) -> dict[str, Any]:
-        return dict((await self.link.call("access", "get"))["access"])
+        return dict((await self.connection.call("access", "get"))["access"])
 
     async def refresh(self) -> bool:
         """Use the credential of the access record, if this connection does not. Answers whether it was rebuilt."""
         async with self._lock:
             access = await self.record()
             token = access.pop("jwt", None)
-            if not token or token == self.link.token_used:
+            if not token or token == self.connection.token_used:
                 return False
-            if token != self.link.identity.token():
-                self.link.identity.keep_token(token)
+            if token != self.connection.identity.token():
+                self.connection.identity.keep_token(token)
             held = {*self.channels.memberships, *self.channels.ended}
             self.channels.ended.clear()
             dropped = [each for each in held if not covers_any(access["read"], each)]
             for pattern in dropped:
                 await self.channels.drop(pattern)
-            self.link.reconnect()
+            self.connection.reconnect()
             with suppress(Reconnecting):
                 await self._rebuilt(token)
             self._report("access", {**access, "dropped": sorted(dropped)})
@@ -90,27 +90,27 @@ class AccessWatch:
     async def _rebuilt(self, token: str) -> None:
         try:
             async with asyncio.timeout(REBUILT_WITHIN):
-                while self.link.token_used != token or self.link.state != "ready":
+                while self.connection.token_used != token or self.connection.state != "ready":
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise Reconnecting(f"{self.link.identity.name} could not reconnect with its new access") from None
+            raise Reconnecting(f"{self.connection.identity.name} could not reconnect with its new access") from None
 
     async def renewed_since(self, token: str) -> bool:
         """Does this connection stand on another credential than `token`, or can it now?"""
-        if self.link.token_used != token and self.link.state == "ready":
+        if self.connection.token_used != token and self.connection.state == "ready":
             return True
-        return await self.refresh() or self.link.token_used != token
+        return await self.refresh() or self.connection.token_used != token
 
     async def explained(self, error: DeniedError, subject: str) -> DeniedError:
         """The same refusal, with its cause if posting is withheld, or with what may be posted to."""
-        name = self.link.identity.name
+        name = self.connection.identity.name
         with suppress(TidingsError):
             access = await self.record()
             if withheld := access.get("withheld"):
                 return DeniedError(
                     f"{name} may not post {withheld}; `tidings agent access {name} --post CHANNEL` restores it"
                 )
-            address = self.link.identity.subjects.parse(subject)
+            address = self.connection.identity.subjects.parse(subject)
             if isinstance(address, Chat) and not covers_any(access["post"], address.channel):
                 return DeniedError(
                     f"{name} may not post to {address.channel}: the broker refuses this agent; "

@@ -25,25 +25,25 @@ from tidings.endpoint import notices
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
 from tidings.endpoint.channels import Channels
-from tidings.endpoint.delivery import DurableCopies
-from tidings.endpoint.direct import Direct, peer_id
+from tidings.endpoint.connection import AgentConnection, State
+from tidings.endpoint.dedup import Dedup
+from tidings.endpoint.direct_mailbox import DirectMailbox, peer_id
+from tidings.endpoint.directory import Directory, claim_of
+from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.history import History, Reached
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
 from tidings.endpoint.membership import Joined
-from tidings.endpoint.moves import MembershipWatch
-from tidings.endpoint.naming import Names, claim_of
+from tidings.endpoint.membership_watch import MembershipWatch
 from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.receipts import tell, wait_for_stage
 from tidings.endpoint.records import LiveRecord, RecordOpener
-from tidings.endpoint.returned import Retry, Returned
+from tidings.endpoint.redelivery import Redelivery, Retry
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
-from tidings.endpoint.supervision import State, Supervision
-from tidings.endpoint.surfacing import Surfacing
 from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
@@ -142,43 +142,45 @@ class Endpoint:
 
     async def open(self) -> None:
         self.identity: Identity = await self._find_identity()
-        self.link = Supervision(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
-        self.roster = Roster(self.link, self.events.emit)
-        self.names = Names(self.link, self.roster)
+        self.connection = AgentConnection(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
+        self.roster = Roster(self.connection, self.events.emit)
+        self.directory = Directory(self.connection, self.roster)
         self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(
-            self.link, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
+            self.connection, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
         )
         self.session.on_number = self.on_session_number
         self.presence = Presence(
-            self.link, self.roster, self.session.session, attending=self._attends, every=self._beat_every
+            self.connection, self.roster, self.session.session, attending=self._attends, every=self._beat_every
         )
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
-        self.seen = Seen(self._state_path)
-        self.seen.save()  # an empty memory is one too: what comes after it is known to be new
-        surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)
-        self._history = History(self.link, self.opener)
+        self.read_state = ReadState(self._state_path)
+        self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
+        dedup = Dedup(self.identity.id, self.read_state, self.opener.refused, self._surface_channel)
+        self._history = History(self.connection, self.opener)
         self._channels = Channels(
-            self.link,
+            self.connection,
             self.opener,
-            self.seen,
+            self.read_state,
             self._history,
-            surfacing,
+            dedup,
             self.inbox.wait_for_room,
             self.events.emit,
         )
         self.roster.on_epoch.append(self._channels.heed_epoch)
         self.roster.on_damage.append(self._tell_damage)
-        self._moves = MembershipWatch(self.link, self.roster, self._channels, lambda: self._delivery.begun)
-        self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
-        self._publisher = Publisher(self.link, self._access.explained)
-        self.returned = Returned(self, self._retry)
-        self._direct = Direct(self)
-        self._delivery = DurableCopies(self, self._channels, self._history)
-        self.session.on_taken = self._delivery.expect
+        self._membership_watch = MembershipWatch(
+            self.connection, self.roster, self._channels, lambda: self._frames.begun
+        )
+        self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
+        self._publisher = Publisher(self.connection, self._access.explained)
+        self.redelivery = Redelivery(self, self._retry)
+        self._direct = DirectMailbox(self)
+        self._frames = FrameMailbox(self, self._channels, self._history)
+        self.session.on_taken = self._frames.expect
         self._tasks = Tasks(self, self._compose)
         try:
-            await self.link.start()
+            await self.connection.start()
             self.presence.start()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROSTER_PATIENCE):
@@ -211,27 +213,27 @@ class Endpoint:
         await end_tasks([self._saver])
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
-        await self.returned.close()
+        await self.redelivery.close()
         await self._access.close()
-        await self._moves.close()
+        await self._membership_watch.close()
         await self._tasks.close()
         await self._channels.close()
-        await self._delivery.close()
+        await self._frames.close()
         await self._direct.close()
         await self._direct.watch.close()
         await self.session.close()
         await self.presence.close()
         await self.roster.close()
         await end_tasks(self._announcing)
-        await self.names.close()
-        await self.link.stop()
-        self.seen.close()
+        await self.directory.close()
+        await self.connection.stop()
+        self.read_state.close()
         self.inbox.close(asyncio.CancelledError())
 
     async def _save_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(SAVE_EVERY)
-            self.seen.save()
+            self.read_state.save()
 
     def _on_state(self, state: State, error: BaseException | None) -> None:
         self.events.emit("connection", state)
@@ -257,9 +259,9 @@ class Endpoint:
         self.events.emit(event, value)
 
     async def _stop_receiving(self) -> None:
-        await self.returned.close()
+        await self.redelivery.close()
         await self._channels.stop()
-        await self._delivery.close()
+        await self._frames.close()
         await self._direct.close()
 
     async def resolve(self, name: str) -> Agent:
@@ -275,21 +277,26 @@ class Endpoint:
         return self.identity.name
 
     @property
+    def link(self) -> AgentConnection:
+        """`connection` under its old name, for the callers that are left; it goes with them."""
+        return self.connection
+
+    @property
     def state(self) -> State:
-        return self.link.state
+        return self.connection.state
 
     @property
     def incarnation(self) -> str | None:
         """The broker process this endpoint is connected to; None while it is not."""
-        return self.link.connection.incarnation if self.link.state == "ready" else None
+        return self.connection.current.incarnation if self.connection.state == "ready" else None
 
     async def prove(self, timeout: float = 5.0) -> str:
         """A round trip to the broker now; the answer is which process answered it."""
-        return await self.link.prove(timeout)
+        return await self.connection.prove(timeout)
 
     def reconnect(self) -> None:
         """Rebuild the connection now."""
-        self.link.reconnect()
+        self.connection.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
         """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt.
@@ -299,7 +306,7 @@ class Endpoint:
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()
-        if event == "notice" and hasattr(self, "_direct") and self._delivery.begun:
+        if event == "notice" and hasattr(self, "_direct") and self._frames.begun:
             self._direct.watch.listen_for_voids()
 
     async def access(self) -> dict[str, Any]:
@@ -312,7 +319,7 @@ class Endpoint:
 
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
-        used = self.link.token_used
+        used = self.connection.token_used
         try:
             return await act()
         except DeniedError:
@@ -354,22 +361,24 @@ class Endpoint:
         return await self._past(records, reached)
 
     async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
-        await self.names.learn(record.received.message for record in records)
+        await self.directory.learn(record.received.message for record in records)
         found = (self._incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
     async def channels(self) -> list[dict[str, Any]]:
         """The channels this agent may read that have settings or members: `joined`, members, last message."""
-        return await collect(self.link.call, "channel", "list", "channels")
+        return await collect(self.connection.call, "channel", "list", "channels")
 
     async def memberships(self) -> list[str]:
         """The channels and patterns this agent is a member of, whichever of its sessions joined them."""
-        held = (await self.link.call("member", "list"))["memberships"]
+        held = (await self.connection.call("member", "list"))["memberships"]
         return sorted({str(each["pattern"]) for each in held})
 
     async def members(self, channel: str) -> list[dict[str, Any]]:
         """Who is in a channel: id and name."""
-        return await collect(self.link.call, "member", "members", "members", channel=check_channel(unmarked(channel)))
+        return await collect(
+            self.connection.call, "member", "members", "members", channel=check_channel(unmarked(channel))
+        )
 
     # --- who is here ---
 
@@ -393,7 +402,7 @@ class Endpoint:
     async def keep_attention(self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None) -> None:
         """Have the steward keep this for the agent: for every session of it that runs now or starts later."""
         levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
-        await self.link.call("attention", "set", mode=mode, channels=levels)
+        await self.connection.call("attention", "set", mode=mode, channels=levels)
 
     # --- sending ---
 
@@ -428,7 +437,9 @@ class Endpoint:
         if not names:
             return ()
         try:
-            deaf = (await self.link.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))["deaf"]
+            deaf = (await self.connection.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))[
+                "deaf"
+            ]
         except TidingsError as error:
             return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
         why = {"read": f"may not read {channel}", "member": f"is not in {channel}"}
@@ -470,7 +481,7 @@ class Endpoint:
         target = await peer_id(self, to) if to else known_to
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
-        answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
+        answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
     async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
@@ -478,16 +489,16 @@ class Endpoint:
 
         Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
         """
-        return await tell(self.link, kept, "read", timeout)
+        return await tell(self.connection, kept, "read", timeout)
 
     async def tell_delivered(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
         """The same for `delivered`, which `keep` tells too, but only while its process lives."""
-        return await tell(self.link, kept, "delivered", timeout)
+        return await tell(self.connection, kept, "delivered", timeout)
 
     async def trace(self, sent: Receipt | str) -> dict[str, Any]:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
-        return await self.link.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
+        return await self.connection.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
 
     def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
         extra = {} if data is None else {"data": data}
@@ -602,8 +613,8 @@ class Endpoint:
             await self.session.ensure()
             self.session.check()
             self._direct.begin()
-            self._delivery.begin()
-            self.returned.begin()
+            self._frames.begin()
+            self.redelivery.begin()
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
@@ -631,14 +642,14 @@ class Endpoint:
         incoming.late, incoming.ahead, incoming.redelivered, incoming.durable = late, ahead, redelivered, durable
 
         async def settle() -> None:
-            self.seen.settle(record.channel, record.seq, record.identity)
+            self.read_state.settle(record.channel, record.seq, record.identity)
 
-        incoming._settle, incoming._nak = settle, self.returned.take
-        self.seen.hold(record.seq, record.identity)
+        incoming._settle, incoming._nak = settle, self.redelivery.take
+        self.read_state.hold(record.seq, record.identity)
         if self.events.is_heard("message"):
-            self.seen.hand_out(record.channel, record.seq)
+            self.read_state.hand_out(record.channel, record.seq)
         else:
-            incoming._on_taken = lambda: self.seen.hand_out(record.channel, record.seq)
+            incoming._on_taken = lambda: self.read_state.hand_out(record.channel, record.seq)
         self.inbox.put(incoming)
         if incoming.is_named:
             self.events.emit("message", incoming)
@@ -655,17 +666,17 @@ class Endpoint:
     def introduced(self, incoming: Incoming) -> Incoming:
         """The message under the names of access records; who is not known yet is asked for once somebody waits."""
         message = incoming.message
-        incoming.sender = self.names.sender(message.sender)
+        incoming.sender = self.directory.sender(message.sender)
         incoming.claims = claim_of(incoming.sender, message)
-        incoming.mentions = tuple(map(self.names.mention, message.mentions))
+        incoming.mentions = tuple(map(self.directory.mention, message.mentions))
 
         async def learn() -> None:
-            await self.names.learn([message])
+            await self.directory.learn([message])
             if incoming._naming is not None:
                 self.introduced(incoming)
                 incoming._naming = None
 
-        incoming._naming = None if self.names.is_known(message) else learn
+        incoming._naming = None if self.directory.is_known(message) else learn
         return incoming
 
     def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:

@@ -2,7 +2,7 @@
 
 Every live copy carries the sequence of the record before it on its subject, which is one sender on one channel. If that
 record is newer than anything of the subject that arrived here, its copy was lost. This module remembers what arrived,
-for a bounded number of subjects, and describes holes; reading them from the log is `missed.py`'s part. It cannot know
+for a bounded number of subjects, and describes holes; reading them from the log is `backfill.py`'s part. It cannot know
 of a copy after which its sender said nothing more.
 """
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.records import LiveRecord, RecordOpener
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import ConflictError, ConnectionLost
 
 PAGE = 100
@@ -33,8 +33,8 @@ class Reached:
 
 
 class History:
-    def __init__(self, link: Supervision, opener: RecordOpener) -> None:
-        self.link = link
+    def __init__(self, connection: AgentConnection, opener: RecordOpener) -> None:
+        self.connection = connection
         self.opener = opener
         self._turns = asyncio.Semaphore(AT_ONCE)
         #: hears what the log was at its head when a page was read
@@ -112,13 +112,13 @@ class History:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                connection = await self.link.ready(max(0.1, deadline - time.monotonic()))
-                answer = await self.link.call(
+                connection = await self.connection.ready(max(0.1, deadline - time.monotonic()))
+                answer = await self.connection.call(
                     "history", "page", channel=channel, timeout=PATIENCE, connection=connection, **arguments
                 )
                 self.on_stamp(answer.get("stamp"))
                 return answer
             except (ConnectionLost, ConflictError):  # the latter: another program of this agent reads too
-                if time.monotonic() > deadline or self.link.state == "stopped":
+                if time.monotonic() > deadline or self.connection.state == "stopped":
                     raise
                 await asyncio.sleep(0.05)

@@ -13,12 +13,12 @@ from typing import Any
 
 from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.broker.grants import MAX_SUBSCRIPTIONS
+from tidings.endpoint.connection import AgentConnection
+from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.gaps import Arrivals, Hole
 from tidings.endpoint.membership import Membership, Memberships
+from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
-from tidings.endpoint.seen import Seen
-from tidings.endpoint.supervision import Supervision
-from tidings.endpoint.surfacing import Surfacing
 from tidings.errors import DeniedError
 from tidings.wire.subjects import Chat
 
@@ -39,24 +39,24 @@ class LiveCopies:
 
     def __init__(
         self,
-        link: Supervision,
+        connection: AgentConnection,
         opener: RecordOpener,
-        seen: Seen,
+        read_state: ReadState,
         memberships: Memberships,
-        surfacing: Surfacing,
+        dedup: Dedup,
         catch_up: Callable[[Membership], None],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.opener = opener
-        self.seen = seen
+        self.read_state = read_state
         self.memberships = memberships
-        self.surfacing = surfacing
+        self.dedup = dedup
         self.arrivals = Arrivals()
         self._catch_up = catch_up
 
     async def subscribe(self, connection: Connection, membership: Membership) -> None:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
-        s = self.link.identity.subjects
+        s = self.connection.identity.subjects
         membership.subscriptions = []
         if len(connection.subscriptions) + 3 > MAX_SUBSCRIPTIONS - LEFT_TO_OTHERS:
             raise self._too_many(membership)
@@ -75,12 +75,13 @@ class LiveCopies:
             raise self._too_many(membership)
         if any(s.live_chat(membership.pattern).lower() in each.lower() for each in refusals):
             await unsubscribe(membership)
-            raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
+            raise DeniedError(f"{self.connection.identity.name} may not read {membership.pattern}")
 
     def _too_many(self, membership: Membership) -> DeniedError:
         return DeniedError(
-            f"{self.link.identity.name} cannot hear {membership.pattern}: a connection may have {MAX_SUBSCRIPTIONS:,} "
-            "subscriptions, two for each channel or pattern; leave some, or join one pattern in place of many channels"
+            f"{self.connection.identity.name} cannot hear {membership.pattern}: a connection may have "
+            f"{MAX_SUBSCRIPTIONS:,} subscriptions, two for each channel or pattern; leave some, or join one pattern in "
+            "place of many channels"
         )
 
     def _receiver(self, membership: Membership) -> Callable[[Any], None]:
@@ -99,7 +100,7 @@ class LiveCopies:
         """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
         assert membership.held is not None
         if copy.record is not None:
-            self.seen.channel(copy.record.channel)  # so that this channel is among those that are read
+            self.read_state.channel(copy.record.channel)  # so that this channel is among those that are read
         membership.held.append(copy)
         if len(membership.held) > HELD_AT_MOST:
             membership.held.clear()
@@ -128,10 +129,10 @@ class LiveCopies:
 
     def _hole_before(self, copy: LiveCopy) -> Hole | None:
         """The hole this copy shows, if what lies in it is owed to us and nothing else explains it."""
-        address = self.link.identity.subjects.parse(copy.subject)
-        if not isinstance(address, Chat) or address.sender == self.link.identity.id:
+        address = self.connection.identity.subjects.parse(copy.subject)
+        if not isinstance(address, Chat) or address.sender == self.connection.identity.id:
             return None
-        seen = self.seen.channel(address.channel)
+        seen = self.read_state.channel(address.channel)
         covering = self.memberships.covering(address.channel)
         known = self.arrivals.last(copy.subject)
         if not known and not seen.read:  # what was said before this session listened is not a lost copy
@@ -151,7 +152,7 @@ class LiveCopies:
         if known is not None:
             known.through = hole.through
         elif len(membership.holes) < HOLES_AT_MOST:
-            membership.open_hole(copy.subject, hole, self.seen)
+            membership.open_hole(copy.subject, hole, self.read_state)
         else:
             return False
         self._catch_up(membership)
@@ -165,7 +166,7 @@ class LiveCopies:
     def _offer(self, membership: Membership, record: LiveRecord) -> None:
         """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
         ahead = self.memberships.is_ahead(membership)
-        if self.surfacing.offer(record, contiguous=membership.contiguous, ahead=ahead):
+        if self.dedup.offer(record, contiguous=membership.contiguous, ahead=ahead):
             return
         membership.contiguous = False
         if membership.confirmed:

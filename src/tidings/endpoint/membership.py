@@ -1,7 +1,7 @@
 """One joined channel or pattern as an endpoint remembers it, and all of them together.
 
 State and questions about it, no I/O: what the steward answered, what waits for something older, what is being read from
-the log, and what is left to frames. `channels.py` joins and leaves, `live.py` receives, `missed.py` reads.
+the log, and what is left to frames. `channels.py` joins and leaves, `live.py` receives, `backfill.py` reads.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from tidings.endpoint.gaps import Cause, Hole
+from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import LiveCopy
-from tidings.endpoint.seen import Seen
 from tidings.wire.ids import new_id
 from tidings.wire.patterns import covers
 from tidings.wire.roster import Backstop
@@ -113,18 +113,18 @@ class Membership:
         held, self.held = self.held or [], None
         return held
 
-    def open_hole(self, subject: str, hole: Hole, seen: Seen) -> None:
+    def open_hole(self, subject: str, hole: Hole, read_state: ReadState) -> None:
         """A hole is to be read, and until then nothing above it counts as settled."""
         self.holes[subject] = hole
-        seen.channel(hole.channel).missing[subject] = hole.after
+        read_state.channel(hole.channel).missing[subject] = hole.after
 
-    def close_hole(self, subject: str, seen: Seen) -> None:
+    def close_hole(self, subject: str, read_state: ReadState) -> None:
         hole = self.holes.pop(subject)
-        seen.channel(hole.channel).missing.pop(subject, None)
+        read_state.channel(hole.channel).missing.pop(subject, None)
 
-    def close_holes(self, seen: Seen) -> None:
+    def close_holes(self, read_state: ReadState) -> None:
         for subject in list(self.holes):
-            self.close_hole(subject, seen)
+            self.close_hole(subject, read_state)
 
     def told(self, state: str, reason: str = "", backfilled: int = 0) -> Joined:
         """What whoever joined is told."""

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.wire.ids import new_id
@@ -34,9 +34,15 @@ class Presence:
     """`attending`: others see this session. `every`: seconds between beats, if more often than the steward asks for."""
 
     def __init__(
-        self, link: Supervision, roster: Roster, session: str, *, attending: bool = True, every: float | None = None
+        self,
+        connection: AgentConnection,
+        roster: Roster,
+        session: str,
+        *,
+        attending: bool = True,
+        every: float | None = None,
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.roster = roster
         self.beats = 0
         self.attending, self._every = attending, every
@@ -99,7 +105,7 @@ class Presence:
     # --- beating ---
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._beat_on(), name=f"presence of {self.link.identity.name}")
+        self._task = asyncio.create_task(self._beat_on(), name=f"presence of {self.connection.identity.name}")
 
     async def _beat_on(self) -> None:
         self._changed.set()
@@ -119,11 +125,11 @@ class Presence:
         await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
 
     async def _beat(self, said: Beat) -> None:
-        subject = self.link.identity.subjects.control("presence", self.link.identity.id)
+        subject = self.connection.identity.subjects.control("presence", self.connection.identity.id)
         body = {"op": new_id(), "do": "beat", **msgspec.to_builtins(said)}
         # Boundary: while the connection is being rebuilt nobody hears a beat; the next session starts with one.
         with suppress(TidingsError, NatsError, OSError):
-            await self.link.connection.publish(subject, json.dumps(body).encode())
+            await self.connection.current.publish(subject, json.dumps(body).encode())
             self.beats += 1
 
     async def close(self) -> None:
@@ -135,4 +141,4 @@ class Presence:
             return
         await self._beat_offline()
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
-            await self.link.connection.flush(timeout=1)
+            await self.connection.current.flush(timeout=1)

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import msgspec
 
 from tidings.broker.client import Connection
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -162,8 +162,8 @@ def _inside(identity: Identity, prepared: Prepared, payload: bytes) -> Message:
 class Publisher:
     """What an endpoint publishes goes through here. `explain` adds the cause to a refusal."""
 
-    def __init__(self, link: Supervision, explain: Explain) -> None:
-        self.link = link
+    def __init__(self, connection: AgentConnection, explain: Explain) -> None:
+        self.connection = connection
         self._explain = explain
         self._making_room: dict[Kind, asyncio.Lock] = {"dm": asyncio.Lock(), "task": asyncio.Lock()}
 
@@ -179,10 +179,10 @@ class Publisher:
 
     async def is_stored(self, prepared: Prepared, seq: int) -> bool:
         """Is the record at that sequence this message?"""
-        found = await self.link.call("confirm", "record", seq=seq, stream=STREAMS[prepared.kind])
+        found = await self.connection.call("confirm", "record", seq=seq, stream=STREAMS[prepared.kind])
         if not found["yours"] or found["subject"] != prepared.subject:
             return False
-        return is_same_message(self.link.identity, prepared, base64.b64decode(found["payload"]))
+        return is_same_message(self.connection.identity, prepared, base64.b64decode(found["payload"]))
 
     async def find(self, prepared: Prepared, since: float | None = None) -> int | None:
         """Where a message of this id is or was stored, by the records of its subject; None if it is not there.
@@ -217,10 +217,10 @@ class Publisher:
     async def _ask_when_free(self, do: str, asked: dict[str, Any]) -> dict[str, Any]:
         for _ in range(BUSY_TRIES):
             try:
-                return await self.link.call("trace", do, timeout=10.0, **asked)
+                return await self.connection.call("trace", do, timeout=10.0, **asked)
             except ConflictError:
                 await asyncio.sleep(BUSY_PAUSE)
-        return await self.link.call("trace", do, timeout=10.0, **asked)
+        return await self.connection.call("trace", do, timeout=10.0, **asked)
 
     async def _checked(self, prepared: Prepared, stored: Stored, timeout: float, only: str | None) -> Stored:
         """`duplicate` is success only if the record there is ours."""
@@ -239,9 +239,9 @@ class Publisher:
             try:
                 return await self._stored(prepared, timeout, only)
             except MailboxFull:
-                await self.link.call("receipt", "room", to=prepared.destination, timeout=timeout)
+                await self.connection.call("receipt", "room", to=prepared.destination, timeout=timeout)
             except QueueFull:
-                await self.link.call("task", "room", role=prepared.destination, timeout=timeout)
+                await self.connection.call("task", "room", role=prepared.destination, timeout=timeout)
             return await self._stored(prepared, timeout, only)
 
     async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
@@ -282,10 +282,10 @@ class Publisher:
 
     async def _connection(self, within: float, only: str | None) -> Connection:
         """The connection, waiting for a rebuild; whoever wants one broker process only does not wait for another."""
-        if self.link.state == "ready" or only is not None:
-            connection = self.link.connection
+        if self.connection.state == "ready" or only is not None:
+            connection = self.connection.current
         else:
-            connection = await self.link.ready(within)
+            connection = await self.connection.ready(within)
         if only is not None and connection.incarnation != only:
             raise Reconnecting("another run of the broker answers now: ask again")
         return connection
@@ -293,7 +293,7 @@ class Publisher:
     async def _why_nobody_takes_it(self) -> TidingsError | None:
         """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
-            health = await self.link.call("health", "ping")
+            health = await self.connection.call("health", "ping")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
         gate = health.get("gate") or {}

@@ -40,12 +40,12 @@ class Recovery:
 
     async def _channels(self) -> dict[str, int]:
         """Each channel of a membership, with the earliest sequence from which it is owed."""
-        link = self.endpoint.link
-        held = (await link.call("member", "list"))["memberships"]
+        connection = self.endpoint.connection
+        held = (await connection.call("member", "list"))["memberships"]
         names = {each["pattern"] for each in held if is_concrete(each["pattern"])}
         if len(names) < len(held):
-            names |= set(self.endpoint.seen.channels)
-            names |= {each["channel"] for each in await collect(link.call, "channel", "list", "channels")}
+            names |= set(self.endpoint.read_state.channels)
+            names |= {each["channel"] for each in await collect(connection.call, "channel", "list", "channels")}
         covering = {name: [m["joined"] for m in held if covers(m["pattern"], name)] for name in names}
         return {name: min(joins) for name, joins in covering.items() if joins}
 

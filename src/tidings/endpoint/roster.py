@@ -23,8 +23,8 @@ import msgspec
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.peers import each_once, resolve_among
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import (
     OutcomeUnknown,
     StewardUnreachable,
@@ -52,8 +52,8 @@ Report = Callable[[str, Any], None]
 class Roster:
     """Who is in the space, as of `freshness` seconds ago."""
 
-    def __init__(self, link: Supervision, report: Report) -> None:
-        self.link = link
+    def __init__(self, connection: AgentConnection, report: Report) -> None:
+        self.connection = connection
         self.refused: Counter[str] = Counter()
         self.snapshots = 0
         self.head = 0
@@ -78,7 +78,7 @@ class Roster:
         #: name and roles of those who are in the roster no more: what they said is still theirs
         self.left: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._boot, self._n = "", 0
-        self._key = link.identity.steward_key
+        self._key = connection.identity.steward_key
         self._heard: float | None = None
         self._held: list[Delta] = []
         self._wanted = asyncio.Event()
@@ -87,7 +87,7 @@ class Roster:
         self.asked = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        link.on_session(self._on_session)
+        connection.on_session(self._on_session)
 
     # --- questions ---
 
@@ -141,10 +141,10 @@ class Roster:
     # --- deltas ---
 
     async def _on_session(self, connection: Connection) -> None:
-        await connection.subscribe(self.link.identity.subjects.live_roster, cb=self._receive)
+        await connection.subscribe(self.connection.identity.subjects.live_roster, cb=self._receive)
         self._wanted.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._keep_known(), name=f"roster of {self.link.identity.name}")
+            self._task = asyncio.create_task(self._keep_known(), name=f"roster of {self.connection.identity.name}")
 
     async def _receive(self, message: Any) -> None:
         try:
@@ -152,7 +152,7 @@ class Roster:
         except WireError:
             block = Headers()
         fields = block.fields if block.status is None else ()
-        identity = self.link.identity
+        identity = self.connection.identity
         delta = open_delta(identity.subjects, identity.space_id, self._key, message.subject, fields, message.data)
         if isinstance(delta, str):
             self.refused[delta] += 1
@@ -188,7 +188,7 @@ class Roster:
     def _put(self, row: Agent) -> bool:
         before = self._agents.get(row.id)
         self._agents[row.id] = row
-        if row.id == self.link.identity.id:
+        if row.id == self.connection.identity.id:
             for hear in self.on_own_row:
                 hear(row)
             if (row.attention_number or 0) > self._standing >= 0:
@@ -211,7 +211,7 @@ class Roster:
             await self._wanted.wait()
             pause = random.uniform(SPREAD / 2, SPREAD)
             try:
-                await self.link.ready(30)
+                await self.connection.ready(30)
                 await self._take_snapshot()
             except (UnreachableError, OutcomeUnknown):
                 pause = RETRY_PAUSE
@@ -223,10 +223,10 @@ class Roster:
 
     async def _take_snapshot(self, timeout: float = 5.0) -> None:
         async with self._lock:
-            first = page = await self.link.call("roster", "snapshot", timeout=timeout)
+            first = page = await self.connection.call("roster", "snapshot", timeout=timeout)
             lines = list(page["rows"])
             while page["next"] is not None:
-                page = await self.link.call("roster", "snapshot", after=page["next"], timeout=timeout)
+                page = await self.connection.call("roster", "snapshot", after=page["next"], timeout=timeout)
                 if page["boot"] != first["boot"]:
                     raise StewardUnreachable("the steward changed while it was asked for the roster")
                 lines += page["rows"]
@@ -273,7 +273,7 @@ class Roster:
 
     def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
         """The key in force by records that verify from the anchor; what does not verify changes nothing."""
-        identity = self.link.identity
+        identity = self.connection.identity
         chain = Table(identity.subjects, identity.space_id, identity.steward_key)
         for line in sorted(rotations, key=lambda each: int(each["seq"])):
             headers, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])

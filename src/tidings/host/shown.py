@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from tidings.endpoint.directory import short_id
 from tidings.endpoint.incoming import Incoming
-from tidings.endpoint.naming import short_id
 from tidings.endpoint.tasks import Job, TaskResult
 from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow

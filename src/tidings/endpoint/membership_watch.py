@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.channels import Channels
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError
 from tidings.wire.roster import Agent
 
@@ -21,8 +21,10 @@ RETRY_PAUSE = 0.2
 
 
 class MembershipWatch:
-    def __init__(self, link: Supervision, roster: Roster, channels: Channels, receives: Callable[[], bool]) -> None:
-        self.link = link
+    def __init__(
+        self, connection: AgentConnection, roster: Roster, channels: Channels, receives: Callable[[], bool]
+    ) -> None:
+        self.connection = connection
         self.channels = channels
         self._receives = receives
         #: where memberships stood when this program came: it joins what it was told to, not what was there before
@@ -40,14 +42,14 @@ class MembershipWatch:
             self._heard = row.moved
             self._moved.set()
             if self._task is None:
-                self._task = asyncio.create_task(self._follow(), name=f"memberships of {self.link.identity.name}")
+                self._task = asyncio.create_task(self._follow(), name=f"memberships of {self.connection.identity.name}")
 
     async def _follow(self) -> None:
         while True:
             await self._moved.wait()
             self._moved.clear()
             try:
-                answer = await self.link.call("member", "list")
+                answer = await self.connection.call("member", "list")
                 stands = {str(each["pattern"]): int(each["joined"]) for each in answer["memberships"]}
                 await self.channels.follow(stands, int(answer["seq"]), self._since or 0, adopt=self._receives())
             except TidingsError:

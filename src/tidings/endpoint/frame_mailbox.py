@@ -27,10 +27,10 @@ from tidings.endpoint.channels import Channels
 from tidings.endpoint.frame_numbers import FrameNumbers
 from tidings.endpoint.gaps import FrameGap
 from tidings.endpoint.history import History
-from tidings.endpoint.pull import pull
+from tidings.endpoint.mailbox import pull
+from tidings.endpoint.pending_acks import PendingAck, PendingAcks
 from tidings.endpoint.records import LiveRecord
 from tidings.endpoint.recovery import Recovery
-from tidings.endpoint.unsettled import InHand, Unsettled
 from tidings.errors import DeliveryLost, MalformedFrame, TidingsError, UnhealthyError
 from tidings.failpoints import reach
 from tidings.nats.errors import NatsError
@@ -69,18 +69,18 @@ class Batch:
             self.waiting.add(record.identity)
 
 
-class DurableCopies:
+class FrameMailbox:
     """The durable copies of one endpoint."""
 
     def __init__(self, endpoint: Endpoint, channels: Channels, history: History) -> None:
         self.endpoint = endpoint
         self.channels = channels
-        self.link = endpoint.link
+        self.connection = endpoint.connection
         self.identity = endpoint.identity
-        self.numbers = FrameNumbers(endpoint.seen.numbers)
+        self.numbers = FrameNumbers(endpoint.read_state.numbers)
         self.recovery = Recovery(endpoint, history)
         #: frames the broker waits to hear about
-        self.held: InHand[Unsettled] = InHand(self.link, self._start)
+        self.held: PendingAcks[PendingAck] = PendingAcks(self.connection, self._start)
         #: bytes of frames that did not open, the newest
         self.aside: deque[bytes] = deque(maxlen=ASIDE)
         #: everything the deliver floor spoke of up to here has arrived
@@ -94,7 +94,7 @@ class DurableCopies:
         self._abroad_until = 0.0
         self._told: set[Lost] = set()
         self._batches: set[Batch] = set()
-        self._arrived: asyncio.Queue[tuple[Unsettled, Frame, int]] = asyncio.Queue()
+        self._arrived: asyncio.Queue[tuple[PendingAck, Frame, int]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulling: asyncio.Task[None] | None = None
         self.begun = self._closed = False
@@ -104,14 +104,14 @@ class DurableCopies:
         if self.begun or self._closed:
             return
         self.begun = True
-        self.endpoint.seen.on_settled = self._on_settled
+        self.endpoint.read_state.on_settled = self._on_settled
         self.channels.memberships.frames_through = lambda: self.caught_up
         self.channels.memberships.older_frames = self.are_older_awaited
         self._start(self._offer_arrived())
         self._start(self.held.keep_in_progress())
-        self.link.on_session(self._on_session)
-        if self.link.state == "ready":
-            self._pulling = self._start(self._pull_all(self.link.connection))
+        self.connection.on_session(self._on_session)
+        if self.connection.state == "ready":
+            self._pulling = self._start(self._pull_all(self.connection.current))
 
     # --- pulling ---
 
@@ -174,7 +174,7 @@ class DurableCopies:
         if held is not None:
             self.held.come_again(held, delivery)
             return
-        held = self.held[delivery.seq] = Unsettled(delivery)
+        held = self.held[delivery.seq] = PendingAck(delivery)
         if delivery.count > 1:
             self._abroad = max(0, self._abroad - 1)
         try:
@@ -187,12 +187,12 @@ class DurableCopies:
         reach("endpoint.frame_pulled")
         self._arrived.put_nowait((held, frame, floor))
 
-    async def _put_aside(self, held: Unsettled, data: bytes, error: MalformedFrame) -> None:
+    async def _put_aside(self, held: PendingAck, data: bytes, error: MalformedFrame) -> None:
         """Kept for whoever wants to look, then acknowledged, so that it blocks nobody."""
         if self.endpoint.keep_aside is not None:
             await self.endpoint.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
         self.aside.append(data)
-        where, state = "in memory", self.endpoint.seen.path
+        where, state = "in memory", self.endpoint.read_state.path
         if state is not None:
             beside = state.with_name(f"{state.name}.frame-{held.delivery.seq % ASIDE}")
             with suppress(OSError):
@@ -220,7 +220,7 @@ class DurableCopies:
             finally:
                 self._arrived.task_done()
 
-    async def _offer_frame(self, held: Unsettled, frame: Frame) -> None:
+    async def _offer_frame(self, held: PendingAck, frame: Frame) -> None:
         self._check_number(frame)
         for lost in frame.lost:
             self._tell_lost(lost)
@@ -249,10 +249,10 @@ class DurableCopies:
         redelivered = again or self.channels.is_forgotten(record)
         inbox = self.endpoint.inbox
         ahead = self.are_older_awaited()
-        while not self.channels.surfacing.offer_durable(record, redelivered=redelivered, ahead=ahead):
+        while not self.channels.dedup.offer_durable(record, redelivered=redelivered, ahead=ahead):
             await inbox.wait_for_room()
             await asyncio.sleep(0 if inbox.room else REFUSED_PAUSE)  # closed and full: until we are closed too
-        batch.note(record, is_held=self.endpoint.seen.is_held(record.identity))
+        batch.note(record, is_held=self.endpoint.read_state.is_held(record.identity))
 
     def _tell_lost(self, lost: Lost) -> None:
         if lost in self._told:
@@ -313,7 +313,7 @@ class DurableCopies:
         for record in await self.recovery.read(after, through):
             own = record.received.sender == self.identity.id
             there += own_count or not own
-            surfaced += not own and record.seq not in self.endpoint.seen.known
+            surfaced += not own and record.seq not in self.endpoint.read_state.known
             await self._offer(record, batch)
         if count is not None and there < count:
             self._report(
@@ -352,24 +352,26 @@ class DurableCopies:
             self._batches.discard(batch)
             batch.then()
 
-    def _frame_settled(self, held: Unsettled, frame: Frame, batch: Batch) -> None:
+    def _frame_settled(self, held: PendingAck, frame: Frame, batch: Batch) -> None:
         self._numbers_settled(frame.series, frame.number)
         if self.numbers.is_whole(frame.series, frame.number):
             for channel, seq in batch.reached.items():
-                self.endpoint.seen.channel(channel).frames_reached(seq)
+                self.endpoint.read_state.channel(channel).frames_reached(seq)
         self._save()  # before the broker forgets the frame: whoever is killed now gets it again, and knows it
         self.held.acknowledge(held)
 
     def _save(self) -> None:
         """A state file that cannot be written costs repetitions after a restart, and no message."""
         try:
-            self.endpoint.seen.save()
+            self.endpoint.read_state.save()
         except OSError as error:
-            self._report(UnhealthyError(f"{self.endpoint.seen.path} cannot be written ({error}): make room for it"))
+            self._report(
+                UnhealthyError(f"{self.endpoint.read_state.path} cannot be written ({error}): make room for it")
+            )
 
     def _numbers_settled(self, series: str, first: int, last: int | None = None) -> None:
         self.numbers.settle(series, first, last)
-        self.endpoint.seen.note_frames(self.numbers.settled_through())
+        self.endpoint.read_state.note_frames(self.numbers.settled_through())
 
     # --- life ---
 
@@ -387,7 +389,7 @@ class DurableCopies:
     async def _until_nobody_waits(self) -> None:
         """Once the broker has heard that the pull ended, it hands no frame to it that would be out of reach."""
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
-            await self.link.connection.flush(timeout=2)
+            await self.connection.current.flush(timeout=2)
 
     async def close(self) -> None:
         """Stop pulling, let acknowledgements under way finish, and give back what was not settled."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError
 from tidings.wire.message import Mention, Message, Sender
 
@@ -35,11 +35,11 @@ def short_id(agent_id: str) -> str:
     return f"{agent_id[:SHOWN_OF_ID]}…"
 
 
-class Names:
+class Directory:
     """Names of ids, as the access records have them."""
 
-    def __init__(self, link: Supervision, roster: Roster) -> None:
-        self.link = link
+    def __init__(self, connection: AgentConnection, roster: Roster) -> None:
+        self.connection = connection
         self.roster = roster
         self._others: dict[str, Named] = {}
         self._unknown: dict[str, float] = {}
@@ -49,8 +49,8 @@ class Names:
         row = self.roster.get(agent_id)
         if row is not None:
             return row.name, row.roles
-        if agent_id == self.link.identity.id:
-            return self.link.identity.name, ()
+        if agent_id == self.connection.identity.id:
+            return self.connection.identity.name, ()
         return self.roster.left.get(agent_id) or self._others.get(agent_id)
 
     def is_known(self, message: Message) -> bool:
@@ -84,7 +84,7 @@ class Names:
         found: dict[str, Any] = {}
         try:
             async with asyncio.timeout(PATIENCE):
-                found = (await self.link.call("roster", "names", ids=ids, timeout=PATIENCE))["names"]
+                found = (await self.connection.call("roster", "names", ids=ids, timeout=PATIENCE))["names"]
         except (TidingsError, TimeoutError):
             pass
         finally:

@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 
 from tidings.broker.private_files import write_private
-from tidings.endpoint.journal import Journal, KeptAs
 from tidings.endpoint.log_marks import LogMarks
 from tidings.endpoint.sequences import Sequences
+from tidings.endpoint.state_file import Journal, KeptAs
 from tidings.errors import ConfigError
 from tidings.wire.patterns import covers, is_concrete
 
@@ -54,7 +54,7 @@ NOWHERE = Position(0)
 
 
 @dataclass(slots=True)
-class ChannelSeen:
+class ChannelState:
     """One channel's memory."""
 
     through: int = 0
@@ -140,7 +140,7 @@ class ChannelSeen:
         return min((self.through, *(seq - 1 for seq in self.open), *self.missing.values()))
 
 
-class Seen:
+class ReadState:
     """The memory of one endpoint, kept in a state file if it is given one."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -149,7 +149,7 @@ class Seen:
         self.epoch = ""
         #: which records were there, so that a log that was set back is noticed
         self.marks = LogMarks()
-        self.channels: OrderedDict[str, ChannelSeen] = OrderedDict()
+        self.channels: OrderedDict[str, ChannelState] = OrderedDict()
         #: channels that are joined by name: never forgotten, and read from their join on whatever was forgotten
         self.pinned: set[str] = set()
         #: a channel that is not known may have been seen up to here
@@ -218,14 +218,14 @@ class Seen:
         self._handed = {each.seq: each.channel for each in handed if each.seq not in over}
         self._dirty = self._dirty or bool(settled)
 
-    def _recalled(self, name: str, through: int) -> ChannelSeen:
-        return ChannelSeen(through, read=through, newest=max(through, self._newest.get(name, 0)))
+    def _recalled(self, name: str, through: int) -> ChannelState:
+        return ChannelState(through, read=through, newest=max(through, self._newest.get(name, 0)))
 
     def was_handed(self, seq: int) -> bool:
         """Did a process before this one hand it out, and not settle it?"""
         return seq in self._handed
 
-    def channel(self, name: str) -> ChannelSeen:
+    def channel(self, name: str) -> ChannelState:
         known = self.channels.get(name)
         if known is None:
             through = 0 if name in self.pinned else self.forgotten
@@ -284,7 +284,7 @@ class Seen:
 
         Which channels there are stays, so that all of them are read; so does which log it was.
         """
-        self.channels = OrderedDict((name, ChannelSeen()) for name in self.channels)
+        self.channels = OrderedDict((name, ChannelState()) for name in self.channels)
         self.forgotten = 0
         self.known = Sequences()
         self.numbers = {}

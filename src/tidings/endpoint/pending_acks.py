@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, Delivery
-from tidings.endpoint.supervision import Supervision
+from tidings.endpoint.connection import AgentConnection
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 
@@ -25,7 +25,7 @@ IN_PROGRESS_EVERY = ACK_WAIT / 3
 
 
 @dataclass(eq=False)
-class Unsettled:
+class PendingAck:
     """One delivery the broker waits to hear about."""
 
     delivery: Delivery
@@ -33,16 +33,16 @@ class Unsettled:
     acking: asyncio.Task[None] | None = field(default=None, repr=False, kw_only=True)
 
 
-H = TypeVar("H", bound=Unsettled)
+H = TypeVar("H", bound=PendingAck)
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-class InHand(dict[int, H]):
+class PendingAcks(dict[int, H]):
     """The unsettled deliveries of one mailbox, by their sequence in its stream. `start` begins a task of its owner."""
 
-    def __init__(self, link: Supervision, start: Start) -> None:
+    def __init__(self, connection: AgentConnection, start: Start) -> None:
         super().__init__()
-        self.link = link
+        self.connection = connection
         self._start = start
         self._given_back = False
 
@@ -62,7 +62,7 @@ class InHand(dict[int, H]):
         tries = 0
         while tries < ACK_TRIES and not self._given_back and self._is_current(held):
             try:
-                connection = await self.link.ready(30)
+                connection = await self.connection.ready(30)
                 await connection.request(held.delivery.reply, ACK, timeout=ACK_PATIENCE)
             except TimeoutError:
                 tries += 1
@@ -86,7 +86,7 @@ class InHand(dict[int, H]):
     async def finish(self) -> None:
         """Let acknowledgements under way finish."""
         acking = {held.acking for held in self.values() if held.acking is not None}
-        if acking and self.link.state == "ready":
+        if acking and self.connection.state == "ready":
             await asyncio.wait(acking, timeout=ACK_PATIENCE)
 
     async def give_back(self) -> None:
@@ -101,4 +101,4 @@ class InHand(dict[int, H]):
 
     async def _say(self, held: H, word: bytes) -> None:
         with suppress(TidingsError, NatsError, OSError):  # no connection: the broker delivers again, and we know it
-            await self.link.connection.publish(held.delivery.reply, word)
+            await self.connection.current.publish(held.delivery.reply, word)

@@ -22,10 +22,10 @@ from tidings.broker.acks import TERM, Delivery
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.mailbox import pull
 from tidings.endpoint.notices import of_void
-from tidings.endpoint.pull import pull
+from tidings.endpoint.pending_acks import ACK_PATIENCE, PendingAck, PendingAcks
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
-from tidings.endpoint.unsettled import ACK_PATIENCE, InHand, Unsettled
 from tidings.errors import UnknownPeer, WireError
 from tidings.nats.errors import NatsError
 from tidings.wire.envelope import Received, open_record
@@ -59,24 +59,24 @@ async def peer_id(endpoint: Endpoint, to: str) -> str:
 
 
 @dataclass(eq=False)
-class Held(Unsettled):
+class Held(PendingAck):
     """A message the broker waits to hear about."""
 
     identity: tuple[str, str]
 
 
-class Direct:
+class DirectMailbox:
     """The direct messages of one endpoint, both ways."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.link = endpoint.link
+        self.connection = endpoint.connection
         self.identity = endpoint.identity
-        self.receipts = ReceiptSender(self.link)
-        self.watch = ReceiptWatch(self.link, self._tell_receipt, self._tell_void)
+        self.receipts = ReceiptSender(self.connection)
+        self.watch = ReceiptWatch(self.connection, self._tell_receipt, self._tell_void)
         if endpoint.events.is_heard("receipt"):
             self.watch.listen()
-        self.held: InHand[Held] = InHand(self.link, self._start)
+        self.held: PendingAcks[Held] = PendingAcks(self.connection, self._start)
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._arrived: asyncio.Queue[tuple[Held, Incoming]] = asyncio.Queue()
@@ -95,9 +95,9 @@ class Direct:
         self._start(self._surface_arrived())
         self._start(self.held.keep_in_progress())
         self._start(self.receipts.run())
-        self.link.on_session(self._on_session)
-        if self.link.state == "ready":
-            self._pulling = self._start(self._pull_all(self.link.connection))
+        self.connection.on_session(self._on_session)
+        if self.connection.state == "ready":
+            self._pulling = self._start(self._pull_all(self.connection.current))
 
     # --- sent ---
 
@@ -161,12 +161,12 @@ class Direct:
             return
         held = Held(delivery, received.identity)
         self.held[delivery.seq] = held
-        if not self.endpoint.seen.first_time(received.identity):
+        if not self.endpoint.read_state.first_time(received.identity):
             # Settled before, or another record of a message that is held under its own sequence.
             self.endpoint.opener.refused["repeated"] += 1
             self.held.acknowledge(held)
             return
-        self.endpoint.seen.hold_direct(received.identity)
+        self.endpoint.read_state.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
     def _opened(self, subject: str, block: bytes, payload: bytes) -> tuple[Received, Message]:
@@ -191,7 +191,7 @@ class Direct:
 
         incoming = self._surfaced(received, inside, held.delivery.seq, held.delivery.time_ns)
         incoming.redelivered = held.delivery.count > 1
-        incoming._settle, incoming._keep, incoming._nak = settle, keep, self.endpoint.returned.take
+        incoming._settle, incoming._keep, incoming._nak = settle, keep, self.endpoint.redelivery.take
         return incoming
 
     def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
@@ -225,7 +225,7 @@ class Direct:
     # --- settling ---
 
     async def _settle(self, held: Held) -> None:
-        self.endpoint.seen.settle_direct(held.identity)
+        self.endpoint.read_state.settle_direct(held.identity)
         self.held.acknowledge(held)
         assert held.acking is not None
         await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)
@@ -247,6 +247,6 @@ class Direct:
         await self.held.finish()
         self._closed = True
         await self.held.give_back()
-        if self.link.state == "ready":
+        if self.connection.state == "ready":
             await self.receipts.flush(timeout=1)
         await end_tasks(self._tasks)

@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.gaps import Gap, Hole
 from tidings.endpoint.history import History
 from tidings.endpoint.membership import Membership
+from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import LiveRecord
-from tidings.endpoint.seen import Seen
-from tidings.endpoint.surfacing import Surfacing
 
 FILL_LIMIT = 1_000
 
 
-class MissedMessages:
-    def __init__(self, history: History, seen: Seen, surfacing: Surfacing, report: Callable[[str, Any], None]) -> None:
+class Backfill:
+    def __init__(
+        self, history: History, read_state: ReadState, dedup: Dedup, report: Callable[[str, Any], None]
+    ) -> None:
         self.history = history
-        self.seen = seen
-        self.surfacing = surfacing
+        self.read_state = read_state
+        self.dedup = dedup
         #: live copies that were lost on the way and were read from the log; and holes whose messages had left it
         self.recovered = self.gone = 0
         self._report = report
@@ -38,16 +40,16 @@ class MissedMessages:
     async def backfill(self, membership: Membership, limit: int) -> tuple[int, list[LiveRecord]]:
         """Surface what was said before the join, marked historical; answers how much, and what found no room."""
         assert membership.joined is not None
-        epoch = self.seen.epoch
+        epoch = self.read_state.epoch
         records = await self.said_before(membership, limit)
         rest: list[LiveRecord] = []
         for number, record in enumerate(records):
-            if not self.surfacing.offer(record, historical=True, contiguous=False):
+            if not self.dedup.offer(record, historical=True, contiguous=False):
                 rest = records[number:]
                 break
-        if self.seen.epoch == epoch:
-            for channel in self.seen.covered_by(membership.pattern):
-                self.seen.channel(channel).close_hole(membership.joined)
+        if self.read_state.epoch == epoch:
+            for channel in self.read_state.covered_by(membership.pattern):
+                self.read_state.channel(channel).close_hole(membership.joined)
         return len(records) - len(rest), rest
 
     # --- since the last contiguous copy ---
@@ -55,18 +57,18 @@ class MissedMessages:
     async def fill(self, membership: Membership) -> bool:
         """Read what lies between what was seen and now, on every channel of this membership seen before."""
         assert membership.joined is not None
-        for channel in self.seen.covered_by(membership.pattern):
-            seen = self.seen.channel(channel)
+        for channel in self.read_state.covered_by(membership.pattern):
+            seen = self.read_state.channel(channel)
             start = max(seen.through, membership.joined)
-            epoch = self.seen.epoch
+            epoch = self.read_state.epoch
             records, complete, head = await self.history.after(channel, start, FILL_LIMIT)
-            if epoch != self.seen.epoch:  # `start` was a place in another log
+            if epoch != self.read_state.epoch:  # `start` was a place in another log
                 return False
             fresh = 0
             for record in records:
-                new = seen.is_new(record.seq) and not self.surfacing.is_own(record)
+                new = seen.is_new(record.seq) and not self.dedup.is_own(record)
                 redelivered = record.seq <= membership.forgotten
-                if not self.surfacing.offer(record, contiguous=True, redelivered=redelivered):
+                if not self.dedup.offer(record, contiguous=True, redelivered=redelivered):
                     return False
                 fresh += new
             if fresh and membership.cause is not None:
@@ -102,14 +104,14 @@ class MissedMessages:
         self.gone += gone
         if hole.recovered or gone:
             self._report("gap", hole.told(gone=gone))
-        membership.close_hole(subject, self.seen)
+        membership.close_hole(subject, self.read_state)
         return True
 
     def _offer(self, record: LiveRecord, hole: Hole) -> bool:
         """A record of a hole: no copy of it arrived, whatever came after it."""
-        if record.received.sender != hole.sender or record.seq in self.seen.known:
+        if record.received.sender != hole.sender or record.seq in self.read_state.known:
             return True
-        if not self.surfacing.offer_missed(record, historical=False):
+        if not self.dedup.offer_missed(record, historical=False):
             return False
         hole.recovered += 1
         self.recovered += 1
