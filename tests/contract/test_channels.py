@@ -68,7 +68,7 @@ async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_ei
     history = History()
     async with connect(pair, "bob", "general") as bob, connect(pair, "ada") as ada:
         channels = bob._channels
-        membership, after = channels.memberships["general"], bob._history.after
+        membership, after = channels.memberships["general"], bob._log.since
 
         async def send() -> None:
             confirmed = history.sending("ada", "general")
@@ -84,7 +84,7 @@ async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_ei
                     assert len(bob.inbox) == 5
             return await after(channel, start, limit)
 
-        bob._history.after = crossed  # type: ignore[method-assign]
+        bob._log.since = crossed  # type: ignore[method-assign]
         bob.reconnect()
         await eventually(lambda: membership.contiguous and bool(history.events), what="bob has caught up")
         await send()

@@ -15,9 +15,9 @@ import pytest
 import tidings
 from tidings.broker.acks import NAK, Delivery
 from tidings.broker.ending import end_tasks
-from tidings.endpoint import frame_mailbox, pending_acks
-from tidings.endpoint.gaps import FrameGap
+from tidings.endpoint import frame_mailbox, mailbox
 from tidings.endpoint.mailbox import pull
+from tidings.endpoint.notices import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.steward import backstop
 from tidings.testing.frames import StubPipeline, blocks_of, stub_pipeline
@@ -297,20 +297,20 @@ async def test_f8_a_frame_is_not_pulled_before_there_is_room_for_a_whole_one(
 async def test_f8_a_frame_that_is_held_for_long_is_not_delivered_again(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_acks, "IN_PROGRESS_EVERY", 0.1)
+    monkeypatch.setattr(mailbox, "IN_PROGRESS_EVERY", 0.1)
     bob_id = await away(pair)
     await quick_redelivery(pipeline, bob_id, 0.5)
     seqs = await say(pair, "think about this")
     await pipeline.level()
     async with connect(pair, "bob", channels=["general"]) as bob:
         said: list[bytes] = []
-        say_it = bob._frames.held._say
+        say_it = bob._frames.pending._say
 
         async def counted(held: Any, word: bytes) -> None:
             said.append(word)
             await say_it(held, word)
 
-        monkeypatch.setattr(bob._frames.held, "_say", counted)
+        monkeypatch.setattr(bob._frames.pending, "_say", counted)
         await pipeline.deliver(bob_id, seqs)
         message = await bob.next_message(10)
         await eventually(lambda: len(said) >= 15, what="three times the broker's patience")
@@ -555,7 +555,7 @@ async def test_only_the_newer_of_two_sessions_pulls(pair: RealSpace, pipeline: S
         await emptied(pipeline, new.id)
         with pytest.raises(Superseded):
             await old.next_message(5)
-        assert old._frames.held == {}
+        assert old._frames.pending == {}
 
 
 async def test_a_member_of_a_pattern_gets_channels_this_process_never_saw(

@@ -11,7 +11,7 @@ import pytest
 import tidings
 from tidings.broker.acks import ACK, Delivery, parse_delivery
 from tidings.broker.ending import end_tasks
-from tidings.endpoint import direct_mailbox, pending_acks
+from tidings.endpoint import mailbox as endpoint_mailbox
 from tidings.endpoint.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.steward import governance
@@ -77,7 +77,7 @@ def says(client: AgentClient, text: str) -> Message:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """A mailbox whose deliveries come again after a second."""
     monkeypatch.setattr(governance, "ACK_WAIT_NS", 1_000_000_000)
-    monkeypatch.setattr(pending_acks, "IN_PROGRESS_EVERY", 0.3)
+    monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 0.3)
     return 1.0
 
 
@@ -254,16 +254,16 @@ async def test_what_is_held_long_is_not_delivered_again(space: RealSpace, impati
 async def test_a_redelivery_of_what_is_in_hand_is_not_surfaced_twice(
     space: RealSpace, impatient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_acks, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
+    monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
     await people(space, "ada", "bob")
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.dm(bob.id, "hello")
         message = await bob.next_message(10)
-        await eventually(lambda: any(h.delivery.count > 1 for h in bob._direct.held.values()), within=10)
+        await eventually(lambda: any(h.delivery.count > 1 for h in bob._direct.pending.values()), within=10)
         assert len(bob.inbox) == 0
         await message.ack()
         assert (await mailbox(space, bob.id))["num_ack_pending"] == 0
-        assert bob._direct.held == {}
+        assert bob._direct.pending == {}
 
 
 async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_surfaced_again(
@@ -273,12 +273,12 @@ async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_su
     await people(space, "ada", "bob")
     state = tmp_path / "bob.state"
 
-    async def never(self: pending_acks.PendingAcks[direct_mailbox.Held], held: direct_mailbox.Held) -> None:
+    async def never(self: endpoint_mailbox.PendingAcks, held: endpoint_mailbox.PendingAck) -> None:
         self.pop(held.delivery.seq, None)
 
     async with connect(space, "ada") as ada:
         with monkeypatch.context() as patched:
-            patched.setattr(pending_acks.PendingAcks, "_until_acknowledged", never)
+            patched.setattr(endpoint_mailbox.PendingAcks, "_until_acknowledged", never)
             async with connect(space, "bob", state=state) as bob:
                 await ada.dm(bob.id, "settled")
                 await (await bob.next_message(10)).ack()

@@ -419,7 +419,7 @@ async def test_the_return_of_a_callback_settles_and_what_it_raises_does_not(spac
         await eventually(lambda: "to all" in handled)
         await eventually(lambda: bob.read_state.channel("general").settled_through >= sent.seq)
         assert [str(error) for error in errors] == ["cannot read this"]
-        (unsettled,) = await eventually(lambda: [held for held in bob._direct.held.values() if not held.settled])
+        (unsettled,) = await eventually(lambda: [held for held in bob._direct.pending.values() if not held.settled])
         assert unsettled.delivery.seq == 2
         await bob.close()
         await asyncio.wait_for(handling, 5)

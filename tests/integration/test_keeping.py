@@ -10,7 +10,7 @@ import pytest
 from foreign import connect
 from tidings.endpoint.endpoint import Endpoint, Receipt
 from tidings.endpoint.incoming import Kept
-from tidings.endpoint.pending_acks import PendingAck, PendingAcks
+from tidings.endpoint.mailbox import PendingAck, PendingAcks
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -93,7 +93,7 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
         assert set(life["stages"]) == {"delivered", "read"}
 
 
-def _say_nothing(self: PendingAcks[PendingAck], held: PendingAck) -> None:
+def _say_nothing(self: PendingAcks, held: PendingAck) -> None:
     """Not settled as far as the broker hears, so that closing gives it back."""
     held.acking = asyncio.get_running_loop().create_task(asyncio.sleep(0))
 

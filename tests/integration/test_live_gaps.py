@@ -10,7 +10,7 @@ import pytest
 import tidings
 from tidings.broker.config import MAX_PENDING, BrokerConfig
 from tidings.endpoint import channels
-from tidings.endpoint.gaps import Gap
+from tidings.endpoint.notices import Gap
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -182,14 +182,14 @@ async def test_a_message_that_left_the_log_before_it_could_be_read_is_said_to_be
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         told = gaps(bob)
         lose(bob, says("lost"))
-        history = bob._history.of_sender
+        history = bob._log.of_sender
 
         async def purged_first(*args: Any) -> Any:
             async with space.core() as core:
                 await core.purge(space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>")
             return await history(*args)
 
-        bob._history.of_sender = purged_first  # type: ignore[method-assign, assignment]
+        bob._log.of_sender = purged_first  # type: ignore[method-assign, assignment]
         receipt = await ada.send("general", "lost")
         await ada.send("general", "seen")
         assert [m.text for m in await received(bob, 1)] == ["seen"]

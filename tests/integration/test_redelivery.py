@@ -67,7 +67,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         await eventually(lambda: len(worker.buried) == 67, within=20, what="every poison is a dead letter")
         assert set(worker.tried.values()) == {1, 3}
         assert "ValueError: I choke on this" in worker.buried[0]
-        await eventually(lambda: not bob._direct.held, what="nothing of it is left in hand")
+        await eventually(lambda: not bob._direct.pending, what="nothing of it is left in hand")
         kept = {each["letter"]: each for each in await letters(bob)}
         assert len(kept) == 67
         letter = kept[f"channel-{posted.seq}"]
@@ -96,7 +96,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
     unsettled: list[int] = []
 
     async def failing(letter: Letter, payload: bytes = b"") -> Letter:
-        unsettled.append(len(bob._direct.held))
+        unsettled.append(len(bob._direct.pending))
         if failures:
             raise failures.pop(0)
         return await keep(letter, payload)

@@ -50,9 +50,7 @@ class Program:
 
     def offer(self, how: str, seq: int) -> None:
         channel, identity = CHANNELS[seq % 2], ("ada", f"message {seq}")
-        record: Any = SimpleNamespace(
-            seq=seq, channel=channel, identity=identity, mark="", received=SimpleNamespace(sender="ada")
-        )
+        record: Any = SimpleNamespace(seq=seq, channel=channel, identity=identity, mark="", sender="ada")
         if how == "live":
             self.dedup.offer(record, contiguous=False)
         elif how == "durable":
@@ -167,7 +165,7 @@ def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     waiting.unreadable = True
     assert memberships.is_ahead(waiting)
     waiting.unreadable = False
-    memberships.older_frames = lambda: True
+    memberships.frames = SimpleNamespace(caught_up=0, skipped=set(), abroad=1, are_older_awaited=lambda: True)
     assert memberships.is_ahead(waiting), "frames that a dead session had in hand come later"
     waiting.facts = {"class": "live"}
     assert not memberships.is_ahead(waiting)

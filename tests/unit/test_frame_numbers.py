@@ -7,9 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.frame_numbers import FrameNumbers
-from tidings.endpoint.read_state import ReadState
-from tidings.endpoint.sequences import Sequences
+from tidings.endpoint.frame_mailbox import FrameNumbers
+from tidings.endpoint.read_state import ReadState, Sequences
 
 RANGES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 6)), max_size=40)
 

@@ -252,7 +252,7 @@ def _newest(session: Session) -> int:
 
 def _agent_id(session: Session, named: str | None) -> str | None:
     """Who is meant, found once: what comes is told apart by the id of its sender."""
-    from tidings.endpoint.peers import resolve_among
+    from tidings.endpoint.directory import resolve_among
     from tidings.wire.names import is_agent_id
     from tidings.wire.roster import Agent
 

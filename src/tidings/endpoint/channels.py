@@ -22,10 +22,9 @@ import msgspec
 from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
-from tidings.endpoint.backfill import Backfill
+from tidings.endpoint.backfill import Backfill, LogReader
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.dedup import Dedup
-from tidings.endpoint.history import History
 from tidings.endpoint.live import LiveCopies, unsubscribe
 from tidings.endpoint.membership import Joined, Leave, Membership, MembershipChange, Memberships
 from tidings.endpoint.read_state import NOWHERE, Position, ReadState
@@ -59,7 +58,7 @@ class Channels:
         connection: AgentConnection,
         opener: RecordOpener,
         read_state: ReadState,
-        history: History,
+        log: LogReader,
         dedup: Dedup,
         wait_for_room: Callable[[], Awaitable[None]],
         report: Callable[[str, Any], None],
@@ -69,7 +68,7 @@ class Channels:
         self.dedup = dedup
         self.memberships = Memberships()
         self.live = LiveCopies(connection, opener, read_state, self.memberships, dedup, self._catch_up_later)
-        self.backfill = Backfill(history, read_state, dedup, report)
+        self.backfill = Backfill(log, read_state, dedup, report)
         self._wait_for_room = wait_for_room
         self._report = report
         self._background: set[asyncio.Task[None]] = set()
@@ -80,7 +79,7 @@ class Channels:
         self._unsure: dict[str, Leave] = {}
         #: how often the log was found to have gone backwards
         self._rewinds = 0
-        history.on_stamp = self._hear_stamp
+        log.on_stamp = self._hear_stamp
         #: patterns that something else ended, until somebody looked whether access was the cause
         self.ended: set[str] = set()
         connection.on_session(self._on_session)
@@ -149,7 +148,7 @@ class Channels:
             await unsubscribe(membership)
             del self.memberships[membership.pattern]
             raise
-        count, reason = await self._settle_join(membership, answer, backfill)
+        count, reason = await self._apply_join(membership, answer, backfill)
         return membership.told(answer["state"], reason, count)
 
     async def watch(self, pattern: str) -> None:
@@ -174,7 +173,7 @@ class Channels:
         if stamp:
             self.read_state.marks.note(msgspec.convert(stamp, Stamp))
 
-    async def _settle_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
+    async def _apply_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
         """Take the steward's answer: backfill below it, then what was held, then everything live.
 
         Answers how many were backfilled, and what is still to come if the log could not be read.
@@ -221,7 +220,7 @@ class Channels:
             if answer.get("left") is not None:
                 await self._end(membership, int(answer["left"]))
                 return
-            await self._settle_join(membership, answer, backfill)
+            await self._apply_join(membership, answer, backfill)
 
     # --- what was said before a join ---
 
@@ -230,7 +229,7 @@ class Channels:
             name: self.read_state.channel(name).position for name in self.read_state.covered_by(membership.pattern)
         }
         try:
-            count, rest = await self.backfill.backfill(membership, limit)
+            count, rest = await self.backfill.before_join(membership, limit)
         except (UnreachableError, OutcomeUnknown, ConflictError) as error:
             self._report("error", error)
             self._later(self._backfill_until_done(membership, limit, known))
@@ -273,7 +272,7 @@ class Channels:
             return False
         backstop = membership.backstop
         level = backstop.running and backstop.behind is not None and backstop.behind <= NEARLY_LEVEL
-        return level and membership.facts.get("class") == "durable" and self.memberships.frames_through is not None
+        return level and membership.facts.get("class") == "durable" and self.memberships.frames is not None
 
     def _leave_to_frames(self, membership: Membership) -> None:
         """Do not read what frames bring: what was settled comes no more, however often this agent starts."""

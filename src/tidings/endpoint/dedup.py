@@ -39,7 +39,7 @@ class Dedup:
         self._surface = surface
 
     def is_own(self, record: LiveRecord) -> bool:
-        return record.received.sender == self.own_id
+        return record.sender == self.own_id
 
     def offer(self, record: LiveRecord, *, contiguous: bool, **marks: bool) -> bool:
         """A copy in the order of the log. `contiguous`: nothing lies between what was seen of its channel and it."""

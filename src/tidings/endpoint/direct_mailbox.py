@@ -1,9 +1,8 @@
-"""Direct messages: sealed and sent to one agent, pulled from one's own mailbox, acknowledged when settled.
+"""Direct messages: sealed and sent to one agent, taken from one's own mailbox, acknowledged when settled.
 
     pulled -> opened -> surfaced (delivered) -> settled (read, unless it is only kept) -> acknowledged
 
-Nothing is acknowledged before the application has settled it: what it holds is kept in progress however long it
-takes, and what it had not settled when its process died comes again, marked `redelivered`. As much is pulled as the
+What the application had not settled when its process died comes again, marked `redelivered`. As much is pulled as the
 inbox has room for. What cannot be opened is terminated at once, counted and reported, so that it blocks nobody. A
 message to oneself is allowed: a note to a later session. Who may be told of delivery is in `receipts.py`.
 """
@@ -11,27 +10,18 @@ message to oneself is allowed: a note to a later session. Who may be told of del
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 from collections import OrderedDict
-from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.acks import TERM, Delivery
-from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
+from tidings.broker.acks import Delivery
 from tidings.endpoint.incoming import Incoming
-from tidings.endpoint.mailbox import pull
+from tidings.endpoint.mailbox import ACK_PATIENCE, Mailbox, PendingAck
 from tidings.endpoint.notices import of_void
-from tidings.endpoint.pending_acks import ACK_PATIENCE, PendingAck, PendingAcks
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
-from tidings.errors import UnknownPeer, WireError
-from tidings.nats.errors import NatsError
+from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Message
-from tidings.wire.names import is_agent_id
 from tidings.wire.seal import is_sealed, open_sealed
 
 if TYPE_CHECKING:
@@ -40,64 +30,28 @@ if TYPE_CHECKING:
 #: messages per pull; the broker has no more than this many unsettled ones out
 BATCH = 64
 EXPIRES = 10.0
-REFUSED_PAUSE = 0.5
 SENT_KEPT = 1_024
-log = logging.getLogger(__name__)
 
 
-async def peer_id(endpoint: Endpoint, to: str) -> str:
-    """The id of an agent given by id, or by name if this endpoint can resolve names."""
-    if is_agent_id(to):
-        return to
-    resolve = getattr(endpoint, "resolve", None)
-    if resolve is None:
-        raise UnknownPeer(f"{to!r} is not an agent's id, and this endpoint knows no names")
-    found = resolve(to)
-    if inspect.isawaitable(found):
-        found = await found
-    return str(getattr(found, "id", found))
-
-
-@dataclass(eq=False)
-class Held(PendingAck):
-    """A message the broker waits to hear about."""
-
-    identity: tuple[str, str]
-
-
-class DirectMailbox:
+class DirectMailbox(Mailbox[tuple[PendingAck, Incoming]]):
     """The direct messages of one endpoint, both ways."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.connection = endpoint.connection
-        self.identity = endpoint.identity
+        identity = endpoint.identity
+        super().__init__(endpoint, identity.subjects.direct_stream, f"dm_{identity.id}")
         self.receipts = ReceiptSender(self.connection)
         self.watch = ReceiptWatch(self.connection, self._tell_receipt, self._tell_void)
         if endpoint.events.is_heard("receipt"):
             self.watch.listen()
-        self.held: PendingAcks[Held] = PendingAcks(self.connection, self._start)
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        self._arrived: asyncio.Queue[tuple[Held, Incoming]] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._pulling: asyncio.Task[None] | None = None
-        self._closed = False
-        self._begun = False
 
     def begin(self) -> None:
-        """Pull from now on, on this session and every later one."""
-        if self._begun or self._closed:
-            return
-        self._begun = True
-        if self.endpoint.events.is_heard("notice"):
-            self.watch.listen_for_voids()
-        self._start(self._surface_arrived())
-        self._start(self.held.keep_in_progress())
-        self._start(self.receipts.run())
-        self.connection.on_session(self._on_session)
-        if self.connection.state == "ready":
-            self._pulling = self._start(self._pull_all(self.connection.current))
+        if not self.begun and not self._closed:
+            if self.endpoint.events.is_heard("notice"):
+                self.watch.listen_for_voids()
+            self._start(self.receipts.run())
+        super().begin()
 
     # --- sent ---
 
@@ -118,53 +72,28 @@ class DirectMailbox:
 
     # --- receiving ---
 
-    async def _on_session(self, connection: Connection) -> None:
-        """A pull does not survive its connection, so every session begins with a new one."""
-        if self._pulling is not None:
-            self._pulling.cancel()
-        self._pulling = self._start(self._pull_all(connection))
-
-    async def _pull_all(self, connection: Connection) -> None:
-        stream, consumer = self.identity.subjects.direct_stream, f"dm_{self.identity.id}"
+    async def _wait_for_room(self) -> tuple[int, float]:
         inbox = self.endpoint.inbox
+        while (room := min(BATCH, inbox.room - self._arrived.qsize())) < 1 and not self._closed:
+            await inbox.wait_for_room(min(inbox.size, self._arrived.qsize() + 1))
+            await asyncio.sleep(0)
+        return room, EXPIRES
 
-        async def take(message: Any, delivery: Delivery) -> None:
-            await self._take(connection, message, delivery)
-
-        while not self._closed and not connection.is_closed:
-            room = min(BATCH, inbox.room - self._arrived.qsize())
-            if room < 1:
-                await inbox.wait_for_room(min(inbox.size, self._arrived.qsize() + 1))
-                await asyncio.sleep(0)
-                continue
-            try:
-                ended = await pull(connection, stream, consumer, room, EXPIRES, take)
-            except (NatsError, OSError) as error:
-                log.debug("a pull of %s ended with %s", self.identity.name, error)
-                ended = "refused"
-            if ended == "refused":
-                await asyncio.sleep(REFUSED_PAUSE)
-
-    async def _take(self, connection: Connection, message: Any, delivery: Delivery) -> None:
-        held = self.held.get(delivery.seq)
-        if held is not None and held.delivery.time_ns == delivery.time_ns:
-            self.held.come_again(held, delivery)
-            return
+    async def _open(self, message: Any, delivery: Delivery) -> None:
         try:
             received, inside = self._opened(message.subject, message.block, message.data)
         except WireError as error:
             if self.endpoint.keep_aside is not None:
                 await self.endpoint.keep_aside(message.data, str(error))
-            await connection.publish(delivery.reply, TERM)
+            await self.pending.terminate(delivery)
             self.endpoint.opener.refused["direct"] += 1
-            self.endpoint.events.emit("error", error)
+            self._report(error)
             return
-        held = Held(delivery, received.identity)
-        self.held[delivery.seq] = held
+        held = self.pending[delivery.seq] = PendingAck(delivery, received.identity)
         if not self.endpoint.read_state.first_time(received.identity):
             # Settled before, or another record of a message that is held under its own sequence.
             self.endpoint.opener.refused["repeated"] += 1
-            self.held.acknowledge(held)
+            self.pending.acknowledge(held)
             return
         self.endpoint.read_state.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
@@ -181,7 +110,7 @@ class DirectMailbox:
             return opened, opened.message
         return opened, open_sealed(own.key, opened.sender, opened.message)
 
-    def _incoming(self, held: Held, received: Received, inside: Message) -> Incoming:
+    def _incoming(self, held: PendingAck, received: Received, inside: Message) -> Incoming:
         async def settle() -> None:
             self.receipts.note(held.delivery.seq, "read")
             await self._settle(held)
@@ -212,41 +141,23 @@ class DirectMailbox:
         )
         return self.endpoint.introduced(incoming)
 
-    async def _surface_arrived(self) -> None:
-        while True:
-            held, incoming = await self._arrived.get()
-            await incoming.named()
-            await self.endpoint.inbox.wait_for_room()
-            self.endpoint.inbox.put(incoming)
-            if self.endpoint.tells_delivered:
-                self.receipts.note(held.delivery.seq, "delivered")
-            self.endpoint.events.emit("message", incoming)
+    async def _hand_over(self, arrived: tuple[PendingAck, Incoming]) -> None:
+        held, incoming = arrived
+        await incoming.named()
+        await self.endpoint.inbox.wait_for_room()
+        self.endpoint.inbox.put(incoming)
+        if self.endpoint.tells_delivered:
+            self.receipts.note(held.delivery.seq, "delivered")
+        self.endpoint.events.emit("message", incoming)
 
     # --- settling ---
 
-    async def _settle(self, held: Held) -> None:
+    async def _settle(self, held: PendingAck) -> None:
         self.endpoint.read_state.settle_direct(held.identity)
-        self.held.acknowledge(held)
+        self.pending.acknowledge(held)
         assert held.acking is not None
         await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)
 
-    # --- life ---
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def close(self) -> None:
-        """Stop pulling, let acknowledgements under way finish, and give back what was not settled."""
-        if self._closed:
-            return
-        if self._pulling is not None:
-            await end_tasks([self._pulling])
-        await self.held.finish()
-        self._closed = True
-        await self.held.give_back()
+    async def _close(self) -> None:
         if self.connection.state == "ready":
             await self.receipts.flush(timeout=1)
-        await end_tasks(self._tasks)

@@ -22,26 +22,23 @@ from typing import Any, Self, TypeVar
 
 from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
-from tidings.endpoint.access import AccessWatch
-from tidings.endpoint.attention import wakes
+from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection, State
 from tidings.endpoint.dedup import Dedup
-from tidings.endpoint.direct_mailbox import DirectMailbox, peer_id
-from tidings.endpoint.directory import Directory, claim_of
+from tidings.endpoint.direct_mailbox import DirectMailbox
+from tidings.endpoint.directory import Directory, claim_of, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
-from tidings.endpoint.history import History, Reached
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
+from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past, wakes
 from tidings.endpoint.membership import Joined
-from tidings.endpoint.membership_watch import MembershipWatch
-from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.receipts import tell, wait_for_stage
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.redelivery import Redelivery, Retry
+from tidings.endpoint.remote_changes import AccessWatch, MembershipWatch
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.session_lease import SessionLease
 from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
@@ -57,7 +54,7 @@ from tidings.errors import (
 from tidings.space.control import collect
 from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
-from tidings.wire.names import check_channel, unmarked
+from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 
 SAVE_EVERY = 0.5
@@ -144,7 +141,7 @@ class Endpoint:
         self.identity: Identity = await self._find_identity()
         self.connection = AgentConnection(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
         self.roster = Roster(self.connection, self.events.emit)
-        self.directory = Directory(self.connection, self.roster)
+        self.directory = Directory(self.connection, self.roster.rows, self.roster.left)
         self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(
             self.connection, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
@@ -157,12 +154,12 @@ class Endpoint:
         self.read_state = ReadState(self._state_path)
         self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
         dedup = Dedup(self.identity.id, self.read_state, self.opener.refused, self._surface_channel)
-        self._history = History(self.connection, self.opener)
+        self._log = LogReader(self.connection, self.opener)
         self._channels = Channels(
             self.connection,
             self.opener,
             self.read_state,
-            self._history,
+            self._log,
             dedup,
             self.inbox.wait_for_room,
             self.events.emit,
@@ -176,7 +173,7 @@ class Endpoint:
         self._publisher = Publisher(self.connection, self._access.explained)
         self.redelivery = Redelivery(self, self._retry)
         self._direct = DirectMailbox(self)
-        self._frames = FrameMailbox(self, self._channels, self._history)
+        self._frames = FrameMailbox(self, self._channels)
         self.session.on_taken = self._frames.expect
         self._tasks = Tasks(self, self._compose)
         try:
@@ -268,6 +265,9 @@ class Endpoint:
         """The agent that is meant by an id or a name."""
         return await self.roster.find(name)
 
+    async def _agent_id(self, to: str) -> str:
+        return to if is_agent_id(to) else (await self.resolve(to)).id
+
     @property
     def id(self) -> str:
         return self.identity.id
@@ -352,16 +352,16 @@ class Endpoint:
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
         """The newest messages of a channel, newest first, as far as it replays."""
-        records, reached = await self._history.newest(check_channel(unmarked(channel)), limit, before=before)
+        records, reached = await self._log.newest(check_channel(unmarked(channel)), limit, before=before)
         return await self._past(records, reached)
 
     async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
         """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
-        records, reached, _head = await self._history.since(check_channel(unmarked(channel)), since, limit)
+        records, reached, _head = await self._log.since(check_channel(unmarked(channel)), since, limit)
         return await self._past(records, reached)
 
     async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
-        await self.directory.learn(record.received.message for record in records)
+        await self.directory.learn(record.message for record in records)
         found = (self._incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
@@ -467,7 +467,7 @@ class Endpoint:
     ) -> Receipt:
         """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
         check_said(text, parts, more=data is not None)
-        target = await peer_id(self, to)
+        target = await self._agent_id(to)
         composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
         stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
         return Receipt(composed.id, stored.seq, to=target)
@@ -478,7 +478,7 @@ class Endpoint:
         """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
         mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
         known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
-        target = await peer_id(self, to) if to else known_to
+        target = await self._agent_id(to) if to else known_to
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
         answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
@@ -680,7 +680,7 @@ class Endpoint:
         return incoming
 
     def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
-        message = record.received.message
+        message = record.message
         mentions_me = any(mention.id == self.id for mention in message.mentions)
         incoming = Incoming(
             kind="channel",

@@ -1,13 +1,14 @@
 """Live copies of the channels an endpoint is in: subscribed, received, held back while something older is missing.
 
 A copy waits until the steward has answered the join, and while the log is read for what came before it. Each names the
-record before it of its sender (`gaps.py`): if that never arrived, this copy shows a hole, and waits until it was read.
+record before it of its sender: if that never arrived, this copy shows a hole, and waits until it was read.
 What has no room waits too. Whatever is let go here is in the log. Reading the log is not done here: `catch_up` is told
 that a membership needs it.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +16,13 @@ from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.broker.grants import MAX_SUBSCRIPTIONS
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.dedup import Dedup
-from tidings.endpoint.gaps import Arrivals, Hole
-from tidings.endpoint.membership import Membership, Memberships
+from tidings.endpoint.membership import Hole, Membership, Memberships
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
 from tidings.errors import DeniedError
 from tidings.wire.subjects import Chat
 
+SUBJECTS_KEPT = 4_096
 HELD_AT_MOST = 1_000
 HOLES_AT_MOST = 256
 #: subscriptions of a connection that live copies leave to mail and answers
@@ -32,6 +33,44 @@ async def unsubscribe(membership: Membership) -> None:
     for subscription in membership.subscriptions:
         await subscription.unsubscribe()
     membership.subscriptions = []
+
+
+class Arrivals:
+    """The newest sequence that arrived on each subject; the subjects heard longest ago are forgotten first."""
+
+    def __init__(self, kept: int = SUBJECTS_KEPT) -> None:
+        self.kept = kept
+        self._last: OrderedDict[str, int] = OrderedDict()
+        #: a subject that is not known may have arrived up to here
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, subject: str) -> int:
+        return self._last.get(subject, 0)
+
+    def covers(self, subject: str, seq: int) -> bool:
+        """Has `seq` of this subject arrived, as far as anybody remembers? 0 is "there is none before this"."""
+        known = self._last.get(subject)
+        return seq <= (self.forgotten if known is None else known)
+
+    def rewind(self, agreed: int) -> None:
+        """The log went backwards: above `agreed` its sequences are other records."""
+        self.forgotten = min(self.forgotten, agreed)
+        for subject, seq in self._last.items():
+            self._last[subject] = min(seq, agreed)
+
+    def note(self, subject: str, seq: int) -> None:
+        known = self._last
+        if subject in known:
+            known.move_to_end(subject)
+            if known[subject] < seq:
+                known[subject] = seq
+            return
+        known[subject] = seq
+        if len(known) > self.kept:
+            self.forgotten = max(self.forgotten, known.popitem(last=False)[1])
 
 
 class LiveCopies:

@@ -6,13 +6,12 @@ the log, and what is left to frames. `channels.py` joins and leaves, `live.py` r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from tidings.endpoint.gaps import Cause, Hole
+from tidings.endpoint.notices import Cause, Gap
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import LiveCopy
 from tidings.wire.ids import new_id
@@ -49,6 +48,22 @@ class Leave:
 
     joined: int
     op: str = field(default_factory=new_id)
+
+
+@dataclass(slots=True)
+class Hole:
+    """A part of one subject that did not arrive: above `after`, up to `through`."""
+
+    channel: str
+    sender: str
+    after: int
+    through: int
+    #: how far it was read
+    position: int
+    recovered: int = 0
+
+    def told(self, *, gone: bool) -> Gap:
+        return Gap(self.channel, self.sender, self.after, self.through, self.recovered, "live", gone)
 
 
 @dataclass(eq=False)
@@ -142,15 +157,25 @@ class Membership:
         )
 
 
+class Frames(Protocol):
+    """What the mailbox of frames knows of older messages that are on their way (`frame_mailbox.py`)."""
+
+    #: everything the deliver floor spoke of up to here has arrived
+    caught_up: int
+    #: frames that were skipped, and how many a session before this one did not settle: they may still come
+    skipped: set[tuple[str, int, int]]
+    abroad: int
+
+    def are_older_awaited(self) -> bool: ...
+
+
 class Memberships(dict[str, Membership]):
     """Every channel and pattern of one endpoint, by its name; watched ones are among them."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: have frames brought everything up to this sequence? None while nobody pulls them
-        self.frames_through: Callable[[], int] | None = None
-        #: are frames known of that are older than those that came? None while nobody pulls them
-        self.older_frames: Callable[[], bool] | None = None
+        #: None while nobody pulls frames
+        self.frames: Frames | None = None
 
     def holds(self, membership: Membership) -> bool:
         """Is it still one of them? It may have been left, and joined anew."""
@@ -166,8 +191,9 @@ class Memberships(dict[str, Membership]):
             return False
         if membership.joined is None or membership.unreadable:  # nobody could say yet what is missing
             return True
-        if self.older_frames is not None and membership.cls == "durable" and self.older_frames():
+        frames = self.frames
+        if frames is None:
+            return False
+        if (frames.skipped or frames.abroad) and membership.cls == "durable" and frames.are_older_awaited():
             return True
-        if membership.left_to_frames and self.frames_through is not None:
-            return self.frames_through() < membership.left_to_frames
-        return False
+        return frames.caught_up < membership.left_to_frames

@@ -2,7 +2,7 @@
 
 Beats are published without a reply, so nobody waits for the steward. A graceful end beats `offline`; whoever ends
 otherwise is found offline by its silence. A session that does not attend beats nothing: a silent observer, or mail that
-is only kept for somebody. Attention set here decides what wakes this agent (`attention.py`). The
+is only kept for somebody. Attention set here decides what wakes this agent (`incoming.py`). The
 attention that the steward keeps for the agent is taken over when a session starts and whenever it changes: of the two,
 the later word holds.
 """

@@ -15,8 +15,9 @@ Whoever settles what it has in an inbox on disk says where (`note_kept`): a memo
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,12 +25,13 @@ from pathlib import Path
 import msgspec
 
 from tidings.broker.private_files import write_private
-from tidings.endpoint.log_marks import LogMarks
-from tidings.endpoint.sequences import Sequences
 from tidings.endpoint.state_file import Journal, KeptAs
 from tidings.errors import ConfigError
+from tidings.wire.marks import Stamp
 from tidings.wire.patterns import covers, is_concrete
 
+RUNS_KEPT = 16_384
+MARKS_KEPT = 32
 IDENTITIES_KEPT = 8_192
 CHANNELS_KEPT = 16_384
 #: of the channels used longest ago, so many are looked at for one that can be forgotten
@@ -37,6 +39,138 @@ LOOKED_AT = 64
 #: in `missing`: what was not read from the log because frames bring it
 FRAMES = "frames"
 Identity = tuple[str, str]
+
+
+class Sequences:
+    """A set of sequences kept as runs, exact and small: `[[from, to], ...]`.
+
+    Sequences of a busy log lie close together, so a long memory is a few runs. Beyond a number of runs the lowest are
+    forgotten: whoever asks is then told "not known", which costs a repetition and never a message.
+    """
+
+    def __init__(self, runs: Iterable[Iterable[int]] = (), kept: int = RUNS_KEPT) -> None:
+        self.kept = kept
+        #: first and last of each run, in order; runs neither overlap nor touch
+        self._first: list[int] = []
+        self._last: list[int] = []
+        for first, last in runs:
+            self.add(first, last)
+
+    def __contains__(self, seq: int) -> bool:
+        at = bisect_right(self._first, seq) - 1
+        return at >= 0 and seq <= self._last[at]
+
+    def __len__(self) -> int:
+        """How many runs."""
+        return len(self._first)
+
+    def add(self, first: int, last: int | None = None) -> None:
+        """Everything from `first` to `last`, or `first` alone."""
+        last = first if last is None else last
+        if last < first:
+            return
+        low = bisect_right(self._last, first - 2)  # runs before `low` end too early even to touch
+        high = bisect_right(self._first, last + 1)  # runs from `high` on begin too late
+        if low < high:
+            first, last = min(first, self._first[low]), max(last, self._last[high - 1])
+        self._first[low:high], self._last[low:high] = [first], [last]
+        if len(self._first) > self.kept:
+            del self._first[0], self._last[0]
+
+    def cut(self, last: int) -> None:
+        """Forget everything above `last`."""
+        keep = bisect_right(self._first, last)
+        del self._first[keep:], self._last[keep:]
+        if keep:
+            self._last[-1] = min(self._last[-1], last)
+
+    def run_from(self, seq: int) -> int:
+        """The last sequence of the run that holds `seq`; one below `seq` if none does."""
+        at = bisect_right(self._first, seq) - 1
+        return self._last[at] if at >= 0 and seq <= self._last[at] else seq - 1
+
+    def run_to(self, seq: int) -> int:
+        """The first sequence of the run that holds `seq`; one above `seq` if none does."""
+        at = bisect_right(self._first, seq) - 1
+        return self._first[at] if at >= 0 and seq <= self._last[at] else seq + 1
+
+    def last_before(self, seq: int) -> int:
+        """The highest one below `seq`; 0 if there is none."""
+        at = bisect_left(self._first, seq) - 1
+        return min(self._last[at], seq - 1) if at >= 0 else 0
+
+    def without(self, seqs: Iterable[int]) -> list[list[int]]:
+        """The runs with single sequences cut out."""
+        holes, found = sorted(set(seqs)), []
+        for start, end in self.runs():
+            for hole in holes[bisect_left(holes, start) : bisect_right(holes, end)]:
+                if hole > start:
+                    found.append([start, hole - 1])
+                start = hole + 1
+            if start <= end:
+                found.append([start, end])
+        return found
+
+    def runs(self) -> list[tuple[int, int]]:
+        return list(zip(self._first, self._last, strict=True))
+
+
+class LogMarks:
+    """What a reader remembers of the log itself: marks of records it saw, and stamps the steward gave it.
+
+    With each session the newest are held against the log before anything else is believed: a log that was set back
+    shows by a record that is another one now, and the marks below say up to where both agree. Until that was answered,
+    what comes is of a log not known to be the same, and waits here. Dense where they are new, sparser the older.
+    """
+
+    def __init__(self, remembered: Iterable[Sequence[object]] = ()) -> None:
+        found = msgspec.convert(list(remembered), list[Stamp])
+        #: what was seen here, and what the steward said and can be held to; both oldest first
+        self.own = [each for each in found if not each.proof]
+        self.stamps = [each for each in found if each.proof]
+        self._session = 0
+        self._answered = -1
+        self._waiting: deque[Stamp] = deque(maxlen=MARKS_KEPT)
+
+    @property
+    def session(self) -> int:
+        """Counts what made us doubt; an answer to what was asked before that says nothing."""
+        return self._session
+
+    @property
+    def is_checked(self) -> bool:
+        return self._answered == self._session or not (self.own or self.stamps)
+
+    def doubt(self) -> None:
+        """Another connection: the log behind it may be another one."""
+        self._session += 1
+
+    def checked(self, session: int) -> None:
+        """The log was held against what was remembered when `session` asked; what waited is of the same log."""
+        self._answered = session
+        if self.is_checked:
+            waiting, self._waiting = self._waiting, deque(maxlen=MARKS_KEPT)
+            for each in waiting:
+                self.note(each)
+
+    def note(self, stamp: Stamp) -> None:
+        if not self.is_checked:
+            self._waiting.append(stamp)
+            return
+        ladder = self.stamps if stamp.proof else self.own
+        if ladder and ladder[-1].seq >= stamp.seq:
+            return
+        ladder.append(stamp)
+        if len(ladder) > MARKS_KEPT:
+            del ladder[1 : MARKS_KEPT // 2 : 2]
+
+    def claims(self) -> list[Stamp]:
+        """All of it, newest first."""
+        return sorted([*self.own, *self.stamps], key=lambda each: -each.seq)
+
+    def rewind(self, agreed: int) -> None:
+        self.own = [each for each in self.own if each.seq <= agreed]
+        self.stamps = [each for each in self.stamps if each.seq <= agreed]
 
 
 @dataclass(frozen=True, slots=True)

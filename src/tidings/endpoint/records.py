@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tidings.broker.answers import parse_time
 from tidings.errors import WireError
@@ -17,30 +18,25 @@ from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import Kept
 from tidings.wire.headers import REPUBLISH_HEADERS, Fields, Headers, read_plain_copy, split_block
 from tidings.wire.marks import record_mark
+from tidings.wire.message import Message
 from tidings.wire.subjects import Subjects
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRecord:
+class LiveRecord(msgspec.Struct, frozen=True):
     """A verified channel message with its place in the log."""
 
     seq: int
     time_ns: int
-    received: Received
+    channel: str
+    sender: str
+    message: Message
+    #: (sender, id): what identifies a message everywhere
+    identity: tuple[str, str]
     #: tells it from another record at the same sequence of a log that was set back
     mark: str = ""
 
-    @property
-    def channel(self) -> str:
-        return self.received.destination
 
-    @property
-    def identity(self) -> tuple[str, str]:
-        return self.received.identity
-
-
-@dataclass(frozen=True, slots=True)
-class LiveCopy:
+class LiveCopy(msgspec.Struct, frozen=True):
     """A copy of the log that arrived: where it belongs, and the message in it if it may be surfaced."""
 
     subject: str
@@ -92,7 +88,9 @@ class RecordOpener:
         if not isinstance(opened, Received) or opened.kind != "chat":
             self.refused["wrong_kind" if isinstance(opened, Received) else opened.reason] += 1
             return None
-        return LiveRecord(seq, time_ns, opened, record_mark(time_ns, subject, payload))
+        sender, message = opened.sender, opened.message
+        mark = record_mark(time_ns, subject, payload)
+        return LiveRecord(seq, time_ns, opened.destination, sender, message, (sender, message.id), mark)
 
 
 def _read_copy(block: bytes) -> tuple[Fields | None, str, str, str, str]:

@@ -24,7 +24,7 @@ from tidings.broker.client import Connection
 from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.peers import each_once, resolve_among
+from tidings.endpoint.directory import each_once, resolve_among
 from tidings.errors import (
     OutcomeUnknown,
     StewardUnreachable,
@@ -74,7 +74,7 @@ class Roster:
         #: how often the steward had something to tell, when it was last heard
         self._told = 0
         self._report = report
-        self._agents: dict[str, Agent] = {}
+        self.rows: dict[str, Agent] = {}
         #: name and roles of those who are in the roster no more: what they said is still theirs
         self.left: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._boot, self._n = "", 0
@@ -93,10 +93,10 @@ class Roster:
 
     def agents(self) -> list[Agent]:
         """Everybody, offline ones included, by name."""
-        return sorted(self._agents.values(), key=lambda agent: (agent.name.casefold(), agent.id))
+        return sorted(self.rows.values(), key=lambda agent: (agent.name.casefold(), agent.id))
 
     def get(self, agent_id: str) -> Agent | None:
-        return self._agents.get(agent_id)
+        return self.rows.get(agent_id)
 
     @property
     def loaded(self) -> bool:
@@ -109,7 +109,7 @@ class Roster:
 
     def resolve(self, text: str) -> Agent:
         """Who is meant by an id or a name, by what is known now."""
-        return resolve_among(self._agents.values(), text)
+        return resolve_among(self.rows.values(), text)
 
     async def wait_loaded(self, timeout: float = 5.0) -> None:
         try:
@@ -175,19 +175,19 @@ class Roster:
         self._n, self._heard = delta.n, time.monotonic()
         self.head, self.floor, self.backstop = delta.head, delta.floor, delta.backstop
         changed = [row for row in delta.rows if self._put(row)]
-        gone = [self._dismiss(each) for each in delta.gone if each in self._agents]
+        gone = [self._dismiss(each) for each in delta.gone if each in self.rows]
         self._tell([*changed, *(replace(agent, status="offline", attention=None) for agent in gone)])
 
     def _dismiss(self, agent_id: str) -> Agent:
-        agent = self._agents.pop(agent_id)
+        agent = self.rows.pop(agent_id)
         self.left[agent_id] = agent.name, agent.roles
         if len(self.left) > HELD:
             del self.left[next(iter(self.left))]
         return agent
 
     def _put(self, row: Agent) -> bool:
-        before = self._agents.get(row.id)
-        self._agents[row.id] = row
+        before = self.rows.get(row.id)
+        self.rows[row.id] = row
         if row.id == self.connection.identity.id:
             for hear in self.on_own_row:
                 hear(row)
@@ -251,7 +251,7 @@ class Roster:
         self._boot, self._n, self._heard = first["boot"], first["n"], time.monotonic()
         self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
         self.backstop = msgspec.convert(first["backstop"], Backstop)
-        gone = self._agents.keys() - {row.id for row in rows}
+        gone = self.rows.keys() - {row.id for row in rows}
         lost = [replace(self._dismiss(each), status="offline", attention=None) for each in gone]
         changed = [row for row in rows if self._put(row)]
         self.snapshots += 1

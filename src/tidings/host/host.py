@@ -24,9 +24,9 @@ from pathlib import Path
 
 from tidings.broker.config import SYNC_SECONDS
 from tidings.broker.ending import end_tasks
+from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.peers import resolve_among
 from tidings.endpoint.roster import Roster
 from tidings.errors import (
     AmbiguousPeer,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from tidings.endpoint.peers import resolve_among
+from tidings.endpoint.directory import resolve_among
 from tidings.errors import UsageError
 from tidings.host import shown
 from tidings.host.composing import MAX_BODY, read_request

@@ -1,14 +1,19 @@
-"""An endpoint's own access: a change of it is noticed, fetched and used, without a restart.
+"""What somebody else changes of this agent while it runs: its access, and its memberships.
 
-The roster tells every agent the sequence of its access record. When that moves, the record is fetched, its credential
-is kept where this identity keeps it, channels it no longer covers are dropped, the connection is rebuilt, and the
-program hears `access` with the record and what was `dropped`. That fits into the time an administrator leaves between
-writing a narrowing and cutting the old credential. An agent that was away longer needs `tidings agent export` again.
+The roster tells every agent the sequence of its access record and of the newest change of its memberships, and nothing
+of what they are. When one moves, it is fetched, for as long as that takes.
+
+A new access record: its credential is kept where this identity keeps it, channels it no longer covers are dropped, the
+connection is rebuilt, and the program hears `access` with the record and what was `dropped`. That fits into the time an
+administrator leaves between writing a narrowing and cutting the old credential. An agent that was away longer needs
+`tidings agent export` again. Memberships that another program of this agent opened or closed are taken over by
+`channels.py`, and the program hears each as a `membership` event.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -26,43 +31,95 @@ RETRY_PAUSE = 0.2
 REBUILT_WITHIN = 10.0
 
 
-class AccessWatch:
-    def __init__(
-        self, connection: AgentConnection, roster: Roster, channels: Channels, report: Callable[[str, Any], None]
-    ) -> None:
+class OwnRowWatch:
+    """A number in this agent's own row: whenever it moves, `_fetch` is called until it succeeds."""
+
+    def __init__(self, connection: AgentConnection, roster: Roster, channels: Channels) -> None:
         self.connection = connection
         self.channels = channels
-        self._report = report
-        #: sequence of the access record this connection stands on, and of the newest one heard of
-        self._known: int | None = None if connection.identity.is_bundle else 0
+        #: the number of what was fetched, and the newest one heard of
+        self._known: int | None = None
         self._heard = 0
         self._moved = asyncio.Event()
-        self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         roster.on_own_row.append(self._on_row)
 
+    @abstractmethod
+    def _number(self, row: Agent) -> int:
+        """What is watched."""
+
+    @abstractmethod
+    async def _fetch(self) -> object:
+        """Take over what moved."""
+
     def _on_row(self, row: Agent) -> None:
-        # A credential on a shared disk was new when we connected; one in a bundle may be older than its record.
-        if self._known == 0:
-            self._known = row.access
-        self._heard = row.access
-        if self._heard != self._known:
+        self._heard = self._number(row)
+        if self._known is None:
+            self._known = self._heard
+        if self._heard != self._known and not self._closed:
             self._moved.set()
             if self._task is None:
-                self._task = asyncio.create_task(self._follow(), name=f"access of {self.connection.identity.name}")
+                name = f"{type(self).__name__} of {self.connection.identity.name}"
+                self._task = asyncio.create_task(self._follow(), name=name)
 
     async def _follow(self) -> None:
-        """Fetch until what was heard of is known, for as long as it takes."""
         while True:
             await self._moved.wait()
             self._moved.clear()
             heard = self._heard
             try:
-                await self.refresh()
+                await self._fetch()
                 self._known = heard
             except TidingsError:
                 self._moved.set()
                 await asyncio.sleep(RETRY_PAUSE)
+
+    async def close(self) -> None:
+        self._closed = True
+        await end_tasks([self._task])
+
+
+class MembershipWatch(OwnRowWatch):
+    """`receives`: does this program take over what others join?"""
+
+    def __init__(
+        self, connection: AgentConnection, roster: Roster, channels: Channels, receives: Callable[[], bool]
+    ) -> None:
+        super().__init__(connection, roster, channels)
+        self._receives = receives
+        #: where memberships stood when this program came: it joins what it was told to, not what was there before
+        self._since: int | None = None
+
+    def _number(self, row: Agent) -> int:
+        if self._since is None:
+            self._since = row.moved
+        return row.moved
+
+    async def _fetch(self) -> None:
+        answer = await self.connection.call("member", "list")
+        stands = {str(each["pattern"]): int(each["joined"]) for each in answer["memberships"]}
+        await self.channels.follow(stands, int(answer["seq"]), self._since or 0, adopt=self._receives())
+
+
+class AccessWatch(OwnRowWatch):
+    """The access record of this agent, and the credential in it."""
+
+    def __init__(
+        self, connection: AgentConnection, roster: Roster, channels: Channels, report: Callable[[str, Any], None]
+    ) -> None:
+        super().__init__(connection, roster, channels)
+        self._report = report
+        self._lock = asyncio.Lock()
+        # A credential on a shared disk was new when we connected; one in a bundle may be older than its record.
+        if connection.identity.is_bundle:
+            self._known = -1
+
+    def _number(self, row: Agent) -> int:
+        return row.access
+
+    async def _fetch(self) -> None:
+        await self.refresh()
 
     async def record(self) -> dict[str, Any]:
         return dict((await self.connection.call("access", "get"))["access"])
@@ -117,6 +174,3 @@ class AccessWatch:
                     f"it may post to {', '.join(access['post']) or 'nothing'}"
                 )
         return error
-
-    async def close(self) -> None:
-        await end_tasks([self._task])
