@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.membership import Membership, Memberships
 from tidings.endpoint.read_state import ReadState
+from tidings.endpoint.records import Dedup
 from tidings.endpoint.state_file import Journal, KeptAs
 
 CHANNELS = ("general", "team.a")

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.membership import Hole, Membership
 from tidings.endpoint.notices import Gap
 from tidings.endpoint.read_state import ReadState
-from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, UnreachableError
 from tidings.space.control import collect
 from tidings.wire.patterns import covers, is_concrete
@@ -168,7 +167,7 @@ class Backfill:
                 return False
             fresh = 0
             for record in records:
-                new = state.is_new(record.seq) and not self.dedup.is_own(record)
+                new = state.is_new(record.seq) and record.sender != self.dedup.own_id
                 redelivered = record.seq <= membership.forgotten
                 if not self.dedup.offer(record, contiguous=True, redelivered=redelivered):
                     return False

@@ -24,11 +24,10 @@ from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.backfill import Backfill, LogReader
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.live import LiveCopies, unsubscribe
 from tidings.endpoint.membership import Joined, Leave, Membership, MembershipChange, Memberships
 from tidings.endpoint.read_state import NOWHERE, Position, ReadState
-from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -257,7 +256,7 @@ class Channels:
 
     async def _surface_past(self, membership: Membership, records: list[LiveRecord]) -> None:
         for record in records:
-            if self.dedup.is_own(record):
+            if record.sender == self.dedup.own_id:
                 continue
             while not self.dedup.offer_missed(record, historical=True):
                 if not self.memberships.holds(membership):

@@ -199,6 +199,9 @@ class AgentConnection:
 
     async def ready(self, within: float) -> Connection:
         """The connection, waiting for a rebuild if one is under way."""
+        connection = self._connection
+        if self.state == "ready" and connection is not None and connection.is_connected:
+            return connection
         try:
             async with asyncio.timeout(within):
                 await self._ready.wait()

@@ -139,7 +139,7 @@ class DirectMailbox(Mailbox[tuple[PendingAck, Incoming]]):
             sealed=is_sealed(received.message),
             mentions_me=any(mention.id == self.identity.id for mention in inside.mentions),
         )
-        return self.endpoint.introduced(incoming)
+        return self.endpoint.directory.introduce(incoming)
 
     async def _hand_over(self, arrived: tuple[PendingAck, Incoming]) -> None:
         held, incoming = arrived

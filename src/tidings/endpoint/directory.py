@@ -20,6 +20,7 @@ from typing import Any
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
+from tidings.endpoint.incoming import Incoming
 from tidings.errors import AmbiguousPeer, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
 from tidings.wire.roster import Agent
@@ -97,9 +98,6 @@ class Directory:
             return self.connection.identity.name, ()
         return self._left.get(agent_id) or self._others.get(agent_id)
 
-    def is_known(self, message: Message) -> bool:
-        return all(self.of(each) is not None for each in _ids(message))
-
     def sender(self, claimed: Sender) -> Sender:
         """The sender under the name of its record; a role only if the record has it."""
         named = self.of(claimed.id)
@@ -110,6 +108,23 @@ class Directory:
     def mention(self, claimed: Mention) -> Mention:
         named = self.of(claimed.id)
         return Mention(claimed.id, named[0] if named else short_id(claimed.id))
+
+    def introduce(self, incoming: Incoming) -> Incoming:
+        """The message under the names of access records; who is not known yet is asked for once somebody waits."""
+        message = incoming.message
+        incoming.sender = self.sender(message.sender)
+        incoming.claims = claim_of(incoming.sender, message)
+        if message.mentions:
+            incoming.mentions = tuple(map(self.mention, message.mentions))
+
+        async def learn() -> None:
+            await self.learn([message])
+            if incoming._naming is not None:
+                self.introduce(incoming)
+                incoming._naming = None
+
+        incoming._naming = None if all(self.of(each) is not None for each in _ids(message)) else learn
+        return incoming
 
     async def learn(self, messages: Iterable[Message]) -> None:
         """Ask for the names that these messages need and nobody told yet; what is not answered in time is not known."""

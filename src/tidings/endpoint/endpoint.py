@@ -16,6 +16,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,9 +26,8 @@ from tidings.endpoint import notices
 from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection, State
-from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.direct_mailbox import DirectMailbox
-from tidings.endpoint.directory import Directory, claim_of, speaking_as
+from tidings.endpoint.directory import Directory, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past, wakes
@@ -36,7 +36,7 @@ from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.receipts import tell, wait_for_stage
-from tidings.endpoint.records import LiveRecord, RecordOpener
+from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.endpoint.redelivery import Redelivery, Retry
 from tidings.endpoint.remote_changes import AccessWatch, MembershipWatch
 from tidings.endpoint.roster import Roster
@@ -106,6 +106,8 @@ class Endpoint:
         self._state_path = state
         self._ping_interval = ping_interval
         self._role = role
+        #: the row of the roster it was made of, and how this agent signs
+        self._speaks_as: tuple[Agent | None, Sender] | None = None
         self._receives = receive
         self._saver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -170,7 +172,7 @@ class Endpoint:
             self.connection, self.roster, self._channels, lambda: self._frames.begun
         )
         self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
-        self._publisher = Publisher(self.connection, self._access.explained)
+        self._publisher = Publisher(self.connection, self._access)
         self.redelivery = Redelivery(self, self._retry)
         self._direct = DirectMailbox(self)
         self._frames = FrameMailbox(self, self._channels)
@@ -421,13 +423,13 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        channel = unmarked(channel)
         check_said(text, parts, mentions, more=data is not None)
+        channel = unmarked(channel)
         mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
-        stored = await self.publish(prepare_chat(self.identity, channel, composed), timeout=timeout)
+        stored = await self._publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
         warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
         return Receipt(composed.id, stored.seq, warnings=warnings)
 
@@ -511,17 +513,17 @@ class Endpoint:
 
     def _sender(self) -> Sender:
         """The role is one the access record grants, as far as the roster is known."""
-        row = self.roster.get(self.id)
-        roles = row.roles if row is not None else (self._role,)
-        return speaking_as(self.identity, roles, self._role)
+        row = self.roster.rows.get(self.identity.id)
+        if self._speaks_as is None or self._speaks_as[0] is not row:
+            roles = row.roles if row is not None else (self._role,)
+            self._speaks_as = row, speaking_as(self.identity, roles, self._role)
+        return self._speaks_as[1]
 
     async def publish(self, prepared: Prepared, *, timeout: float = 5.0, only: str | None = None) -> Stored:
         """Store what was prepared (`endpoint/publishing`), perhaps long ago and by another process of this agent.
 
         `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
         """
-        if prepared.kind == "chat":
-            return await self._with_new_access(lambda: self._publisher.publish(prepared, timeout, only))
         stored = await self._publisher.publish(prepared, timeout, only)
         if prepared.kind == "dm":
             self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
@@ -640,18 +642,14 @@ class Endpoint:
             return False
         incoming = self._incoming(record, historical=historical)
         incoming.late, incoming.ahead, incoming.redelivered, incoming.durable = late, ahead, redelivered, durable
-
-        async def settle() -> None:
-            self.read_state.settle(record.channel, record.seq, record.identity)
-
-        incoming._settle, incoming._nak = settle, self.redelivery.take
-        self.read_state.hold(record.seq, record.identity)
+        incoming._settle = partial(self.read_state.settle, record.channel, record.seq, record.identity)
+        incoming._nak = self.redelivery.take
         if self.events.is_heard("message"):
             self.read_state.hand_out(record.channel, record.seq)
         else:
-            incoming._on_taken = lambda: self.read_state.hand_out(record.channel, record.seq)
+            incoming._on_taken = partial(self.read_state.hand_out, record.channel, record.seq)
         self.inbox.put(incoming)
-        if incoming.is_named:
+        if incoming._naming is None:
             self.events.emit("message", incoming)
         else:
             announcing = asyncio.create_task(self._announce(incoming))
@@ -663,25 +661,9 @@ class Endpoint:
         await incoming.named()
         self.events.emit("message", incoming)
 
-    def introduced(self, incoming: Incoming) -> Incoming:
-        """The message under the names of access records; who is not known yet is asked for once somebody waits."""
-        message = incoming.message
-        incoming.sender = self.directory.sender(message.sender)
-        incoming.claims = claim_of(incoming.sender, message)
-        incoming.mentions = tuple(map(self.directory.mention, message.mentions))
-
-        async def learn() -> None:
-            await self.directory.learn([message])
-            if incoming._naming is not None:
-                self.introduced(incoming)
-                incoming._naming = None
-
-        incoming._naming = None if self.directory.is_known(message) else learn
-        return incoming
-
     def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
         message = record.message
-        mentions_me = any(mention.id == self.id for mention in message.mentions)
+        mentions_me = bool(message.mentions) and any(each.id == self.identity.id for each in message.mentions)
         incoming = Incoming(
             kind="channel",
             sender=message.sender,
@@ -694,4 +676,4 @@ class Endpoint:
             wakes=not historical
             and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
         )
-        return self.introduced(incoming)
+        return self.directory.introduce(incoming)

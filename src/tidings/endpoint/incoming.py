@@ -23,13 +23,13 @@ from tidings.wire.patterns import covers
 from tidings.wire.roster import Attention, Level
 
 Kind = Literal["channel", "direct"]
-Settle = Callable[[], Awaitable[None]]
+Settle = Callable[[], Awaitable[None] | None]
 PRIORITY_ORDER = {"now": 0, "next": 1, "low": 2}
 _QUIETNESS: dict[Level, int] = {"normal": 0, "quiet": 1, "muted": 2}
 
 
-async def _nothing() -> None:
-    return None
+def _nothing() -> None:
+    """There is nothing to settle in what was read from the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Incoming:
     claims: str | None = None
     #: whom it mentions, under the names of their access records
     mentions: tuple[Mention, ...] = ()
-    _naming: Settle | None = field(default=None, repr=False)
+    _naming: Callable[[], Awaitable[None]] | None = field(default=None, repr=False)
     _settle: Settle = field(default=_nothing, repr=False)
     #: settles without telling that it was read, where that makes a difference
     _keep: Settle | None = field(default=None, repr=False)
@@ -121,8 +121,7 @@ class Incoming:
     async def ack(self) -> None:
         """Settle it: this agent is done with it."""
         if not self._settled and not self._returned:
-            self._settled = True
-            await self._settle()
+            await self._end(self._settle)
 
     async def keep(self) -> None:
         """Settle it for an agent that has yet to read it: it is kept durably here, and its sender hears `delivered`.
@@ -130,8 +129,7 @@ class Incoming:
         `Endpoint.tell_read` says later that it was read.
         """
         if not self._settled and not self._returned:
-            self._settled = True
-            await (self._keep or self._settle)()
+            await self._end(self._keep or self._settle)
 
     async def nak(self, delay: float | None = None, error: BaseException | str = "") -> None:
         """Give it back: it is handed out again after `delay` seconds, or after a pause that grows with each try.
@@ -145,8 +143,12 @@ class Incoming:
         await self._nak(self, delay, said)
 
     async def _bury(self) -> None:
+        await self._end(self._buried or self._keep or self._settle)
+
+    async def _end(self, settle: Settle) -> None:
         self._settled = True
-        await (self._buried or self._keep or self._settle)()
+        if (settling := settle()) is not None:
+            await settling
 
     @property
     def kept(self) -> Kept:
@@ -219,13 +221,11 @@ class Inbox:
         self._room = asyncio.Event()
         self._room.set()
         self._closed: BaseException | None = None
+        #: how many messages have room
+        self.room = size
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
-
-    @property
-    def room(self) -> int:
-        return max(0, self.size - len(self))
 
     async def wait_for_room(self, count: int = 1) -> None:
         while self.room < count and self._closed is None:
@@ -234,6 +234,7 @@ class Inbox:
 
     def put(self, incoming: Incoming) -> None:
         self._queues[_rank(incoming)].append(incoming)
+        self.room = max(0, self.size - len(self))
         self._arrived.set()
 
     def close(self, error: BaseException) -> None:
@@ -249,6 +250,7 @@ class Inbox:
         for queue in self._queues:
             if queue:
                 incoming = queue.popleft()
+                self.room = max(0, self.size - len(self))
                 self._room.set()
                 if incoming._on_taken is not None:
                     incoming._on_taken()

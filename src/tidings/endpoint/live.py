@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.broker.grants import MAX_SUBSCRIPTIONS
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.dedup import Dedup
 from tidings.endpoint.membership import Hole, Membership, Memberships
 from tidings.endpoint.read_state import ReadState
-from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
+from tidings.endpoint.records import Dedup, LiveCopy, RecordOpener
 from tidings.errors import DeniedError
+from tidings.nats.core import Msg
 from tidings.wire.subjects import Chat
 
 SUBJECTS_KEPT = 4_096
@@ -104,7 +104,7 @@ class LiveCopies:
         connection.on_complaint.append(hear)
         try:
             for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
-                subscription = await connection.listen(subject, self._receiver(membership))
+                subscription = await connection.listen(subject, partial(self._receive, membership))
                 membership.subscriptions.append(subscription)
             await connection.flush(timeout=5)
         finally:
@@ -123,17 +123,14 @@ class LiveCopies:
             "place of many channels"
         )
 
-    def _receiver(self, membership: Membership) -> Callable[[Any], None]:
-        def receive(message: Any) -> None:
-            copy = self.opener.live(message)
-            if copy is None:
-                return
-            if membership.held is not None:
-                self._hold(membership, copy)
-            elif membership.joined is None or copy.seq > membership.joined:
-                self._take(membership, copy)
-
-        return receive
+    def _receive(self, membership: Membership, message: Msg) -> None:
+        copy = self.opener.live(message)
+        if copy is None:
+            return
+        if membership.held is not None:
+            self._hold(membership, copy)
+        elif membership.joined is None or copy.seq > membership.joined:
+            self._take(membership, copy)
 
     def _hold(self, membership: Membership, copy: LiveCopy) -> None:
         """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
@@ -157,14 +154,23 @@ class LiveCopies:
 
     def _take(self, membership: Membership, copy: LiveCopy) -> None:
         """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
-        if membership.confirmed:
+        confirmed = membership.joined is not None and not membership.watching
+        if confirmed:
             hole = None if self.arrivals.covers(copy.subject, copy.previous) else self._hole_before(copy)
             if hole is not None and self._must_wait(membership, copy, hole):
                 return
             if hole is None or copy.subject in membership.holes:
                 self.arrivals.note(copy.subject, copy.seq)
-        if copy.record is not None:
-            self._offer(membership, copy.record)
+        if copy.record is None:
+            return
+        ahead = self.memberships.is_ahead(membership)
+        if self.dedup.offer(copy.record, contiguous=membership.contiguous, ahead=ahead):
+            return
+        # There is no room for it: it is in the log, and is read again when there is. What comes now waits for it.
+        membership.contiguous = False
+        if confirmed:
+            membership.held = membership.held or []
+            self._catch_up(membership)
 
     def _hole_before(self, copy: LiveCopy) -> Hole | None:
         """The hole this copy shows, if what lies in it is owed to us and nothing else explains it."""
@@ -201,13 +207,3 @@ class LiveCopies:
         membership.held = membership.held or []
         self._hold(membership, copy)
         return True
-
-    def _offer(self, membership: Membership, record: LiveRecord) -> None:
-        """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
-        ahead = self.memberships.is_ahead(membership)
-        if self.dedup.offer(record, contiguous=membership.contiguous, ahead=ahead):
-            return
-        membership.contiguous = False
-        if membership.confirmed:
-            membership.held = membership.held or []  # what comes now waits for what has no room
-            self._catch_up(membership)

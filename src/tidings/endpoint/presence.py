@@ -48,6 +48,7 @@ class Presence:
         self.attending, self._every = attending, every
         self._leaving = False
         self._said = Beat(session=session, status="idle")
+        self.attention: Attention = self._said.attention
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._chosen_here = False
@@ -58,10 +59,6 @@ class Presence:
     def said(self) -> Beat:
         """What the last or next beat says."""
         return self._said
-
-    @property
-    def attention(self) -> Attention:
-        return self._said.attention
 
     def attend(self, attending: bool) -> None:
         """Be seen by others from now on, or no longer; receiving and sending go on either way."""
@@ -99,7 +96,7 @@ class Presence:
         except (msgspec.ValidationError, ValueError) as error:
             raise UsageError(f"this cannot be said of an agent: {error}") from error
         if said != self._said:
-            self._said = said
+            self._said, self.attention = said, said.attention
             self._changed.set()
 
     # --- beating ---

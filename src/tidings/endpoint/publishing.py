@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ import msgspec
 from tidings.broker.client import Connection
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
+from tidings.endpoint.remote_changes import AccessWatch
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -59,7 +60,6 @@ NOBODY_PAUSE = 0.05
 BUSY_PAUSE = 0.2
 BUSY_TRIES = 25
 MSG_ID = "Nats-Msg-Id"
-Explain = Callable[[DeniedError, str], Awaitable[DeniedError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,11 @@ def _inside(identity: Identity, prepared: Prepared, payload: bytes) -> Message:
 
 
 class Publisher:
-    """What an endpoint publishes goes through here. `explain` adds the cause to a refusal."""
+    """What an endpoint publishes goes through here."""
 
-    def __init__(self, connection: AgentConnection, explain: Explain) -> None:
+    def __init__(self, connection: AgentConnection, access: AccessWatch) -> None:
         self.connection = connection
-        self._explain = explain
+        self._access = access
         self._making_room: dict[Kind, asyncio.Lock] = {"dm": asyncio.Lock(), "task": asyncio.Lock()}
 
     async def publish(self, prepared: Prepared, timeout: float = 5.0, only: str | None = None) -> Stored:
@@ -172,10 +172,15 @@ class Publisher:
 
         `only`: the broker process that may have it. Then nothing is waited for: UnreachableError if it is gone.
         """
+        used = self.connection.token_used
         try:
             return await self._stored(prepared, timeout, only)
         except (MailboxFull, QueueFull):
             return await self._stored_after_making_room(prepared, timeout, only)
+        except DeniedError:  # unless access was widened since we connected
+            if prepared.kind != "chat" or not await self._access.renewed_since(used):
+                raise
+        return await self._stored(prepared, timeout, only)
 
     async def is_stored(self, prepared: Prepared, seq: int) -> bool:
         """Is the record at that sequence this message?"""
@@ -222,17 +227,6 @@ class Publisher:
                 await asyncio.sleep(BUSY_PAUSE)
         return await self.connection.call("trace", do, timeout=10.0, **asked)
 
-    async def _checked(self, prepared: Prepared, stored: Stored, timeout: float, only: str | None) -> Stored:
-        """`duplicate` is success only if the record there is ours."""
-        if await self.is_stored(prepared, stored.seq):
-            return stored
-        # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
-        word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
-        stored = await self._confirmed(prepared, f"{prepared.id}.{word}", timeout, only)
-        if stored.duplicate and not await self.is_stored(prepared, stored.seq):
-            raise IdBurned(f"message {prepared.id} could not be stored: its id was used by somebody else, twice")
-        return stored
-
     async def _stored_after_making_room(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
         """A place may be full of what is settled and would have gone a little later: one of us asks, others look."""
         async with self._making_room[prepared.kind]:
@@ -245,8 +239,16 @@ class Publisher:
             return await self._stored(prepared, timeout, only)
 
     async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
+        """`duplicate` is success only if the record there is ours."""
         stored = await self._confirmed(prepared, prepared.id, timeout, only)
-        return await self._checked(prepared, stored, timeout, only) if stored.duplicate else stored
+        if not stored.duplicate or await self.is_stored(prepared, stored.seq):
+            return stored
+        # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
+        word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
+        stored = await self._confirmed(prepared, f"{prepared.id}.{word}", timeout, only)
+        if stored.duplicate and not await self.is_stored(prepared, stored.seq):
+            raise IdBurned(f"message {prepared.id} could not be stored: its id was used by somebody else, twice")
+        return stored
 
     async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float, only: str | None) -> Stored:
         subject = prepared.subject
@@ -255,7 +257,7 @@ class Publisher:
         deadline = clock() + timeout
         while True:
             left = deadline - clock()
-            connection = await self._connection(left, only)
+            connection = await self.connection.ready(left) if only is None else self._only(only)
             try:
                 reply = await connection.request(subject, prepared.payload, headers=headers, timeout=left)
                 break
@@ -267,7 +269,7 @@ class Publisher:
                     raise StewardUnreachable("nobody takes this message: the broker is starting") from error
                 await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except DeniedError as error:
-                raise await self._explain(error, subject) from error
+                raise await self._access.explained(error, subject) from error
             except TimeoutError as error:
                 raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
             except (ConnectionLost, NatsError) as error:
@@ -280,13 +282,10 @@ class Publisher:
             raise _refusal(prepared, answer.error)
         return Stored(answer.seq, answer.duplicate, connection.incarnation)
 
-    async def _connection(self, within: float, only: str | None) -> Connection:
-        """The connection, waiting for a rebuild; whoever wants one broker process only does not wait for another."""
-        if self.connection.state == "ready" or only is not None:
-            connection = self.connection.current
-        else:
-            connection = await self.connection.ready(within)
-        if only is not None and connection.incarnation != only:
+    def _only(self, incarnation: str) -> Connection:
+        """The connection to this broker process: another one is not waited for."""
+        connection = self.connection.current
+        if connection.incarnation != incarnation:
             raise Reconnecting("another run of the broker answers now: ask again")
         return connection
 

@@ -153,6 +153,11 @@ class LogMarks:
             for each in waiting:
                 self.note(each)
 
+    def saw(self, seq: int, mark: str) -> None:
+        """This record was there."""
+        if mark:
+            self.note(Stamp(seq, mark))
+
     def note(self, stamp: Stamp) -> None:
         if not self.is_checked:
             self._waiting.append(stamp)
@@ -220,8 +225,8 @@ class ChannelState:
             self.through = seq
             if self.beyond:
                 self.beyond = {each for each in self.beyond if each > seq}
-        self.open.append(seq)
         if shown:
+            self.open.append(seq)
             self.newest = max(self.newest, seq)
 
     def surface_missed(self, seq: int) -> None:
@@ -294,7 +299,7 @@ class ReadState:
         #: what happened since the state file was written
         self._journal = Journal(path)
         #: log sequence -> channel of what was handed out and not settled: by a process before this one, and by this one
-        self._handed: dict[int, str] = {}
+        self.handed: dict[int, str] = {}
         self._out: dict[int, str] = {}
         #: channel -> the newest that a process before this one surfaced, for channels that are not known yet
         self._newest: dict[str, int] = {}
@@ -349,15 +354,11 @@ class ReadState:
         for _channel, seq in settled:
             self.known.add(seq)
         over = {each.seq for each in settled}
-        self._handed = {each.seq: each.channel for each in handed if each.seq not in over}
+        self.handed = {each.seq: each.channel for each in handed if each.seq not in over}
         self._dirty = self._dirty or bool(settled)
 
     def _recalled(self, name: str, through: int) -> ChannelState:
         return ChannelState(through, read=through, newest=max(through, self._newest.get(name, 0)))
-
-    def was_handed(self, seq: int) -> bool:
-        """Did a process before this one hand it out, and not settle it?"""
-        return seq in self._handed
 
     def channel(self, name: str) -> ChannelState:
         known = self.channels.get(name)
@@ -397,7 +398,7 @@ class ReadState:
         self.marks.rewind(agreed)
         self._dirty = True
         self.numbers.clear()
-        self._handed = {seq: channel for seq, channel in self._handed.items() if seq <= agreed}
+        self.handed = {seq: channel for seq, channel in self.handed.items() if seq <= agreed}
         self._newest = {name: min(seq, agreed) for name, seq in self._newest.items()}
         for seen in self.channels.values():
             seen.rewind(agreed)
@@ -423,7 +424,7 @@ class ReadState:
         self.known = Sequences()
         self.numbers = {}
         self.kept_as, self.is_unproven, self.reads_again, self._dirty = None, False, True, True
-        for memory in (self._identities, self._handed, self._out, self._newest):
+        for memory in (self._identities, self.handed, self._out, self._newest):
             memory.clear()
 
     def first_time(self, identity: tuple[str, str]) -> bool:
@@ -449,7 +450,8 @@ class ReadState:
     def hand_out(self, channel: str, seq: int) -> None:
         """The application has it now: if it comes again, that is said."""
         self._out[seq] = channel
-        self._journal.note_handed(channel, seq)
+        if self.path is not None:
+            self._journal.note_handed(channel, seq)
 
     def is_held(self, identity: Identity) -> bool:
         """Was this channel message handed out, and not settled yet?"""
@@ -459,9 +461,10 @@ class ReadState:
         self.channel(channel).settle(seq)
         self._dirty = True
         if self._unsettled.pop(identity, None) is not None:
-            self._handed.pop(seq, None)
+            self.handed.pop(seq, None)
             self._out.pop(seq, None)
-            self._journal.note_settled(channel, seq)
+            if self.path is not None:
+                self._journal.note_settled(channel, seq)
             self.on_settled(identity)
 
     def note_frames(self, numbers: Mapping[str, int]) -> None:
@@ -497,7 +500,7 @@ class ReadState:
             "marks": msgspec.to_builtins([*self.marks.own, *self.marks.stamps]),
         }
         write_private(self.path, json.dumps(kept))
-        self._journal.restart(self._handed | self._out)
+        self._journal.restart(self.handed | self._out)
         self._dirty = False
 
     def _newest_unsettled(self, settled: Mapping[str, int]) -> dict[str, int]:
