@@ -114,8 +114,10 @@ class Directory:
         message = incoming.message
         incoming.sender = self.sender(message.sender)
         incoming.claims = claim_of(incoming.sender, message)
+        is_known = self.of(message.sender.id) is not None
         if message.mentions:
             incoming.mentions = tuple(map(self.mention, message.mentions))
+            is_known = is_known and all(self.of(each.id) is not None for each in message.mentions)
 
         async def learn() -> None:
             await self.learn([message])
@@ -123,7 +125,7 @@ class Directory:
                 self.introduce(incoming)
                 incoming._naming = None
 
-        incoming._naming = None if all(self.of(each) is not None for each in _ids(message)) else learn
+        incoming._naming = None if is_known else learn
         return incoming
 
     async def learn(self, messages: Iterable[Message]) -> None:

@@ -109,10 +109,6 @@ class Incoming:
     def settled(self) -> bool:
         return self._settled
 
-    @property
-    def is_named(self) -> bool:
-        return self._naming is None
-
     async def named(self) -> None:
         """Wait, in bounded time, for names that were not known when it came."""
         if self._naming is not None:
@@ -184,6 +180,8 @@ def wakes(attention: Attention, kind: str, channel: str | None, priority: Priori
 
 def level_of(attention: Attention, channel: str) -> Level:
     """The level of the most specific pattern that covers `channel`; between equals the quieter one."""
+    if not attention.channels:
+        return "normal"
     levels = [
         (_specificity(pattern), _QUIETNESS[level], level)
         for pattern, level in attention.channels.items()
@@ -261,12 +259,11 @@ class Inbox:
         """The next message, or None once the inbox is closed and empty."""
         while True:
             first = self.first()
-            if first is not None and not first.is_named:
+            if first is not None and first._naming is not None:
                 await first.named()  # before it is taken: whoever gives up meanwhile leaves it here
                 continue
-            incoming = self.take()
-            if incoming is not None:
-                return incoming
+            if first is not None:
+                return self.take()
             if self._closed is not None:
                 if isinstance(self._closed, asyncio.CancelledError):
                     return None

@@ -101,19 +101,17 @@ _ANSWERS = msgspec.json.Decoder(_Answer)
 
 def prepare_chat(identity: Identity, channel: str, message: Message) -> Prepared:
     """A message to a channel."""
-    return _prepared(identity, "chat", identity.subjects.chat(identity.id, channel), channel, message)
+    return _prepared(identity, "chat", channel, message)
 
 
 def prepare_direct(identity: Identity, target: str, message: Message, *, sealed: bool = True) -> Prepared:
     """A message to one agent, by its id; sealed unless told otherwise."""
-    subject = identity.subjects.direct(target, identity.id)
-    outgoing = seal_message(identity.key, target, message) if sealed else message
-    return _prepared(identity, "dm", subject, target, outgoing)
+    return _prepared(identity, "dm", target, seal_message(identity.key, target, message) if sealed else message)
 
 
 def prepare_task(identity: Identity, role: str, message: Message) -> Prepared:
     """A task for a role. Its terms are a part of the message: see `task_terms`."""
-    return _prepared(identity, "task", identity.subjects.task(check_role(role), identity.id), role, message)
+    return _prepared(identity, "task", check_role(role), message)
 
 
 def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
@@ -125,9 +123,15 @@ def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
     return (ExtensionPart(TASK_PART, {"kind": TASK_PART, "deadline_s": deadline}),)
 
 
-def _prepared(identity: Identity, kind: Kind, subject: str, destination: str, message: Message) -> Prepared:
+def _prepared(identity: Identity, kind: Kind, destination: str, message: Message) -> Prepared:
     if message.sender.id != identity.id:
         raise UsageError(f"message {message.id} is from {message.sender.id}: {identity.name} cannot sign it")
+    if kind == "chat":
+        subject = identity.subjects.chat(identity.id, destination)
+    elif kind == "dm":
+        subject = identity.subjects.direct(destination, identity.id)
+    else:
+        subject = identity.subjects.task(destination, identity.id)
     payload = message.raw or wire.encode(message)
     signature = signing.sign(identity.key, identity.space_id, kind, destination, payload)
     return Prepared(kind, subject, destination, payload, signature, message.id)
