@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.membership import Membership, Memberships
+from tidings.endpoint.membership import LocalMembership, Memberships
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup
 from tidings.endpoint.state_file import Journal, KeptAs
@@ -56,7 +56,7 @@ class Program:
         elif how == "durable":
             self.dedup.offer_durable(record, redelivered=False)
         elif seq not in self.read_state.known:
-            self.dedup.offer_missed(record, historical=False)
+            self.dedup.offer_backfilled(record, historical=False)
 
     def settle(self, seq: int) -> None:
         if seq in self.hands:
@@ -105,7 +105,7 @@ def test_a_journal_that_was_cut_off_in_a_line_gives_the_whole_lines(tmp_path: Pa
     beside = state.with_name("state.journal")
     assert beside.stat().st_mode & 0o777 == 0o600
     beside.write_bytes(beside.read_bytes() + b"+1\xff\n+12")
-    handed, settled = Journal(state).read()
+    handed, settled, _kept = Journal(state).read()
     assert [each.seq for each in handed] == [7, 9]
     assert [each.seq for each in settled] == [7]
 
@@ -117,7 +117,7 @@ def test_where_the_newest_that_was_settled_is_kept_is_known_after_a_kill_and_tor
     program.read_state.save()
     program.read_state.note_kept(KeptAs(3, "ada", "message 3"))
     program.read_state.note_kept(KeptAs(2, "ada", "message 2"))
-    assert Journal(program.state).read_kept() is None, "an id has no blanks"
+    assert Journal(program.state).read().kept is None, "an id has no blanks"
     program.read_state.note_kept(KeptAs(4, "ada", "four"))
     program.killed()
     assert program.read_state.kept_as == KeptAs(4, "ada", "four")
@@ -152,12 +152,12 @@ def test_a_journal_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "nowhere" / "state")
     journal.note_handed("general", 1)
     journal.restart({1: "general"})
-    assert journal.read() == ([], [])
+    assert journal.read() == ([], [], None)
 
 
 def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     memberships = Memberships()
-    waiting, watched = Membership("general"), Membership("general", joined=0, watching=True)
+    waiting, watched = LocalMembership("general"), LocalMembership("general", joined=0, watching=True)
     assert memberships.is_ahead(waiting), "the steward has not answered: older ones may be owed"
     assert not memberships.is_ahead(watched), "who only looks is owed nothing"
     waiting.joined = 5
@@ -165,7 +165,7 @@ def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     waiting.unreadable = True
     assert memberships.is_ahead(waiting)
     waiting.unreadable = False
-    memberships.frames = SimpleNamespace(caught_up=0, skipped=set(), abroad=1, are_older_awaited=lambda: True)
+    memberships.frames = SimpleNamespace(caught_up=0, skipped=set(), unacked_before=1, are_older_awaited=lambda: True)
     assert memberships.is_ahead(waiting), "frames that a dead session had in hand come later"
     waiting.facts = {"class": "live"}
     assert not memberships.is_ahead(waiting)

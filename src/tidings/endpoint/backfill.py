@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.membership import Hole, Membership
+from tidings.endpoint.membership import Hole, LocalMembership
 from tidings.endpoint.notices import Gap
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
@@ -134,11 +134,11 @@ class Backfill:
 
     # --- before the join ---
 
-    async def said_before(self, membership: Membership, limit: int) -> list[LiveRecord]:
+    async def said_before(self, membership: LocalMembership, limit: int) -> list[LiveRecord]:
         """What was said before the join, as far as it replays, oldest first."""
         return (await self.log.newest(membership.pattern, limit, before=membership.joined))[0][::-1]
 
-    async def before_join(self, membership: Membership, limit: int) -> tuple[int, list[LiveRecord]]:
+    async def before_join(self, membership: LocalMembership, limit: int) -> tuple[int, list[LiveRecord]]:
         """Surface what was said before the join, marked historical; answers how much, and what found no room."""
         assert membership.joined is not None
         epoch = self.read_state.epoch
@@ -155,7 +155,7 @@ class Backfill:
 
     # --- since the last contiguous copy ---
 
-    async def fill(self, membership: Membership) -> bool:
+    async def fill(self, membership: LocalMembership) -> bool:
         """Read what lies between what was seen and now, on every channel of this membership seen before."""
         assert membership.joined is not None
         for channel in self.read_state.covered_by(membership.pattern):
@@ -181,14 +181,14 @@ class Backfill:
 
     # --- holes of single senders ---
 
-    async def fill_holes(self, membership: Membership) -> bool:
+    async def fill_holes(self, membership: LocalMembership) -> bool:
         """Read what single senders said in holes, surface it, and say so."""
         while membership.holes:
             if not await self._fill_hole(membership, next(iter(membership.holes))):
                 return False
         return True
 
-    async def _fill_hole(self, membership: Membership, subject: str) -> bool:
+    async def _fill_hole(self, membership: LocalMembership, subject: str) -> bool:
         hole = membership.holes[subject]
         more = True
         while more:
@@ -204,7 +204,7 @@ class Backfill:
         gone = hole.position < hole.through  # the record that was there when a copy named it is no longer
         self.gone += gone
         if hole.recovered or gone:
-            self._report("gap", hole.told(gone=gone))
+            self._report("gap", hole.as_gap(gone=gone))
         membership.close_hole(subject, self.read_state)
         return True
 
@@ -212,7 +212,7 @@ class Backfill:
         """A record of a hole: no copy of it arrived, whatever came after it."""
         if record.sender != hole.sender or record.seq in self.read_state.known:
             return True
-        if not self.dedup.offer_missed(record, historical=False):
+        if not self.dedup.offer_backfilled(record, historical=False):
             return False
         hole.recovered += 1
         self.recovered += 1

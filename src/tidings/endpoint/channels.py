@@ -25,7 +25,7 @@ from tidings.endpoint import notices
 from tidings.endpoint.backfill import Backfill, LogReader
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.live import LiveCopies, unsubscribe
-from tidings.endpoint.membership import Joined, Leave, Membership, MembershipChange, Memberships
+from tidings.endpoint.membership import Joined, Leave, LocalMembership, MembershipChange, Memberships
 from tidings.endpoint.read_state import NOWHERE, Position, ReadState
 from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.errors import (
@@ -95,13 +95,13 @@ class Channels:
         if held is not None and held.watching:  # from now on it is joined, and heard once
             await self._drop(held)
             held = None
-        membership = held or Membership(pattern)
+        membership = held or LocalMembership(pattern)
         with self._pinned(pattern):
             await self._listen(membership)
             self.memberships[pattern] = membership
             return await self._join(membership, backfill)
 
-    async def _listen(self, membership: Membership) -> None:
+    async def _listen(self, membership: LocalMembership) -> None:
         """Hear live copies; on the next connection if this one goes meanwhile, as it does when access was widened."""
         for left in reversed(range(LISTEN_TRIES)):
             try:
@@ -111,17 +111,18 @@ class Channels:
                     raise
         return None
 
-    async def _confirm(self, membership: Membership) -> Joined | None:
+    async def _confirm(self, membership: LocalMembership) -> Joined | None:
         """What the steward says of a membership we hold. None: it is over, and is no longer held."""
         try:
             answer = await self._ask_join(membership)
         except (UnreachableError, OutcomeUnknown) as error:
-            return membership.told("live", f"the steward is away, so nobody can say that it still stands ({error})")
+            reason = f"the steward is away, so nobody can say that it still stands ({error})"
+            return membership.as_joined("live", reason)
         if answer.get("left") is not None:
             await self._drop(membership)
             return None
         membership.facts = answer
-        return membership.told("resumed")
+        return membership.as_joined("resumed")
 
     @contextmanager
     def _pinned(self, pattern: str) -> Iterator[None]:
@@ -133,7 +134,7 @@ class Channels:
             if pattern not in self.memberships:
                 self.read_state.pinned.discard(pattern)
 
-    async def _join(self, membership: Membership, backfill: int) -> Joined:
+    async def _join(self, membership: LocalMembership, backfill: int) -> Joined:
         try:
             answer = await self._ask_join(membership)
             if answer.get("left") is not None:  # asked before, answered to nobody, and left by somebody since
@@ -142,28 +143,28 @@ class Channels:
         except (UnreachableError, OutcomeUnknown) as error:
             self.live.release(membership)
             self._later(self._complete(membership, backfill))
-            return membership.told("live", f"the steward is away, so this is live only for now ({error})")
+            return membership.as_joined("live", f"the steward is away, so this is live only for now ({error})")
         except TidingsError:
             await unsubscribe(membership)
             del self.memberships[membership.pattern]
             raise
         count, reason = await self._apply_join(membership, answer, backfill)
-        return membership.told(answer["state"], reason, count)
+        return membership.as_joined(answer["state"], reason, count)
 
     async def watch(self, pattern: str) -> None:
         """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
-        membership = Membership(check_pattern(pattern), joined=0, held=None, watching=True)
+        membership = LocalMembership(check_pattern(pattern), joined=0, held=None, watching=True)
         await self._listen(membership)
         self.memberships[pattern] = membership
 
-    async def _ask_join(self, membership: Membership) -> dict[str, Any]:
+    async def _ask_join(self, membership: LocalMembership) -> dict[str, Any]:
         arguments: dict[str, Any] = {"epoch": self.read_state.epoch} if self.read_state.epoch else {}
         marks, rewinds, session = self.read_state.marks, self._rewinds, self.read_state.marks.session
         if not marks.is_checked:
             arguments["marks"] = msgspec.to_builtins(marks.claims())
         answer = await self.connection.call("member", "join", op=membership.op, pattern=membership.pattern, **arguments)
         if rewinds == self._rewinds:  # else another answer said the same before
-            self._follow_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
+            self._apply_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
             marks.checked(session)
         self._hear_stamp(answer.get("stamp"))
         return answer
@@ -172,7 +173,7 @@ class Channels:
         if stamp:
             self.read_state.marks.note(msgspec.convert(stamp, Stamp))
 
-    async def _apply_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
+    async def _apply_join(self, membership: LocalMembership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
         """Take the steward's answer: backfill below it, then what was held, then everything live.
 
         Answers how many were backfilled, and what is still to come if the log could not be read.
@@ -204,7 +205,7 @@ class Channels:
         self.live.release(membership)
         return count, reason
 
-    async def _complete(self, membership: Membership, backfill: int) -> None:
+    async def _complete(self, membership: LocalMembership, backfill: int) -> None:
         """Join in the background until the steward answers, with the same op."""
         while self.memberships.holds(membership) and membership.joined is None:
             await asyncio.sleep(RETRY_PAUSE)
@@ -223,7 +224,7 @@ class Channels:
 
     # --- what was said before a join ---
 
-    async def _backfill_or_later(self, membership: Membership, limit: int) -> tuple[int, str]:
+    async def _backfill_or_later(self, membership: LocalMembership, limit: int) -> tuple[int, str]:
         known = {
             name: self.read_state.channel(name).position for name in self.read_state.covered_by(membership.pattern)
         }
@@ -238,7 +239,7 @@ class Channels:
         self._later(self._surface_past(membership, rest))
         return count, f"{len(rest)} older messages wait until the inbox has room for them"
 
-    async def _backfill_until_done(self, membership: Membership, limit: int, known: dict[str, Position]) -> None:
+    async def _backfill_until_done(self, membership: LocalMembership, limit: int, known: dict[str, Position]) -> None:
         """The same later: live copies went on meanwhile, so what was seen then decides what is new."""
         while self.memberships.holds(membership):
             await asyncio.sleep(RETRY_PAUSE)
@@ -254,18 +255,18 @@ class Channels:
             await self._surface_past(membership, new)
             return
 
-    async def _surface_past(self, membership: Membership, records: list[LiveRecord]) -> None:
+    async def _surface_past(self, membership: LocalMembership, records: list[LiveRecord]) -> None:
         for record in records:
             if record.sender == self.dedup.own_id:
                 continue
-            while not self.dedup.offer_missed(record, historical=True):
+            while not self.dedup.offer_backfilled(record, historical=True):
                 if not self.memberships.holds(membership):
                     return
                 await self._wait_for_room()
 
     # --- what comes as frames ---
 
-    def _comes_as_frames(self, membership: Membership) -> bool:
+    def _comes_as_frames(self, membership: LocalMembership) -> bool:
         """Is what was missed on its way as frames? Else it is read from the log, so that nobody waits for Spark."""
         if self.read_state.reads_again:
             return False
@@ -273,7 +274,7 @@ class Channels:
         level = backstop.running and backstop.behind is not None and backstop.behind <= NEARLY_LEVEL
         return level and membership.facts.get("class") == "durable" and self.memberships.frames is not None
 
-    def _leave_to_frames(self, membership: Membership) -> None:
+    def _leave_to_frames(self, membership: LocalMembership) -> None:
         """Do not read what frames bring: what was settled comes no more, however often this agent starts."""
         membership.left_to_frames = int(membership.facts["head"])
         for channel in self.read_state.covered_by(membership.pattern):
@@ -299,7 +300,7 @@ class Channels:
         await self.drop(pattern)
         return answer
 
-    async def _ask_leave(self, pattern: str, held: Membership | None) -> dict[str, Any]:
+    async def _ask_leave(self, pattern: str, held: LocalMembership | None) -> dict[str, Any]:
         named: int | None = held.record if held is not None and held.confirmed else None
         unsure = self._unsure.get(pattern)
         if unsure is not None and named in (None, unsure.joined):
@@ -334,13 +335,13 @@ class Channels:
         if membership is not None:
             await self._drop(membership)
 
-    async def _drop(self, membership: Membership) -> None:
+    async def _drop(self, membership: LocalMembership) -> None:
         self.memberships.pop(membership.pattern, None)
         self.read_state.pinned.discard(membership.pattern)
         membership.close_holes(self.read_state)
         await unsubscribe(membership)
 
-    async def _end(self, membership: Membership, seq: int) -> None:
+    async def _end(self, membership: LocalMembership, seq: int) -> None:
         """It was closed, and not by this program."""
         await self._drop(membership)
         self.ended.add(membership.pattern)
@@ -406,30 +407,30 @@ class Channels:
             else:
                 self._catch_up_later(membership)
 
-    def _catch_up_later(self, membership: Membership) -> None:
+    def _catch_up_later(self, membership: LocalMembership) -> None:
         """Make it whole in the background. One that is under way sees what has become of it meanwhile."""
         if not membership.catching_up:
             self._later(self._catch_up(membership))
 
-    async def _catch_up(self, membership: Membership) -> None:
+    async def _catch_up(self, membership: LocalMembership) -> None:
         """Confirm the membership and read what was missed; then what is live is contiguous again."""
         if membership.catching_up:
             return
         membership.catching_up = True
         try:
             while self.memberships.holds(membership) and not membership.is_whole:
-                await self._try_to_catch_up(membership)
+                await self._catch_up_once(membership)
         except TidingsError as error:
             self._report("error", error)
             await self._drop(membership)
         finally:
             membership.catching_up = False
 
-    async def _try_to_catch_up(self, membership: Membership) -> None:
+    async def _catch_up_once(self, membership: LocalMembership) -> None:
         epoch = self.read_state.epoch
         try:
             await self.connection.ready(30)
-            if not await self._read_missed(membership):
+            if not await self._backfill(membership):
                 await self._wait_for_room()
                 return
         except (UnreachableError, OutcomeUnknown):
@@ -446,7 +447,7 @@ class Channels:
             membership.cause, membership.unreadable, membership.rewound = None, False, False
             self.live.release(membership)
 
-    async def _read_missed(self, membership: Membership) -> bool:
+    async def _backfill(self, membership: LocalMembership) -> bool:
         """Read holes of single senders, and everything since the last contiguous copy. False: no room for all of it."""
         if not membership.contiguous:
             answer = await self._ask_join(membership)
@@ -462,7 +463,7 @@ class Channels:
 
     # --- after the log went backwards ---
 
-    def heed_epoch(self, epoch: str) -> None:
+    def follow_epoch(self, epoch: str) -> None:
         """The steward speaks of a log of this epoch. If it is another than ours, every membership is asked for again;
         the answers say up to where the two agree."""
         if epoch and self.read_state.epoch and epoch != self.read_state.epoch and not self._stopped:
@@ -470,13 +471,13 @@ class Channels:
             for membership in self.memberships.values():
                 self._doubt(membership)
 
-    def _doubt(self, membership: Membership) -> None:
+    def _doubt(self, membership: LocalMembership) -> None:
         if membership.confirmed:
             membership.contiguous = False
             membership.held = membership.held or []
             self._catch_up_later(membership)
 
-    def _follow_epoch(self, epoch: str, agreed: int | None) -> None:
+    def _apply_epoch(self, epoch: str, agreed: int | None) -> None:
         if agreed is None:
             if epoch and not self.read_state.epoch:
                 self.read_state.adopt(epoch)

@@ -17,7 +17,7 @@ from tidings.broker.acks import Delivery
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.mailbox import ACK_PATIENCE, Mailbox, PendingAck
 from tidings.endpoint.notices import of_void
-from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
+from tidings.endpoint.receipts import Receipt, ReceiptSender, ReceiptWatch
 from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
@@ -63,8 +63,6 @@ class DirectMailbox(Mailbox[tuple[PendingAck, Incoming]]):
         self.watch.add(message_id, target, seq)
 
     def _tell_receipt(self, message_id: str, to: str, seq: int, stage: str) -> None:
-        from tidings.endpoint.endpoint import Receipt
-
         self.endpoint.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
 
     def _tell_void(self, news: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +34,7 @@ from tidings.endpoint.membership import Joined
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.endpoint.read_state import ReadState
+from tidings.endpoint.receipts import Receipt as Receipt
 from tidings.endpoint.receipts import tell, wait_for_stage
 from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.endpoint.redelivery import Redelivery, Retry
@@ -63,20 +63,6 @@ JOINS_AT_ONCE = 8
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of something sent: its id, and where the broker keeps it."""
-
-    id: str
-    seq: int
-    stage: str = "confirmed"
-    warnings: tuple[str, ...] = ()
-    #: id of the agent a direct message went to
-    to: str | None = None
-    #: why no reader shows it, if its stage is `void`
-    why: str = ""
 
 
 class Endpoint:
@@ -166,7 +152,7 @@ class Endpoint:
             self.inbox.wait_for_room,
             self.events.emit,
         )
-        self.roster.on_epoch.append(self._channels.heed_epoch)
+        self.roster.on_epoch.append(self._channels.follow_epoch)
         self.roster.on_damage.append(self._tell_damage)
         self._membership_watch = MembershipWatch(
             self.connection, self.roster, self._channels, lambda: self._frames.begun

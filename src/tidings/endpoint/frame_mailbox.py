@@ -151,8 +151,8 @@ class FrameMailbox(Mailbox[tuple[PendingAck, Frame, int]]):
         #: (series, first, last) of frames that were skipped and may still come
         self.skipped: set[tuple[str, int, int]] = set()
         #: frames that a session before this one had in hand and did not settle, until they come or would have come
-        self.abroad = 0
-        self._abroad_until = 0.0
+        self.unacked_before = 0
+        self._unacked_until = 0.0
         self._told: set[Lost] = set()
         self._batches: set[AckBatch] = set()
 
@@ -182,13 +182,15 @@ class FrameMailbox(Mailbox[tuple[PendingAck, Frame, int]]):
 
     def expect(self, count: int) -> None:
         """A session before this one died with so many frames in hand: the broker brings them after its patience."""
-        self.abroad = count
-        self._abroad_until = asyncio.get_running_loop().time() + GAP_PATIENCE
+        self.unacked_before = count
+        self._unacked_until = asyncio.get_running_loop().time() + GAP_PATIENCE
 
     def are_older_awaited(self) -> bool:
         """May frames still come that are older than those that came?"""
         self.skipped = {each for each in self.skipped if self.numbers.missing(*each) is not None}
-        return bool(self.skipped) or (self.abroad > 0 and asyncio.get_running_loop().time() < self._abroad_until)
+        return bool(self.skipped) or (
+            self.unacked_before > 0 and asyncio.get_running_loop().time() < self._unacked_until
+        )
 
     def _is_awaited(self) -> bool:
         """Does a membership that was not read from the log wait for what frames bring, and is it being made?"""
@@ -199,7 +201,7 @@ class FrameMailbox(Mailbox[tuple[PendingAck, Frame, int]]):
         held = self.pending[delivery.seq] = PendingAck(delivery)
         data, floor = message.data, 0 if delivery.pending else self._floor
         if delivery.count > 1:
-            self.abroad = max(0, self.abroad - 1)
+            self.unacked_before = max(0, self.unacked_before - 1)
         try:
             frame = decode_frame(data)
             if frame.owner != self.identity.id:

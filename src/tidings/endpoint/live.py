@@ -15,7 +15,7 @@ from functools import partial
 from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.broker.grants import MAX_SUBSCRIPTIONS
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.membership import Hole, Membership, Memberships
+from tidings.endpoint.membership import Hole, LocalMembership, Memberships
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup, LiveCopy, RecordOpener
 from tidings.errors import DeniedError
@@ -29,7 +29,7 @@ HOLES_AT_MOST = 256
 LEFT_TO_OTHERS = 16
 
 
-async def unsubscribe(membership: Membership) -> None:
+async def unsubscribe(membership: LocalMembership) -> None:
     for subscription in membership.subscriptions:
         await subscription.unsubscribe()
     membership.subscriptions = []
@@ -83,7 +83,7 @@ class LiveCopies:
         read_state: ReadState,
         memberships: Memberships,
         dedup: Dedup,
-        catch_up: Callable[[Membership], None],
+        catch_up: Callable[[LocalMembership], None],
     ) -> None:
         self.connection = connection
         self.opener = opener
@@ -93,7 +93,7 @@ class LiveCopies:
         self.arrivals = Arrivals()
         self._catch_up = catch_up
 
-    async def subscribe(self, connection: Connection, membership: Membership) -> None:
+    async def subscribe(self, connection: Connection, membership: LocalMembership) -> None:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
         s = self.connection.identity.subjects
         membership.subscriptions = []
@@ -116,14 +116,14 @@ class LiveCopies:
             await unsubscribe(membership)
             raise DeniedError(f"{self.connection.identity.name} may not read {membership.pattern}")
 
-    def _too_many(self, membership: Membership) -> DeniedError:
+    def _too_many(self, membership: LocalMembership) -> DeniedError:
         return DeniedError(
             f"{self.connection.identity.name} cannot hear {membership.pattern}: a connection may have "
             f"{MAX_SUBSCRIPTIONS:,} subscriptions, two for each channel or pattern; leave some, or join one pattern in "
             "place of many channels"
         )
 
-    def _receive(self, membership: Membership, message: Msg) -> None:
+    def _receive(self, membership: LocalMembership, message: Msg) -> None:
         copy = self.opener.live(message)
         if copy is None:
             return
@@ -132,7 +132,7 @@ class LiveCopies:
         elif membership.joined is None or copy.seq > membership.joined:
             self._take(membership, copy)
 
-    def _hold(self, membership: Membership, copy: LiveCopy) -> None:
+    def _hold(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
         assert membership.held is not None
         if copy.record is not None:
@@ -143,7 +143,7 @@ class LiveCopies:
             membership.overrun = True
             membership.contiguous = False
 
-    def release(self, membership: Membership) -> None:
+    def release(self, membership: LocalMembership) -> None:
         """Surface what was held, if it came after the join; from now on copies surface as they come."""
         after = membership.joined or 0
         for copy in membership.take_held():
@@ -152,7 +152,7 @@ class LiveCopies:
             elif copy.seq > after:
                 self._take(membership, copy)
 
-    def _take(self, membership: Membership, copy: LiveCopy) -> None:
+    def _take(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
         confirmed = membership.joined is not None and not membership.watching
         if confirmed:
@@ -188,7 +188,7 @@ class LiveCopies:
             return None
         return Hole(address.channel, address.sender, after, copy.previous, position=after)
 
-    def _must_wait(self, membership: Membership, copy: LiveCopy, hole: Hole) -> bool:
+    def _must_wait(self, membership: LocalMembership, copy: LiveCopy, hole: Hole) -> bool:
         """Have a hole read. The copy that shows it waits for that, unless nobody can say how long it would take.
 
         Beyond a number of holes none is opened and nothing is noted as arrived, so the next copy shows it again.

@@ -62,12 +62,12 @@ class Hole:
     position: int
     recovered: int = 0
 
-    def told(self, *, gone: bool) -> Gap:
+    def as_gap(self, *, gone: bool) -> Gap:
         return Gap(self.channel, self.sender, self.after, self.through, self.recovered, "live", gone)
 
 
 @dataclass(eq=False)
-class Membership:
+class LocalMembership:
     """One joined channel or pattern."""
 
     pattern: str
@@ -141,7 +141,7 @@ class Membership:
         for subject in list(self.holes):
             self.close_hole(subject, read_state)
 
-    def told(self, state: str, reason: str = "", backfilled: int = 0) -> Joined:
+    def as_joined(self, state: str, reason: str = "", backfilled: int = 0) -> Joined:
         """What whoever joined is told."""
         backstop = self.backstop
         if not reason and self.cls == "durable":
@@ -164,12 +164,12 @@ class Frames(Protocol):
     caught_up: int
     #: frames that were skipped, and how many a session before this one did not settle: they may still come
     skipped: set[tuple[str, int, int]]
-    abroad: int
+    unacked_before: int
 
     def are_older_awaited(self) -> bool: ...
 
 
-class Memberships(dict[str, Membership]):
+class Memberships(dict[str, LocalMembership]):
     """Every channel and pattern of one endpoint, by its name; watched ones are among them."""
 
     def __init__(self) -> None:
@@ -177,15 +177,15 @@ class Memberships(dict[str, Membership]):
         #: None while nobody pulls frames
         self.frames: Frames | None = None
 
-    def holds(self, membership: Membership) -> bool:
+    def holds(self, membership: LocalMembership) -> bool:
         """Is it still one of them? It may have been left, and joined anew."""
         return self.get(membership.pattern) is membership
 
-    def covering(self, channel: str) -> list[Membership]:
+    def covering(self, channel: str) -> list[LocalMembership]:
         """Those by which messages of this channel are owed."""
         return [each for each in self.values() if each.confirmed and covers(each.pattern, channel)]
 
-    def is_ahead(self, membership: Membership) -> bool:
+    def is_ahead(self, membership: LocalMembership) -> bool:
         """May older messages of this membership still be on their way?"""
         if membership.watching:
             return False
@@ -194,6 +194,6 @@ class Memberships(dict[str, Membership]):
         frames = self.frames
         if frames is None:
             return False
-        if (frames.skipped or frames.abroad) and membership.cls == "durable" and frames.are_older_awaited():
+        if (frames.skipped or frames.unacked_before) and membership.cls == "durable" and frames.are_older_awaited():
             return True
         return frames.caught_up < membership.left_to_frames

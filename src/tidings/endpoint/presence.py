@@ -53,7 +53,7 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
         self._chosen_here = False
         roster.on_snapshot.append(self._changed.set)
-        roster.on_standing.append(self._stand)
+        roster.on_kept_attention.append(self._stand)
 
     @property
     def said(self) -> Beat:

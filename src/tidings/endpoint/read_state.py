@@ -14,7 +14,6 @@ Whoever settles what it has in an inbox on disk says where (`note_kept`): a memo
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidings.broker.private_files import write_private
-from tidings.endpoint.state_file import Journal, KeptAs
-from tidings.errors import ConfigError
+from tidings.endpoint.state_file import Journal, KeptAs, SavedState
 from tidings.wire.marks import Stamp
 from tidings.wire.patterns import covers, is_concrete
 
@@ -99,16 +96,16 @@ class Sequences:
         at = bisect_left(self._first, seq) - 1
         return min(self._last[at], seq - 1) if at >= 0 else 0
 
-    def without(self, seqs: Iterable[int]) -> list[list[int]]:
+    def without(self, seqs: Iterable[int]) -> list[tuple[int, int]]:
         """The runs with single sequences cut out."""
-        holes, found = sorted(set(seqs)), []
+        holes, found = sorted(set(seqs)), list[tuple[int, int]]()
         for start, end in self.runs():
             for hole in holes[bisect_left(holes, start) : bisect_right(holes, end)]:
                 if hole > start:
-                    found.append([start, hole - 1])
+                    found.append((start, hole - 1))
                 start = hole + 1
             if start <= end:
-                found.append([start, end])
+                found.append((start, end))
         return found
 
     def runs(self) -> list[tuple[int, int]]:
@@ -123,11 +120,10 @@ class LogMarks:
     what comes is of a log not known to be the same, and waits here. Dense where they are new, sparser the older.
     """
 
-    def __init__(self, remembered: Iterable[Sequence[object]] = ()) -> None:
-        found = msgspec.convert(list(remembered), list[Stamp])
+    def __init__(self, remembered: Sequence[Stamp] = ()) -> None:
         #: what was seen here, and what the steward said and can be held to; both oldest first
-        self.own = [each for each in found if not each.proof]
-        self.stamps = [each for each in found if each.proof]
+        self.own = [each for each in remembered if not each.proof]
+        self.stamps = [each for each in remembered if each.proof]
         self._session = 0
         self._answered = -1
         self._waiting: deque[Stamp] = deque(maxlen=MARKS_KEPT)
@@ -229,7 +225,7 @@ class ChannelState:
             self.open.append(seq)
             self.newest = max(self.newest, seq)
 
-    def surface_missed(self, seq: int) -> None:
+    def surface_backfilled(self, seq: int) -> None:
         """A record inside a hole: `through` may be beyond it already, and stays where it is."""
         if seq > self.through:
             self.beyond.add(seq)
@@ -322,31 +318,24 @@ class ReadState:
         self.on_settled: Callable[[Identity], None] = lambda _identity: None
         self._dirty = not self.remembers  # an empty memory is one too: whoever reads it knows that nothing was surfaced
         if path is not None and self.remembers:
-            self._load(path)
+            self._load(SavedState.read(path))
         self._load_journal()
 
-    def _load(self, path: Path) -> None:
-        try:
-            found = json.loads(path.read_text())
-            self._newest = {str(name): int(seq) for name, seq in found.get("newest", {}).items()}
-            known = {str(name): int(seq) for name, seq in found["channels"].items()}
-            self.channels = OrderedDict((name, self._recalled(name, seq)) for name, seq in known.items())
-            self.epoch, self.forgotten = str(found.get("epoch", "")), int(found.get("forgotten", 0))
-            self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
-            self.known = Sequences(found.get("sequences", []))
-            self.numbers = {str(series): int(number) for series, number in found.get("frames", {}).items()}
-            self.marks = LogMarks(found.get("marks", []))
-            self.reads_again, self.is_unproven = bool(found.get("reads_again", False)), "kept_as" not in found
-            if found.get("kept_as"):
-                row, sender, mid = found["kept_as"]
-                self.kept_as = KeptAs(int(row), str(sender), str(mid))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
+    def _load(self, saved: SavedState) -> None:
+        self._newest = saved.newest
+        self.channels = OrderedDict((name, self._recalled(name, seq)) for name, seq in saved.channels.items())
+        self.epoch, self.forgotten = saved.epoch, saved.forgotten
+        self._identities = OrderedDict.fromkeys(saved.identities)
+        self.known = Sequences(saved.sequences)
+        self.numbers = saved.frames
+        self.marks = LogMarks(saved.marks)
+        self.reads_again, self.is_unproven = saved.reads_again, saved.kept_as is msgspec.UNSET
+        self.kept_as = saved.kept_as or None
 
     def _load_journal(self) -> None:
         """What happened after the state file was written, until the process ended."""
-        handed, settled = self._journal.read()
-        self.kept_as = max(filter(None, (self.kept_as, self._journal.read_kept())), default=None)
+        handed, settled, kept = self._journal.read()
+        self.kept_as = max(filter(None, (self.kept_as, kept)), default=None)
         for channel, seq in handed:
             self._newest[channel] = max(seq, self._newest.get(channel, 0))
             if channel in self.channels:
@@ -487,19 +476,18 @@ class ReadState:
             channels = {name: seq for name, seq in channels.items() if seq}
         unsettled = {*self._unsettled, *self._unsettled_direct}
         identities = [identity for identity in self._identities if identity not in unsettled]
-        kept = {
-            "epoch": self.epoch,
-            "forgotten": self.forgotten,
-            "channels": channels,
-            "identities": identities[-1_024:],
-            "newest": self._newest_unsettled(channels),
-            "sequences": self.known.without(self._unsettled.values()),
-            "frames": self.numbers,
-            "kept_as": self.kept_as,
-            "reads_again": self.reads_again,
-            "marks": msgspec.to_builtins([*self.marks.own, *self.marks.stamps]),
-        }
-        write_private(self.path, json.dumps(kept))
+        SavedState(
+            epoch=self.epoch,
+            forgotten=self.forgotten,
+            channels=channels,
+            identities=identities[-1_024:],
+            newest=self._newest_unsettled(channels),
+            sequences=self.known.without(self._unsettled.values()),
+            frames=self.numbers,
+            kept_as=self.kept_as,
+            reads_again=self.reads_again,
+            marks=[*self.marks.own, *self.marks.stamps],
+        ).write(self.path)
         self._journal.restart(self.handed | self._out)
         self._dirty = False
 

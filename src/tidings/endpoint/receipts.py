@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tidings.broker.ending import end_tasks
@@ -29,6 +30,20 @@ FIRST_PAUSE = 0.05
 #: messages watched at once; the oldest is forgotten first
 WATCHED = 1_024
 LAST_STAGES = ("read", "expired", "undeliverable", "void")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of something sent: its id, and where the broker keeps it."""
+
+    id: str
+    seq: int
+    stage: str = "confirmed"
+    warnings: tuple[str, ...] = ()
+    #: id of the agent a direct message went to
+    to: str | None = None
+    #: why no reader shows it, if its stage is `void`
+    why: str = ""
 
 
 class ReceiptSender:

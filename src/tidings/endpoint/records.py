@@ -136,14 +136,14 @@ class Dedup:
         memory.marks.saw(record.seq, record.mark)
         return True
 
-    def offer_missed(self, record: LiveRecord, *, historical: bool) -> bool:
+    def offer_backfilled(self, record: LiveRecord, *, historical: bool) -> bool:
         """A record that others of its channel have passed."""
         memory = self.read_state
         if memory.first_time(record.identity):
             state = memory.channel(record.channel)
             if not self._hand_over(record, state, historical=historical):
                 return False
-            state.surface_missed(record.seq)
+            state.surface_backfilled(record.seq)
             memory.marks.saw(record.seq, record.mark)
         return True
 

@@ -69,8 +69,8 @@ class Roster:
         #: hear what the store of the space lost that concerns this agent
         self.on_damage: list[Callable[[dict[str, Any]], None]] = []
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
-        self.on_standing: list[Callable[[Attention, int], None]] = []
-        self._standing = -1
+        self.on_kept_attention: list[Callable[[Attention, int], None]] = []
+        self._attention_number = -1
         #: how often the steward had something to tell, when it was last heard
         self._told = 0
         self._report = report
@@ -191,7 +191,7 @@ class Roster:
         if row.id == self.connection.identity.id:
             for hear in self.on_own_row:
                 hear(row)
-            if (row.attention_number or 0) > self._standing >= 0:
+            if (row.attention_number or 0) > self._attention_number >= 0:
                 self._wanted.set()  # what it says is told to this agent only, with the next snapshot
             if row.told != self._told:
                 self._wanted.set()
@@ -235,9 +235,9 @@ class Roster:
     def _stand(self, kept: dict[str, Any] | None) -> None:
         attention = msgspec.convert(kept["attention"], Attention) if kept else Attention()
         number = int(kept["number"]) if kept else 0
-        if number > self._standing:
-            self._standing = number
-            for hear in self.on_standing:
+        if number > self._attention_number:
+            self._attention_number = number
+            for hear in self.on_kept_attention:
                 hear(attention, number)
 
     def _adopt(self, first: dict[str, Any], rows: list[Agent]) -> None:

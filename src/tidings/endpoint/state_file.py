@@ -1,10 +1,10 @@
-"""What was handed out and what was settled since the state file was last written: a line each, beside it.
+"""What an endpoint remembers on disk: a state file, and a journal beside it.
 
-A state file is written now and then, because it is large and reaches the disk. What a program was killed in between
-must not forget goes here at once, a few bytes that survive the process: which messages were handed out (`+`), so that
-they say `redelivered` when they come again, and which were settled (`-`), so that they do not; and before that, where
-an inbox keeps them (`=`). A power cut may lose the last lines; that costs a flag or a repetition, never a message. A
-journal that cannot be written costs the same.
+The state file is written now and then, because it is large and reaches the disk. What a program that is killed in
+between must not forget goes to the journal at once, a few bytes that survive the process: which messages were handed
+out (`+`), so that they say `redelivered` when they come again, and which were settled (`-`), so that they do not; and
+before that, where an inbox keeps them (`=`). A power cut may lose the last lines; that costs a flag or a repetition,
+never a message. A journal that cannot be written costs the same. What it all means is `read_state.py`'s part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
+
+from tidings.broker.private_files import write_private
+from tidings.errors import ConfigError
+from tidings.wire.marks import Stamp
 
 
 class Handed(NamedTuple):
@@ -31,34 +37,61 @@ class KeptAs(NamedTuple):
     id: str
 
 
+class SavedState(msgspec.Struct, kw_only=True):
+    """The state file. What was surfaced and not settled is not in it: it must come again."""
+
+    #: channel -> everything up to here was surfaced and settled
+    channels: dict[str, int]
+    epoch: str = ""
+    forgotten: int = 0
+    #: (sender, id) of what was settled last
+    identities: list[tuple[str, str]] = []
+    #: channel -> the newest that was surfaced, where it is newer than what was settled
+    newest: dict[str, int] = {}
+    sequences: list[tuple[int, int]] = []
+    #: series -> number of the last frame up to which all were settled
+    frames: dict[str, int] = {}
+    #: UNSET in a file that was made before anybody said where what was settled is kept
+    kept_as: KeptAs | msgspec.UnsetType | None = msgspec.UNSET
+    reads_again: bool = False
+    marks: list[Stamp] = []
+
+    @classmethod
+    def read(cls, path: Path) -> SavedState:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, ValueError) as error:  # msgspec's own are ValueErrors
+            raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
+
+    def write(self, path: Path) -> None:
+        write_private(path, msgspec.json.encode(self).decode())
+
+
+class JournalLines(NamedTuple):
+    handed: list[Handed]
+    settled: list[Handed]
+    kept: KeptAs | None
+
+
 class Journal:
     def __init__(self, state: Path | None) -> None:
         self.path = state.with_name(f"{state.name}.journal") if state is not None else None
         self._file: int | None = None
 
-    def read(self) -> tuple[list[Handed], list[Handed]]:
-        """What was handed out, and what of it was settled, as far as the lines are whole."""
-        handed: list[Handed] = []
-        settled: list[Handed] = []
-        if self.path is None:
-            return handed, settled
-        with suppress(OSError):
-            for line in self.path.read_text(errors="replace").splitlines():
-                kind, (number, _, channel) = line[:1], line[1:].partition(" ")
-                if kind in "+-" and number.isascii() and number.isdigit() and channel:
-                    (handed if kind == "+" else settled).append(Handed(channel, int(number)))
-        return handed, settled
-
-    def read_kept(self) -> KeptAs | None:
-        """Where the newest that was settled is kept, if a line says so."""
-        found: KeptAs | None = None
+    def read(self) -> JournalLines:
+        """What was handed out, what of it was settled, and where that is kept, as far as the lines are whole."""
+        found = JournalLines([], [], None)
         if self.path is None:
             return found
         with suppress(OSError):
             for line in self.path.read_text(errors="replace").splitlines():
-                row, *rest = line[1:].split(" ")
-                if line[:1] == "=" and row.isascii() and row.isdigit() and len(rest) == 3 and rest[2] == "=":
-                    found = KeptAs(int(row), rest[0], rest[1])
+                kind, (number, _, rest) = line[:1], line[1:].partition(" ")
+                if not (number.isascii() and number.isdigit() and rest):
+                    continue
+                if kind in ("+", "-"):
+                    (found.handed if kind == "+" else found.settled).append(Handed(rest, int(number)))
+                elif kind == "=" and len(words := rest.split(" ")) == 3 and words[2] == "=":
+                    found = found._replace(kept=KeptAs(int(number), words[0], words[1]))
         return found
 
     def note_kept(self, kept: KeptAs) -> None:

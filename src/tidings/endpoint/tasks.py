@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tidings.broker.ending import end_tasks
 from tidings.endpoint.directory import claim_of
 from tidings.endpoint.publishing import prepare_task
+from tidings.endpoint.receipts import Receipt
 from tidings.errors import (
     BadSignature,
     ConflictError,
@@ -46,7 +47,7 @@ from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint, Receipt
+    from tidings.endpoint.endpoint import Endpoint
 
 LONG_POLL = 20.0
 PATIENCE = 10.0
@@ -188,8 +189,6 @@ class Tasks:
     # --- asking ---
 
     async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
-        from tidings.endpoint.endpoint import Receipt
-
         stored = await self.endpoint.publish(prepare_task(self.identity, role, composed), timeout=timeout)
         return TaskTicket(Receipt(composed.id, stored.seq, warnings=await self._warnings(role)), role, self)
 
