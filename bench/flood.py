@@ -63,7 +63,7 @@ class Victim:
         self.name = name
         self.taken: dict[str, list[float]] = {}
         self.failed: dict[str, int] = {}
-        self.link: Any = None
+        self.connection: Any = None
 
     async def work(self, seconds: float) -> None:
         """Everything is asked at its time whether or not what was asked before is answered: a stall counts in full."""
@@ -108,23 +108,23 @@ class Victim:
         await close_quietly(link)
 
     async def connect(self) -> None:
-        self.link = await connect(self.info.url, self.path, self.key.id, name=self.name)
+        self.connection = await connect(self.info.url, self.path, self.key.id, name=self.name)
 
     async def _ask(self) -> None:
-        await Control(self.link, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
+        await Control(self.connection, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
 
     async def _publish(self, kind: str, subject: str, destination: str) -> None:
         composed = wire.compose(Sender(self.key.id, self.name), text="as every day")
         signature = signing.sign(self.key, self.info.id, kind, destination, composed.raw)
-        reply = await self.link.request(subject, composed.raw, timeout=PATIENCE, headers={"Td-Sig": signature})
+        reply = await self.connection.request(subject, composed.raw, timeout=PATIENCE, headers={"Td-Sig": signature})
         said = json.loads(reply.data)
         if said.get("error"):
             raise TidingsError(said["error"]["description"])
 
     async def close(self) -> None:
-        if self.link is not None:
-            await close_quietly(self.link)
-        self.link = None
+        if self.connection is not None:
+            await close_quietly(self.connection)
+        self.connection = None
 
     def p95(self) -> dict[str, float]:
         """Of each kind of request."""

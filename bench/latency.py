@@ -23,7 +23,7 @@ from typing import Any
 import tidings
 from measuring import report
 from tidings.broker.acks import ACK
-from tidings.endpoint.pull import pull
+from tidings.endpoint.mailbox import pull
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire.frames import decode_frame, open_block

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tidings.endpoint.incoming import Incoming
     from tidings.endpoint.interface import AgentInterface, Receipt
     from tidings.endpoint.notices import Notice
-    from tidings.endpoint.returned import Retry
+    from tidings.endpoint.redelivery import Retry
     from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
-    from tidings.facade import history, send
+    from tidings.sync_api import history, send
     from tidings.wire.roster import Agent
 
 __all__ = [
@@ -43,10 +43,10 @@ _LAZY = {
     "Endpoint": "tidings.endpoint.endpoint",
     "Receipt": "tidings.endpoint.interface",
     "Incoming": "tidings.endpoint.incoming",
-    "Retry": "tidings.endpoint.returned",
+    "Retry": "tidings.endpoint.redelivery",
     "Notice": "tidings.endpoint.notices",
-    "send": "tidings.facade",
-    "history": "tidings.facade",
+    "send": "tidings.sync_api",
+    "history": "tidings.sync_api",
     "Job": "tidings.endpoint.tasks",
     "TaskResult": "tidings.endpoint.tasks",
     "TaskTicket": "tidings.endpoint.tasks",

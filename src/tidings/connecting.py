@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 from tidings.endpoint.connecting import connect_directly, find_identity
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.interface import AgentInterface
-from tidings.endpoint.returned import Retry
+from tidings.endpoint.redelivery import Retry
 from tidings.errors import HostUnreachable, NoSession, OutcomeUnknown, UsageError
 from tidings.space.settings import Settings
 

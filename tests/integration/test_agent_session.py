@@ -107,7 +107,7 @@ async def test_a_broker_killed_and_restarted_is_told_as_another_incarnation(pair
         assert before == first != now == endpoint.incarnation
         assert heard.opened == [endpoint], "it reconnected by itself"
         endpoint.reconnect()
-        await eventually(lambda: endpoint.link.rebuilds == 2 and session.state == "open")
+        await eventually(lambda: endpoint.connection.rebuilds == 2 and session.state == "open")
         assert len(heard.incarnations) == 2, "the same process again is no news"
 
 

@@ -11,9 +11,9 @@ import pytest
 import tidings
 from tidings.broker.acks import ACK, Delivery, parse_delivery
 from tidings.broker.aio import end_tasks
-from tidings.endpoint import direct, unsettled
+from tidings.endpoint import mailbox as endpoint_mailbox
 from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.pull import pull
+from tidings.endpoint.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.steward import governance
 from tidings.steward.pace import Pace
@@ -78,7 +78,7 @@ def says(client: AgentClient, text: str) -> Message:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """A mailbox whose deliveries come again after a second."""
     monkeypatch.setattr(governance, "ACK_WAIT_NS", 1_000_000_000)
-    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 0.3)
+    monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 0.3)
     return 1.0
 
 
@@ -255,16 +255,16 @@ async def test_what_is_held_long_is_not_delivered_again(space: RealSpace, impati
 async def test_a_redelivery_of_what_is_in_hand_is_not_surfaced_twice(
     space: RealSpace, impatient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
+    monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
     await people(space, "ada", "bob")
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.dm(bob.id, "hello")
         message = await bob.next_message(10)
-        await eventually(lambda: any(h.delivery.count > 1 for h in bob._direct.held.values()), within=10)
+        await eventually(lambda: any(h.delivery.count > 1 for h in bob._direct.pending.values()), within=10)
         assert len(bob.inbox) == 0
         await message.ack()
         assert (await mailbox(space, bob.id))["num_ack_pending"] == 0
-        assert bob._direct.held == {}
+        assert bob._direct.pending == {}
 
 
 async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_surfaced_again(
@@ -274,12 +274,12 @@ async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_su
     await people(space, "ada", "bob")
     state = tmp_path / "bob.state"
 
-    async def never(self: unsettled.InHand[direct.Held], held: direct.Held) -> None:
+    async def never(self: endpoint_mailbox.PendingAcks, held: endpoint_mailbox.PendingAck) -> None:
         self.pop(held.delivery.seq, None)
 
     async with connect(space, "ada") as ada:
         with monkeypatch.context() as patched:
-            patched.setattr(unsettled.InHand, "_until_acknowledged", never)
+            patched.setattr(endpoint_mailbox.PendingAcks, "_until_acknowledged", never)
             async with connect(space, "bob", state=state) as bob:
                 await ada.dm(bob.id, "settled")
                 await (await bob.next_message(10)).ack()
@@ -446,7 +446,7 @@ async def test_nobody_else_can_claim_or_wait_for_a_receipt_or_trace_a_message(sp
         assert (found["stage"], found["stages"]) == ("unknown", {})
         assert (await mal.control.call("trace", "get", id=receipt.id, seq=receipt.seq))["stored"] == []
         with pytest.raises(DeniedError):  # nor its own sender
-            await ada.link.call("receipt", "put", stream="dm", seq=receipt.seq, stage="read")
+            await ada.connection.call("receipt", "put", stream="dm", seq=receipt.seq, stage="read")
         wrong: list[dict[str, Any]] = [
             {"receipts": []},
             {"receipts": [7]},
@@ -467,14 +467,14 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         receipt = await ada.dm(id_of(space, "bob"), "hello")
         polls = [
             asyncio.create_task(
-                who.link.call("receipt", "wait", id=receipt.id, to=id_of(space, "bob"), wait=3, timeout=20)
+                who.connection.call("receipt", "wait", id=receipt.id, to=id_of(space, "bob"), wait=3, timeout=20)
             )
             for who in (ada, eve)
             for _ in range(60)
         ]
         await asyncio.sleep(0.3)
         async with asyncio.timeout(2):
-            await eve.link.call("health", "ping")
+            await eve.connection.call("health", "ping")
         assert all(not answer["reached"] for answer in await asyncio.gather(*polls))
         assert space.steward is not None
         assert space.steward.receipts.waits.total() == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint import delivery
+from tidings.endpoint import frame_mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.steward import backstop
 from tidings.testing.processes import child
@@ -88,7 +88,7 @@ async def test_while_frames_of_a_killed_session_are_out_newer_copies_are_ahead_a
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(backstop, "LOOK_EVERY", 0.03)
-    monkeypatch.setattr(delivery, "EXPIRES_SOON", 0.05)
+    monkeypatch.setattr(frame_mailbox, "EXPIRES_SOON", 0.05)
     state = tmp_path / "bob.state"
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         owner = bob.id

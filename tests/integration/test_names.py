@@ -116,7 +116,7 @@ async def test_a_sender_nobody_can_name_is_shown_as_the_beginning_of_its_id(spac
     async with space.agent("mal") as mal, connect(space, "ada", channels=["general"]) as ada:
         await eventually(lambda: ada.roster.get(mal.id) is not None)
         await space.stop_steward()
-        del ada.roster._agents[mal.id]  # as if it had been added after the steward stopped
+        del ada.roster.rows[mal.id]  # as if it had been added after the steward stopped
         await told(mal, "chat", "general", compose(Sender(mal.id, "root"), text="hello").raw)
         message = await ada.next_message(10)
         assert (message.sender.name, message.claims) == (f"{mal.id[:10]}…", "root")

@@ -100,7 +100,7 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
                 return len(await direct_subjects(space)) <= 64 + 1
 
             await eventually(bounded, what="mail to invented targets goes")
-            health = await ada.link.call("health", "ping")
+            health = await ada.connection.call("health", "ping")
             assert health["mail"]["invented"] > 0
             assert health["withheld"] == [f"mal may not post {row.withheld}"]
             assert health["problems"] == []

@@ -35,7 +35,7 @@ async def vanish(endpoint: tidings.Endpoint) -> None:
     """The end of a process that had no time to say goodbye."""
     assert endpoint.presence._task is not None
     endpoint.presence._task.cancel()
-    await endpoint.link.stop()
+    await endpoint.connection.stop()
 
 
 @pytest.mark.requirement("P3")
@@ -268,7 +268,7 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
             assert texts == ["one", "two"], "what the older one did not settle for both comes again, then what is new"
             assert (await older.send("general", "from the older one")).seq
             older.reconnect()
-            await eventually(lambda: older.link.rebuilds == 1)
+            await eventually(lambda: older.connection.rebuilds == 1)
             await ada.send("general", "three")
             assert (await newer.next_message(10)).text == "three"
             assert len(older.inbox) == 0
@@ -280,11 +280,11 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
 async def test_a_session_that_was_cut_off_meanwhile_learns_it_when_it_is_back(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]) as older:
-        older.link._open, opening = _never, older.link._open  # type: ignore[method-assign]
+        older.connection._open, opening = _never, older.connection._open  # type: ignore[method-assign]
         older.reconnect()
         await eventually(lambda: older.state == "reconnecting")
         async with connect(space, "bob", channels=["general"]) as newer:
-            older.link._open = opening  # type: ignore[method-assign]
+            older.connection._open = opening  # type: ignore[method-assign]
             await eventually(older.session.superseded.is_set, what="the older one is told", within=15)
             assert not newer.session.superseded.is_set()
 
@@ -344,7 +344,7 @@ async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> Non
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]), connect(space, "ada") as ada:
         settings: dict[str, Any] = {"channel": "general", "class": "live"}
-        await ada.link.call("channel", "set", **settings)
+        await ada.connection.call("channel", "set", **settings)
         assert (await ada.send("general", "hello", mentions=["bob"])).warnings == (), "its class is not known yet"
         await ada.join("general")
         assert "live channel" in (await ada.send("general", "hello", mentions=["bob"])).warnings[0]

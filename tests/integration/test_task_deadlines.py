@@ -36,7 +36,7 @@ async def test_a_deadline_ends_a_hold_however_the_worker_beats(space: RealSpace)
             await job.done("too late")
         for _ in range(3):
             with pytest.raises(ConflictError, match="deadline"):
-                await bob.link.call("task", "beat", seq=job.seq)
+                await bob.connection.call("task", "beat", seq=job.seq)
 
 
 async def test_a_task_nobody_took_in_time_fails_its_asker_at_once_and_names_the_deadline(space: RealSpace) -> None:

@@ -95,7 +95,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         async with space.administer() as admin:
             await admin.ask("space_set", channels="listed")
         unlisted = await ada.send("random", "to nobody")
-        await ada.link.call("channel", "set", channel="random", description="now listed")
+        await ada.connection.call("channel", "set", channel="random", description="now listed")
         fine.append(await ada.send("random", "to its members"))
         await eventually(lambda: len(notices) == 1, what="the sender is told")
         cause = f"{RULED_OUT}: only listed channels are posted to in this space, and #random was none"

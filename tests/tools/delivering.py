@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import ACK
-from tidings.endpoint.pull import pull
+from tidings.endpoint.mailbox import pull
 from tidings.pipeline.job import DeliverJob, JobSettings
 from tidings.space.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace

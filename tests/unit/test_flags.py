@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.journal import Journal, KeptAs
-from tidings.endpoint.membership import Membership, Memberships
-from tidings.endpoint.seen import Seen
-from tidings.endpoint.surfacing import Surfacing
+from tidings.endpoint.membership import LocalMembership, Memberships
+from tidings.endpoint.read_state import ReadState
+from tidings.endpoint.records import Dedup
+from tidings.endpoint.state_file import Journal, KeptAs
 
 CHANNELS = ("general", "team.a")
 ME = "me"
@@ -30,9 +30,9 @@ class Program:
         self.start()
 
     def start(self) -> None:
-        self.seen = Seen(self.state)
+        self.read_state = ReadState(self.state)
         self.hands: set[int] = set()
-        self.surfacing = Surfacing(ME, self.seen, Counter(), self._surface)
+        self.dedup = Dedup(ME, self.read_state, Counter(), self._surface)
 
     def _surface(self, record: Any, /, *, late: bool = False, redelivered: bool = False, **_marks: bool) -> bool:
         earlier = [seq for seq in self.handed if seq % 2 == record.seq % 2]
@@ -44,30 +44,28 @@ class Program:
             self.wrong.append(f"{record.seq} says late={late}, handed out were {self.handed}")
         self.handed.append(record.seq)
         self.hands.add(record.seq)
-        self.seen.hold(record.seq, record.identity)
-        self.seen.hand_out(record.channel, record.seq)
+        self.read_state.hold(record.seq, record.identity)
+        self.read_state.hand_out(record.channel, record.seq)
         return True
 
     def offer(self, how: str, seq: int) -> None:
         channel, identity = CHANNELS[seq % 2], ("ada", f"message {seq}")
-        record: Any = SimpleNamespace(
-            seq=seq, channel=channel, identity=identity, mark="", received=SimpleNamespace(sender="ada")
-        )
+        record: Any = SimpleNamespace(seq=seq, channel=channel, identity=identity, mark="", sender="ada")
         if how == "live":
-            self.surfacing.offer(record, contiguous=False)
+            self.dedup.offer(record, contiguous=False)
         elif how == "durable":
-            self.surfacing.offer_durable(record, redelivered=False)
-        elif seq not in self.seen.known:
-            self.surfacing.offer_missed(record, historical=False)
+            self.dedup.offer_durable(record, redelivered=False)
+        elif seq not in self.read_state.known:
+            self.dedup.offer_backfilled(record, historical=False)
 
     def settle(self, seq: int) -> None:
         if seq in self.hands:
             self.hands.discard(seq)
             self.settled.add(seq)
-            self.seen.settle(CHANNELS[seq % 2], seq, ("ada", f"message {seq}"))
+            self.read_state.settle(CHANNELS[seq % 2], seq, ("ada", f"message {seq}"))
 
     def killed(self) -> None:
-        self.seen._journal.close()  # what a kill does to its file
+        self.read_state._journal.close()  # what a kill does to its file
         self.start()
 
 
@@ -83,17 +81,17 @@ STEPS = st.one_of(
 def test_late_and_redelivered_are_true_through_any_order_of_copies_and_kills(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Program(Path(folder) / "state")
-        program.seen.save()
+        program.read_state.save()
         for what, seq in steps:
             if what == "settle":
                 program.settle(seq)
             elif what == "save":
-                program.seen.save()
+                program.read_state.save()
             elif what == "killed":
                 program.killed()
             else:
                 program.offer(what, seq)
-        program.seen.close()
+        program.read_state.close()
         assert program.wrong == []
 
 
@@ -107,7 +105,7 @@ def test_a_journal_that_was_cut_off_in_a_line_gives_the_whole_lines(tmp_path: Pa
     beside = state.with_name("state.journal")
     assert beside.stat().st_mode & 0o777 == 0o600
     beside.write_bytes(beside.read_bytes() + b"+1\xff\n+12")
-    handed, settled = Journal(state).read()
+    handed, settled, _kept = Journal(state).read()
     assert [each.seq for each in handed] == [7, 9]
     assert [each.seq for each in settled] == [7]
 
@@ -116,20 +114,20 @@ def test_where_the_newest_that_was_settled_is_kept_is_known_after_a_kill_and_tor
     tmp_path: Path,
 ) -> None:
     program = Program(tmp_path / "state")
-    program.seen.save()
-    program.seen.note_kept(KeptAs(3, "ada", "message 3"))
-    program.seen.note_kept(KeptAs(2, "ada", "message 2"))
-    assert Journal(program.state).read_kept() is None, "an id has no blanks"
-    program.seen.note_kept(KeptAs(4, "ada", "four"))
+    program.read_state.save()
+    program.read_state.note_kept(KeptAs(3, "ada", "message 3"))
+    program.read_state.note_kept(KeptAs(2, "ada", "message 2"))
+    assert Journal(program.state).read().kept is None, "an id has no blanks"
+    program.read_state.note_kept(KeptAs(4, "ada", "four"))
     program.killed()
-    assert program.seen.kept_as == KeptAs(4, "ada", "four")
-    program.seen.settle("general", 1, ("ada", "1"))
-    program.seen.save()
+    assert program.read_state.kept_as == KeptAs(4, "ada", "four")
+    program.read_state.settle("general", 1, ("ada", "1"))
+    program.read_state.save()
     beside = program.state.with_name("state.journal")
     assert not beside.exists()
     beside.write_text("=9 ada fi\n=10 ad=11 ada five =\n=12 ada fi-7 general\n=13 ada")
     program.killed()
-    assert program.seen.kept_as == KeptAs(4, "ada", "four")
+    assert program.read_state.kept_as == KeptAs(4, "ada", "four")
 
 
 def test_a_memory_that_is_forgotten_knows_its_channels_and_reads_all_of_them_again_however_often_it_is_killed(
@@ -139,12 +137,12 @@ def test_a_memory_that_is_forgotten_knows_its_channels_and_reads_all_of_them_aga
     for seq in (2, 3):
         program.offer("live", seq)
         program.settle(seq)
-    program.seen.note_kept(KeptAs(2, "ada", "two"))
-    program.seen.save()
-    program.seen.forget_all()
-    program.seen.close()
+    program.read_state.note_kept(KeptAs(2, "ada", "two"))
+    program.read_state.save()
+    program.read_state.forget_all()
+    program.read_state.close()
     program.killed()
-    seen = program.seen
+    seen = program.read_state
     assert (seen.kept_as, seen.is_blank, seen.reads_again) == (None, True, True)
     assert {name: each.settled_through for name, each in seen.channels.items()} == dict.fromkeys(CHANNELS, 0)
     assert seen.covered_by("team.*") == ["team.a"]
@@ -154,12 +152,12 @@ def test_a_journal_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "nowhere" / "state")
     journal.note_handed("general", 1)
     journal.restart({1: "general"})
-    assert journal.read() == ([], [])
+    assert journal.read() == ([], [], None)
 
 
 def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     memberships = Memberships()
-    waiting, watched = Membership("general"), Membership("general", joined=0, watching=True)
+    waiting, watched = LocalMembership("general"), LocalMembership("general", joined=0, watching=True)
     assert memberships.is_ahead(waiting), "the steward has not answered: older ones may be owed"
     assert not memberships.is_ahead(watched), "who only looks is owed nothing"
     waiting.joined = 5
@@ -167,7 +165,7 @@ def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     waiting.unreadable = True
     assert memberships.is_ahead(waiting)
     waiting.unreadable = False
-    memberships.older_frames = lambda: True
+    memberships.frames = SimpleNamespace(caught_up=0, skipped=set(), unacked_before=1, are_older_awaited=lambda: True)
     assert memberships.is_ahead(waiting), "frames that a dead session had in hand come later"
     waiting.facts = {"class": "live"}
     assert not memberships.is_ahead(waiting)

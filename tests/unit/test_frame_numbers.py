@@ -7,9 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.frame_numbers import FrameNumbers
-from tidings.endpoint.seen import Seen
-from tidings.endpoint.sequences import Sequences
+from tidings.endpoint.frame_mailbox import FrameNumbers
+from tidings.endpoint.read_state import ReadState, Sequences
 
 RANGES = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 6)), max_size=40)
 
@@ -78,7 +77,7 @@ def test_what_is_kept_ends_before_the_first_frame_that_was_not_settled() -> None
 
 
 def test_a_state_file_knows_what_was_settled_and_not_what_was_in_hand(tmp_path: Path) -> None:
-    seen = Seen(tmp_path / "state")
+    seen = ReadState(tmp_path / "state")
     assert not seen.remembers
     for seq in range(10, 20):
         seen.hold(seq, ("ada", str(seq)))
@@ -86,19 +85,19 @@ def test_a_state_file_knows_what_was_settled_and_not_what_was_in_hand(tmp_path: 
             seen.settle("general", seq, ("ada", str(seq)))
     seen.note_frames({"first": 3})
     seen.save()
-    later = Seen(tmp_path / "state")
+    later = ReadState(tmp_path / "state")
     assert (later.remembers, later.numbers) == (True, {"first": 3})
     assert [seq for seq in range(8, 22) if seq in later.known] == [10, 11, 12, 13, 14, 16, 17, 18, 19]
 
 
 def test_a_state_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "state").write_text(json.dumps({"channels": {"general": 7}, "identities": [["ada", "1"]]}))
-    seen = Seen(tmp_path / "state")
+    seen = ReadState(tmp_path / "state")
     assert (seen.channel("general").through, seen.numbers, len(seen.known)) == (7, {}, 0)
 
 
 def test_what_frames_bring_lowers_what_may_be_skipped_until_they_have(tmp_path: Path) -> None:
-    seen = Seen(tmp_path / "state").channel("general")
+    seen = ReadState(tmp_path / "state").channel("general")
     seen.leave_to_frames(start=100, head=150)
     seen.surface(160, contiguous=True)
     seen.settle(160)

@@ -1,6 +1,6 @@
 """What arrived on each subject, remembered within bounds."""
 
-from tidings.endpoint.gaps import Arrivals
+from tidings.endpoint.live import Arrivals
 
 
 def test_a_copy_that_follows_what_arrived_shows_no_hole() -> None:

@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from tidings.endpoint import notices
-from tidings.endpoint.gaps import FrameGap, Gap
 from tidings.endpoint.incoming import Events
-from tidings.endpoint.notices import Notice
+from tidings.endpoint.notices import FrameGap, Gap, Notice
 from tidings.errors import DeliveryLost
 
 LOST = DeliveryLost("7 messages of general between 10 and 20 will not be delivered", "general", 10, 20, 7, "cancelled")

@@ -11,12 +11,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
 from operator import lt
 
 from tidings.errors import WireError
-from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
+from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, parse_time, split_block, start_of_second
 
 _APPENDED = b"\r\nNats-Stream: "
 _END = b"\r\n\r\n"
@@ -26,18 +24,6 @@ _TAIL = re.compile(
     rb"\r\nNats-Time-Stamp: ([0-9T:-]+)(?:\.([0-9]{1,9}))?Z"
     rb"(?:\r\nNats-Num-Pending: [0-9]+)?(?:\r\nNats-Last-Sequence: [0-9]+)?\r\n\r\n\Z"
 )
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of the broker's RFC 3339 time (up to nine fractional digits)."""
-    base, _, fraction = text.rstrip("Z").partition(".")
-    return _seconds(base) + int((fraction + "000000000")[:9])
-
-
-@lru_cache(maxsize=64)
-def _seconds(base: str) -> int:
-    """Many records share their second."""
-    return int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +80,7 @@ class Page:
             return self._take_strange(block, payload)
         subject, seq, second, fraction = found.groups()
         self.seqs.append(int(seq))
-        self.times.append(_seconds(second.decode()) + int((fraction or b"").ljust(9, b"0")))
+        self.times.append(start_of_second(second.decode()) + int((fraction or b"").ljust(9, b"0")))
         self.subjects.append(subject.decode())
         self.own_blocks.append(block[:cut] + _END)
         self.payloads.append(payload)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity, bundle_identity, local_identity
-from tidings.endpoint.returned import Retry
+from tidings.endpoint.redelivery import Retry
 from tidings.space.home import SpaceHome
 from tidings.space.settings import Settings
 

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidings.broker.aio import end_tasks
+from tidings.endpoint.directory import claim_of
 from tidings.endpoint.interface import Receipt
-from tidings.endpoint.naming import claim_of
 from tidings.endpoint.publishing import prepare_task
 from tidings.errors import (
     BadSignature,
@@ -187,7 +187,7 @@ class Tasks:
 
     def __init__(self, endpoint: Endpoint, compose: Callable[..., Message]) -> None:
         self.endpoint = endpoint
-        self.link = endpoint.link
+        self.connection = endpoint.connection
         self.identity = endpoint.identity
         self.session = new_id()
         self._compose = compose
@@ -204,7 +204,7 @@ class Tasks:
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""
         try:
-            found = await self.link.call("task", "check", role=role)
+            found = await self.connection.call("task", "check", role=role)
         except TidingsError as error:
             return (f"the steward could not say who holds the role {role} ({error})",)
         if not found["holders"]:
@@ -222,8 +222,8 @@ class Tasks:
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
             arguments: dict[str, Any] = {"id": message_id, "wait": left} | ({} if seq is None else {"seq": seq})
             try:
-                await self.link.ready(left + PATIENCE)
-                answer = await self.link.call("task", "result", timeout=left + PATIENCE, **arguments)
+                await self.connection.ready(left + PATIENCE)
+                answer = await self.connection.call("task", "result", timeout=left + PATIENCE, **arguments)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or (until is not None and time.monotonic() >= until):
                     raise
@@ -281,7 +281,7 @@ class Tasks:
     async def claim(self, role: str, wait: float) -> Job | None:
         """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
         asked: dict[str, Any] = {"role": check_role(role), "wait": wait, "session": self.session}
-        answer = await self._or_closed(self.link.call("task", "claim", timeout=wait + PATIENCE, **asked))
+        answer = await self._or_closed(self.connection.call("task", "claim", timeout=wait + PATIENCE, **asked))
         if answer is None or answer["task"] is None:
             return None
         return self._open.get(answer["task"]["seq"]) or await self._start(answer)
@@ -296,8 +296,8 @@ class Tasks:
         pause = FIRST_PAUSE
         while True:
             try:
-                await self._or_closed(self.link.ready(LONG_POLL))
-                ask = self.link.call(
+                await self._or_closed(self.connection.ready(LONG_POLL))
+                ask = self.connection.call(
                     "task", "claim", role=role, wait=LONG_POLL, session=self.session, timeout=LONG_POLL + PATIENCE
                 )
                 answer = await self._or_closed(ask)
@@ -328,9 +328,9 @@ class Tasks:
         opened = self._open_task(line)
         if isinstance(opened, str):
             with suppress(TidingsError):
-                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
+                await self.connection.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
             return None
-        names = self.endpoint.names
+        names = self.endpoint.directory
         await names.learn([opened.message])
         asker = names.sender(opened.message.sender)
         job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, asker, self)
@@ -369,7 +369,7 @@ class Tasks:
         while not job.settled:
             await asyncio.sleep(every)
             try:
-                await self.link.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
+                await self.connection.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
                 self.endpoint.events.emit("error", error)
@@ -402,7 +402,7 @@ class Tasks:
         op, pause = new_id(), FIRST_PAUSE
         while True:
             try:
-                answer = await self.link.call("task", do, op=op, seq=job.seq, session=self.session, **arguments())
+                answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments())
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)

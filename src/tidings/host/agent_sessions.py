@@ -173,8 +173,8 @@ class AgentSession:
 
     def _newest_round_trip(self) -> float | None:
         """Of this endpoint or the one before it."""
-        if self._endpoint is not None and self._endpoint.link.last_round_trip:
-            self._last_round_trip = self._endpoint.link.last_round_trip
+        if self._endpoint is not None and self._endpoint.connection.last_round_trip:
+            self._last_round_trip = self._endpoint.connection.last_round_trip
         return self._last_round_trip
 
     # --- life ---
@@ -188,7 +188,7 @@ class AgentSession:
         """Somebody wants to send, or the network came back: try now."""
         self._hurry.set()
         if self._endpoint is not None:
-            self._endpoint.link.hurry()
+            self._endpoint.connection.hurry()
 
     def take_back(self) -> None:
         """Receive here again: the session that superseded this one is superseded in turn."""
@@ -338,4 +338,4 @@ class AgentSession:
             log.warning("%s in %s did not close in %.0f s and is abandoned", self.agent, self.space, CLOSE_WITHIN)
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_WITHIN):
-                    await endpoint.link.stop()
+                    await endpoint.connection.stop()

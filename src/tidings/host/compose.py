@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidings.endpoint.directory import each_once, resolve_among, speaking_as
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.peers import each_once, resolve_among, speaking_as
 from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.host.fingerprint import Kind, fingerprint_of

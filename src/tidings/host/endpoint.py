@@ -26,7 +26,7 @@ from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.message_json import read_document, read_message, read_result
 from tidings.endpoint.notices import Notice
-from tidings.endpoint.returned import Retry
+from tidings.endpoint.redelivery import Retry
 from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
 from tidings.errors import (
     ERRORS_BY_CODE,

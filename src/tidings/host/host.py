@@ -24,10 +24,10 @@ from pathlib import Path
 
 from tidings.broker.aio import end_tasks
 from tidings.broker.config import SYNC_SECONDS
+from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.interface import Receipt
-from tidings.endpoint.peers import resolve_among
 from tidings.endpoint.roster import Roster
 from tidings.errors import (
     AmbiguousPeer,

@@ -29,9 +29,9 @@ from typing import TypeVar
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Incoming, Kept
-from tidings.endpoint.journal import KeptAs
 from tidings.endpoint.notices import Notice, of_inbox_set_back, of_refused_channel
-from tidings.endpoint.seen import Seen
+from tidings.endpoint.read_state import ReadState
+from tidings.endpoint.state_file import KeptAs
 from tidings.errors import (
     AuthRevoked,
     DeniedError,
@@ -138,7 +138,7 @@ class Receiver:
     async def check_memory(self, state: Path) -> None:
         """Before an endpoint goes on from this state file: is what it says was received in this inbox?"""
         self._endpoint = None
-        seen = await asyncio.to_thread(Seen, state)
+        seen = await asyncio.to_thread(ReadState, state)
         cause = await self._insist(lambda: self._why_not_in_inbox(seen))
         if not cause:
             return
@@ -147,7 +147,7 @@ class Receiver:
         seen.forget_all()
         await asyncio.to_thread(seen.close)
 
-    async def _why_not_in_inbox(self, seen: Seen) -> str:
+    async def _why_not_in_inbox(self, seen: ReadState) -> str:
         """Empty if it is."""
         mine, last = (self.scope.space_id, self.scope.agent), seen.kept_as
         if last is not None:
@@ -267,7 +267,7 @@ class Receiver:
     def _note_kept(self) -> None:
         """The endpoint remembers up to which row it goes, before it remembers what is in it."""
         if self._endpoint is not None and self._newest is not None and self._newest.row:
-            self._endpoint.seen.note_kept(self._newest)
+            self._endpoint.read_state.note_kept(self._newest)
 
     async def _keep_aside(self, raw: bytes, reason: str) -> None:
         log.warning("something for %s in %s was kept aside: %s", self.scope.name, self.scope.space, reason)

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tidings.endpoint.directory import short_id
 from tidings.endpoint.message_json import content_json, moment, sender_json
-from tidings.endpoint.naming import short_id
 from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow
 from tidings.host.outbox_views import OutboxRow

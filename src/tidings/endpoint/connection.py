@@ -35,7 +35,7 @@ OnSession = Callable[[Connection], Awaitable[None]]
 OnState = Callable[[State, BaseException | None], None]
 
 
-class Supervision:
+class AgentConnection:
     """The connection of one identity. `on_session` hooks run, in order, every time one is open."""
 
     def __init__(
@@ -190,7 +190,7 @@ class Supervision:
         return self.state == "ready" and self._connection is not None and not self._connection.is_connected
 
     @property
-    def connection(self) -> Connection:
+    def current(self) -> Connection:
         if self.state == "stopped":
             raise ConnectionLost(f"this endpoint of {self.identity.name} is closed: open another one")
         if self._connection is None or self.state != "ready":
@@ -199,6 +199,9 @@ class Supervision:
 
     async def ready(self, within: float) -> Connection:
         """The connection, waiting for a rebuild if one is under way."""
+        connection = self._connection
+        if self.state == "ready" and connection is not None and connection.is_connected:
+            return connection
         try:
             async with asyncio.timeout(within):
                 await self._ready.wait()
@@ -206,11 +209,11 @@ class Supervision:
                     await (asyncio.sleep(0.005) if self._is_about_to else self._ready.wait())
         except TimeoutError:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
-        return self.connection
+        return self.current
 
     async def prove(self, timeout: float) -> str:
         """A round trip on the connection there is; the broker process that answered."""
-        connection = self.connection
+        connection = self.current
         try:
             await connection.flush(timeout=timeout)
         except (NatsError, OSError, TimeoutError) as error:
@@ -229,10 +232,10 @@ class Supervision:
         **arguments: Any,
     ) -> dict[str, Any]:
         """Ask the steward. `connection` is for hooks, which run before the state is ready."""
-        link = connection or self.connection
+        asked = connection or self.current
         subject = self.identity.subjects.control(service, self.identity.id)
         try:
-            message = await link.request(subject, request_body(do, op, arguments), timeout=timeout)
+            message = await asked.request(subject, request_body(do, op, arguments), timeout=timeout)
         except NoResponders as error:
             raise StewardUnreachable(f"the steward of {self.identity.subjects.space} does not answer") from error
         except TimeoutError as error:

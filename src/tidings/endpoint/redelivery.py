@@ -49,7 +49,7 @@ class Retry:
         return attempt >= self.attempts
 
 
-class Returned:
+class Redelivery:
     """What the program of one endpoint gave back."""
 
     def __init__(self, endpoint: Endpoint, retry: Retry) -> None:
@@ -100,7 +100,7 @@ class Returned:
         pause, is_told = RETRY_PAUSE, False
         while True:
             try:
-                await self.endpoint.link.call(
+                await self.endpoint.connection.call(
                     "dead",
                     "put",
                     kind=incoming.kind,
@@ -145,7 +145,7 @@ class Returned:
         while asked != self._asked:
             asked = self._asked
             try:
-                answer = await self.endpoint.link.call("dead", "wanted")
+                answer = await self.endpoint.connection.call("dead", "wanted")
             except TidingsError:
                 asked = 0
                 await asyncio.sleep(RETRY_PAUSE)
@@ -169,7 +169,7 @@ class Returned:
         async def settle() -> None:
             self._fetched.discard(ref)
             with suppress(TidingsError):  # it stays wanted, and comes again with the next program
-                await self.endpoint.link.call("dead", "drop", letter=ref)
+                await self.endpoint.connection.call("dead", "drop", letter=ref)
             if incoming.kind == "direct":
                 with suppress(TidingsError):
                     await self.endpoint.tell_read(incoming.kept)

@@ -14,22 +14,21 @@ Whoever settles what it has in an inbox on disk says where (`note_kept`): a memo
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from tidings.broker.private_files import write_private
-from tidings.endpoint.journal import Journal, KeptAs
-from tidings.endpoint.log_marks import LogMarks
-from tidings.endpoint.sequences import Sequences
-from tidings.errors import ConfigError
+from tidings.endpoint.state_file import Journal, KeptAs, SavedState
+from tidings.wire.marks import Stamp
 from tidings.wire.patterns import covers, is_concrete
 
+RUNS_KEPT = 16_384
+MARKS_KEPT = 32
 IDENTITIES_KEPT = 8_192
 CHANNELS_KEPT = 16_384
 #: of the channels used longest ago, so many are looked at for one that can be forgotten
@@ -37,6 +36,142 @@ LOOKED_AT = 64
 #: in `missing`: what was not read from the log because frames bring it
 FRAMES = "frames"
 Identity = tuple[str, str]
+
+
+class Sequences:
+    """A set of sequences kept as runs, exact and small: `[[from, to], ...]`.
+
+    Sequences of a busy log lie close together, so a long memory is a few runs. Beyond a number of runs the lowest are
+    forgotten: whoever asks is then told "not known", which costs a repetition and never a message.
+    """
+
+    def __init__(self, runs: Iterable[Iterable[int]] = (), kept: int = RUNS_KEPT) -> None:
+        self.kept = kept
+        #: first and last of each run, in order; runs neither overlap nor touch
+        self._first: list[int] = []
+        self._last: list[int] = []
+        for first, last in runs:
+            self.add(first, last)
+
+    def __contains__(self, seq: int) -> bool:
+        at = bisect_right(self._first, seq) - 1
+        return at >= 0 and seq <= self._last[at]
+
+    def __len__(self) -> int:
+        """How many runs."""
+        return len(self._first)
+
+    def add(self, first: int, last: int | None = None) -> None:
+        """Everything from `first` to `last`, or `first` alone."""
+        last = first if last is None else last
+        if last < first:
+            return
+        low = bisect_right(self._last, first - 2)  # runs before `low` end too early even to touch
+        high = bisect_right(self._first, last + 1)  # runs from `high` on begin too late
+        if low < high:
+            first, last = min(first, self._first[low]), max(last, self._last[high - 1])
+        self._first[low:high], self._last[low:high] = [first], [last]
+        if len(self._first) > self.kept:
+            del self._first[0], self._last[0]
+
+    def cut(self, last: int) -> None:
+        """Forget everything above `last`."""
+        keep = bisect_right(self._first, last)
+        del self._first[keep:], self._last[keep:]
+        if keep:
+            self._last[-1] = min(self._last[-1], last)
+
+    def run_from(self, seq: int) -> int:
+        """The last sequence of the run that holds `seq`; one below `seq` if none does."""
+        at = bisect_right(self._first, seq) - 1
+        return self._last[at] if at >= 0 and seq <= self._last[at] else seq - 1
+
+    def run_to(self, seq: int) -> int:
+        """The first sequence of the run that holds `seq`; one above `seq` if none does."""
+        at = bisect_right(self._first, seq) - 1
+        return self._first[at] if at >= 0 and seq <= self._last[at] else seq + 1
+
+    def last_before(self, seq: int) -> int:
+        """The highest one below `seq`; 0 if there is none."""
+        at = bisect_left(self._first, seq) - 1
+        return min(self._last[at], seq - 1) if at >= 0 else 0
+
+    def without(self, seqs: Iterable[int]) -> list[tuple[int, int]]:
+        """The runs with single sequences cut out."""
+        holes, found = sorted(set(seqs)), list[tuple[int, int]]()
+        for start, end in self.runs():
+            for hole in holes[bisect_left(holes, start) : bisect_right(holes, end)]:
+                if hole > start:
+                    found.append((start, hole - 1))
+                start = hole + 1
+            if start <= end:
+                found.append((start, end))
+        return found
+
+    def runs(self) -> list[tuple[int, int]]:
+        return list(zip(self._first, self._last, strict=True))
+
+
+class LogMarks:
+    """What a reader remembers of the log itself: marks of records it saw, and stamps the steward gave it.
+
+    With each session the newest are held against the log before anything else is believed: a log that was set back
+    shows by a record that is another one now, and the marks below say up to where both agree. Until that was answered,
+    what comes is of a log not known to be the same, and waits here. Dense where they are new, sparser the older.
+    """
+
+    def __init__(self, remembered: Sequence[Stamp] = ()) -> None:
+        #: what was seen here, and what the steward said and can be held to; both oldest first
+        self.own = [each for each in remembered if not each.proof]
+        self.stamps = [each for each in remembered if each.proof]
+        self._session = 0
+        self._answered = -1
+        self._waiting: deque[Stamp] = deque(maxlen=MARKS_KEPT)
+
+    @property
+    def session(self) -> int:
+        """Counts what made us doubt; an answer to what was asked before that says nothing."""
+        return self._session
+
+    @property
+    def is_checked(self) -> bool:
+        return self._answered == self._session or not (self.own or self.stamps)
+
+    def doubt(self) -> None:
+        """Another connection: the log behind it may be another one."""
+        self._session += 1
+
+    def checked(self, session: int) -> None:
+        """The log was held against what was remembered when `session` asked; what waited is of the same log."""
+        self._answered = session
+        if self.is_checked:
+            waiting, self._waiting = self._waiting, deque(maxlen=MARKS_KEPT)
+            for each in waiting:
+                self.note(each)
+
+    def saw(self, seq: int, mark: str) -> None:
+        """This record was there."""
+        if mark:
+            self.note(Stamp(seq, mark))
+
+    def note(self, stamp: Stamp) -> None:
+        if not self.is_checked:
+            self._waiting.append(stamp)
+            return
+        ladder = self.stamps if stamp.proof else self.own
+        if ladder and ladder[-1].seq >= stamp.seq:
+            return
+        ladder.append(stamp)
+        if len(ladder) > MARKS_KEPT:
+            del ladder[1 : MARKS_KEPT // 2 : 2]
+
+    def claims(self) -> list[Stamp]:
+        """All of it, newest first."""
+        return sorted([*self.own, *self.stamps], key=lambda each: -each.seq)
+
+    def rewind(self, agreed: int) -> None:
+        self.own = [each for each in self.own if each.seq <= agreed]
+        self.stamps = [each for each in self.stamps if each.seq <= agreed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +189,7 @@ NOWHERE = Position(0)
 
 
 @dataclass(slots=True)
-class ChannelSeen:
+class ChannelState:
     """One channel's memory."""
 
     through: int = 0
@@ -86,11 +221,11 @@ class ChannelSeen:
             self.through = seq
             if self.beyond:
                 self.beyond = {each for each in self.beyond if each > seq}
-        self.open.append(seq)
         if shown:
+            self.open.append(seq)
             self.newest = max(self.newest, seq)
 
-    def surface_missed(self, seq: int) -> None:
+    def surface_backfilled(self, seq: int) -> None:
         """A record inside a hole: `through` may be beyond it already, and stays where it is."""
         if seq > self.through:
             self.beyond.add(seq)
@@ -140,7 +275,7 @@ class ChannelSeen:
         return min((self.through, *(seq - 1 for seq in self.open), *self.missing.values()))
 
 
-class Seen:
+class ReadState:
     """The memory of one endpoint, kept in a state file if it is given one."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -149,7 +284,7 @@ class Seen:
         self.epoch = ""
         #: which records were there, so that a log that was set back is noticed
         self.marks = LogMarks()
-        self.channels: OrderedDict[str, ChannelSeen] = OrderedDict()
+        self.channels: OrderedDict[str, ChannelState] = OrderedDict()
         #: channels that are joined by name: never forgotten, and read from their join on whatever was forgotten
         self.pinned: set[str] = set()
         #: a channel that is not known may have been seen up to here
@@ -160,7 +295,7 @@ class Seen:
         #: what happened since the state file was written
         self._journal = Journal(path)
         #: log sequence -> channel of what was handed out and not settled: by a process before this one, and by this one
-        self._handed: dict[int, str] = {}
+        self.handed: dict[int, str] = {}
         self._out: dict[int, str] = {}
         #: channel -> the newest that a process before this one surfaced, for channels that are not known yet
         self._newest: dict[str, int] = {}
@@ -183,31 +318,24 @@ class Seen:
         self.on_settled: Callable[[Identity], None] = lambda _identity: None
         self._dirty = not self.remembers  # an empty memory is one too: whoever reads it knows that nothing was surfaced
         if path is not None and self.remembers:
-            self._load(path)
+            self._load(SavedState.read(path))
         self._load_journal()
 
-    def _load(self, path: Path) -> None:
-        try:
-            found = json.loads(path.read_text())
-            self._newest = {str(name): int(seq) for name, seq in found.get("newest", {}).items()}
-            known = {str(name): int(seq) for name, seq in found["channels"].items()}
-            self.channels = OrderedDict((name, self._recalled(name, seq)) for name, seq in known.items())
-            self.epoch, self.forgotten = str(found.get("epoch", "")), int(found.get("forgotten", 0))
-            self._identities = OrderedDict(((sender, mid), None) for sender, mid in found.get("identities", []))
-            self.known = Sequences(found.get("sequences", []))
-            self.numbers = {str(series): int(number) for series, number in found.get("frames", {}).items()}
-            self.marks = LogMarks(found.get("marks", []))
-            self.reads_again, self.is_unproven = bool(found.get("reads_again", False)), "kept_as" not in found
-            if found.get("kept_as"):
-                row, sender, mid = found["kept_as"]
-                self.kept_as = KeptAs(int(row), str(sender), str(mid))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{path} is not a state file of an endpoint ({error}): move it away") from error
+    def _load(self, saved: SavedState) -> None:
+        self._newest = saved.newest
+        self.channels = OrderedDict((name, self._recalled(name, seq)) for name, seq in saved.channels.items())
+        self.epoch, self.forgotten = saved.epoch, saved.forgotten
+        self._identities = OrderedDict.fromkeys(saved.identities)
+        self.known = Sequences(saved.sequences)
+        self.numbers = saved.frames
+        self.marks = LogMarks(saved.marks)
+        self.reads_again, self.is_unproven = saved.reads_again, saved.kept_as is msgspec.UNSET
+        self.kept_as = saved.kept_as or None
 
     def _load_journal(self) -> None:
         """What happened after the state file was written, until the process ended."""
-        handed, settled = self._journal.read()
-        self.kept_as = max(filter(None, (self.kept_as, self._journal.read_kept())), default=None)
+        handed, settled, kept = self._journal.read()
+        self.kept_as = max(filter(None, (self.kept_as, kept)), default=None)
         for channel, seq in handed:
             self._newest[channel] = max(seq, self._newest.get(channel, 0))
             if channel in self.channels:
@@ -215,17 +343,13 @@ class Seen:
         for _channel, seq in settled:
             self.known.add(seq)
         over = {each.seq for each in settled}
-        self._handed = {each.seq: each.channel for each in handed if each.seq not in over}
+        self.handed = {each.seq: each.channel for each in handed if each.seq not in over}
         self._dirty = self._dirty or bool(settled)
 
-    def _recalled(self, name: str, through: int) -> ChannelSeen:
-        return ChannelSeen(through, read=through, newest=max(through, self._newest.get(name, 0)))
+    def _recalled(self, name: str, through: int) -> ChannelState:
+        return ChannelState(through, read=through, newest=max(through, self._newest.get(name, 0)))
 
-    def was_handed(self, seq: int) -> bool:
-        """Did a process before this one hand it out, and not settle it?"""
-        return seq in self._handed
-
-    def channel(self, name: str) -> ChannelSeen:
+    def channel(self, name: str) -> ChannelState:
         known = self.channels.get(name)
         if known is None:
             through = 0 if name in self.pinned else self.forgotten
@@ -263,7 +387,7 @@ class Seen:
         self.marks.rewind(agreed)
         self._dirty = True
         self.numbers.clear()
-        self._handed = {seq: channel for seq, channel in self._handed.items() if seq <= agreed}
+        self.handed = {seq: channel for seq, channel in self.handed.items() if seq <= agreed}
         self._newest = {name: min(seq, agreed) for name, seq in self._newest.items()}
         for seen in self.channels.values():
             seen.rewind(agreed)
@@ -284,12 +408,12 @@ class Seen:
 
         Which channels there are stays, so that all of them are read; so does which log it was.
         """
-        self.channels = OrderedDict((name, ChannelSeen()) for name in self.channels)
+        self.channels = OrderedDict((name, ChannelState()) for name in self.channels)
         self.forgotten = 0
         self.known = Sequences()
         self.numbers = {}
         self.kept_as, self.is_unproven, self.reads_again, self._dirty = None, False, True, True
-        for memory in (self._identities, self._handed, self._out, self._newest):
+        for memory in (self._identities, self.handed, self._out, self._newest):
             memory.clear()
 
     def first_time(self, identity: tuple[str, str]) -> bool:
@@ -315,7 +439,8 @@ class Seen:
     def hand_out(self, channel: str, seq: int) -> None:
         """The application has it now: if it comes again, that is said."""
         self._out[seq] = channel
-        self._journal.note_handed(channel, seq)
+        if self.path is not None:
+            self._journal.note_handed(channel, seq)
 
     def is_held(self, identity: Identity) -> bool:
         """Was this channel message handed out, and not settled yet?"""
@@ -325,9 +450,10 @@ class Seen:
         self.channel(channel).settle(seq)
         self._dirty = True
         if self._unsettled.pop(identity, None) is not None:
-            self._handed.pop(seq, None)
+            self.handed.pop(seq, None)
             self._out.pop(seq, None)
-            self._journal.note_settled(channel, seq)
+            if self.path is not None:
+                self._journal.note_settled(channel, seq)
             self.on_settled(identity)
 
     def note_frames(self, numbers: Mapping[str, int]) -> None:
@@ -350,20 +476,19 @@ class Seen:
             channels = {name: seq for name, seq in channels.items() if seq}
         unsettled = {*self._unsettled, *self._unsettled_direct}
         identities = [identity for identity in self._identities if identity not in unsettled]
-        kept = {
-            "epoch": self.epoch,
-            "forgotten": self.forgotten,
-            "channels": channels,
-            "identities": identities[-1_024:],
-            "newest": self._newest_unsettled(channels),
-            "sequences": self.known.without(self._unsettled.values()),
-            "frames": self.numbers,
-            "kept_as": self.kept_as,
-            "reads_again": self.reads_again,
-            "marks": msgspec.to_builtins([*self.marks.own, *self.marks.stamps]),
-        }
-        write_private(self.path, json.dumps(kept))
-        self._journal.restart(self._handed | self._out)
+        SavedState(
+            epoch=self.epoch,
+            forgotten=self.forgotten,
+            channels=channels,
+            identities=identities[-1_024:],
+            newest=self._newest_unsettled(channels),
+            sequences=self.known.without(self._unsettled.values()),
+            frames=self.numbers,
+            kept_as=self.kept_as,
+            reads_again=self.reads_again,
+            marks=[*self.marks.own, *self.marks.stamps],
+        ).write(self.path)
+        self._journal.restart(self.handed | self._out)
         self._dirty = False
 
     def _newest_unsettled(self, settled: Mapping[str, int]) -> dict[str, int]:

@@ -4,20 +4,26 @@ An id keeps its name for as long as it exists (a rotation makes another id), so 
 sequence and the one known here name the same agent. Names come from the roster, which keeps those who left it in mind,
 and from the steward for ids that are not in it: agents that are revoked, or were added a moment ago. Whoever cannot be
 named now is shown as the beginning of an id, with a character in it that no name has.
+
+The other way, who is meant by a name: an exact id or name wins; a name in another case counts if only one agent has it;
+a near miss is suggested, never taken.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidings.broker.aio import end_tasks
-from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
-from tidings.errors import TidingsError
+from tidings.endpoint.connection import AgentConnection
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.incoming import Incoming
+from tidings.errors import AmbiguousPeer, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
+from tidings.wire.roster import Agent
 
 #: how long a message waits for the name of its sender, and how long nobody is asked again for one that did not come
 PATIENCE = 2.0
@@ -30,31 +36,67 @@ SHOWN_OF_ID = 10
 Named = tuple[str, tuple[str, ...]]
 
 
+# --- who is meant by a name: rules over whatever list of agents is at hand ---
+
+
+def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
+    """Who is meant: an id, a name, or a name in another case if only one agent has it."""
+    known = list(agents)
+    exact = [agent for agent in known if agent.id == text] or [agent for agent in known if agent.name == text]
+    if exact:
+        return exact[0]
+    alike = [agent for agent in known if agent.name.casefold() == text.casefold()]
+    if len(alike) > 1:
+        raise AmbiguousPeer(f"{text!r} could be {', '.join(sorted(a.name for a in alike))}: say which")
+    if alike:
+        return alike[0]
+    near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
+    raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
+
+
+def each_once(mentions: Iterable[Mention]) -> list[Mention]:
+    """The same mentions, each agent once."""
+    found: dict[str, Mention] = {}
+    for each in mentions:
+        found.setdefault(each.id, each)
+    return list(found.values())
+
+
+def speaking_as(identity: Identity, roles: Iterable[str | None], wanted: str | None = None) -> Sender:
+    """The sender of a message: in the role it wants if it holds that one, otherwise in the first it holds."""
+    held = list(roles)
+    return Sender(identity.id, identity.name, wanted if wanted in held else next(iter(held), None))
+
+
+# --- who a verified id is ---
+
+
 def short_id(agent_id: str) -> str:
     """An id for people; the last character is in no name, so nobody can be called so."""
     return f"{agent_id[:SHOWN_OF_ID]}…"
 
 
-class Names:
+class Directory:
     """Names of ids, as the access records have them."""
 
-    def __init__(self, link: Supervision, roster: Roster) -> None:
-        self.link = link
-        self.roster = roster
+    def __init__(
+        self, connection: AgentConnection, rows: Mapping[str, Agent], left: Mapping[str, tuple[str, tuple[str, ...]]]
+    ) -> None:
+        self.connection = connection
+        #: the roster as it is kept up to date, and name and roles of those who are in it no more
+        self._rows, self._left = rows, left
         self._others: dict[str, Named] = {}
         self._unknown: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def of(self, agent_id: str) -> Named | None:
-        row = self.roster.get(agent_id)
+        row = self._rows.get(agent_id)
         if row is not None:
             return row.name, row.roles
-        if agent_id == self.link.identity.id:
-            return self.link.identity.name, ()
-        return self.roster.left.get(agent_id) or self._others.get(agent_id)
-
-    def is_known(self, message: Message) -> bool:
-        return all(self.of(each) is not None for each in _ids(message))
+        if agent_id == self.connection.identity.id:
+            return self.connection.identity.name, ()
+        return self._left.get(agent_id) or self._others.get(agent_id)
 
     def sender(self, claimed: Sender) -> Sender:
         """The sender under the name of its record; a role only if the record has it."""
@@ -66,6 +108,25 @@ class Names:
     def mention(self, claimed: Mention) -> Mention:
         named = self.of(claimed.id)
         return Mention(claimed.id, named[0] if named else short_id(claimed.id))
+
+    def introduce(self, incoming: Incoming) -> Incoming:
+        """The message under the names of access records; who is not known yet is asked for once somebody waits."""
+        message = incoming.message
+        incoming.sender = self.sender(message.sender)
+        incoming.claims = claim_of(incoming.sender, message)
+        is_known = self.of(message.sender.id) is not None
+        if message.mentions:
+            incoming.mentions = tuple(map(self.mention, message.mentions))
+            is_known = is_known and all(self.of(each.id) is not None for each in message.mentions)
+
+        async def learn() -> None:
+            await self.learn([message])
+            if incoming._naming is not None:
+                self.introduce(incoming)
+                incoming._naming = None
+
+        incoming._naming = None if is_known else learn
+        return incoming
 
     async def learn(self, messages: Iterable[Message]) -> None:
         """Ask for the names that these messages need and nobody told yet; what is not answered in time is not known."""
@@ -84,7 +145,7 @@ class Names:
         found: dict[str, Any] = {}
         try:
             async with asyncio.timeout(PATIENCE):
-                found = (await self.link.call("roster", "names", ids=ids, timeout=PATIENCE))["names"]
+                found = (await self.connection.call("roster", "names", ids=ids, timeout=PATIENCE))["names"]
         except (TidingsError, TimeoutError):
             pass
         finally:

@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.broker.jetstream_api import ApiError
-from tidings.endpoint import returned
+from tidings.endpoint import redelivery
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.steward import backstop, dead_mail
@@ -49,7 +49,7 @@ class Worker:
 
 
 async def letters(endpoint: tidings.Endpoint) -> list[dict[str, Any]]:
-    return list((await endpoint.link.call("dead", "list"))["mail"])
+    return list((await endpoint.connection.call("dead", "list"))["mail"])
 
 
 @pytest.mark.requirement("D10")
@@ -68,7 +68,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         await eventually(lambda: len(worker.buried) == 67, within=20, what="every poison is a dead letter")
         assert set(worker.tried.values()) == {1, 3}
         assert "ValueError: I choke on this" in worker.buried[0]
-        await eventually(lambda: not bob._direct.held, what="nothing of it is left in hand")
+        await eventually(lambda: not bob._direct.pending, what="nothing of it is left in hand")
         kept = {each["letter"]: each for each in await letters(bob)}
         assert len(kept) == 67
         letter = kept[f"channel-{posted.seq}"]
@@ -77,7 +77,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         assert kept[f"direct-{first.seq}"]["channel"] is None
         assert await letters(ada) == [], "nobody sees another's"
         with pytest.raises(UsageError, match="no direct message"):
-            await ada.link.call("dead", "put", kind="direct", seq=first.seq, error="mine", attempts=1)
+            await ada.connection.call("dead", "put", kind="direct", seq=first.seq, error="mine", attempts=1)
         assert (await ada.receipt(first, "delivered", timeout=10)).stage == "delivered", "and it was not read"
         assert pair.steward is not None
         assert (await health_of(pair.steward))["mail"]["dead"] == 67
@@ -88,7 +88,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full stream, a closed gate, a bug of the steward's: none of them costs the message."""
-    monkeypatch.setattr(returned, "RETRY_PAUSE", 0.02)
+    monkeypatch.setattr(redelivery, "RETRY_PAUSE", 0.02)
     steward = pair.steward
     assert steward is not None
     keep = steward.dead_mail.keep
@@ -97,7 +97,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
     unsettled: list[int] = []
 
     async def failing(letter: Letter, payload: bytes = b"") -> Letter:
-        unsettled.append(len(bob._direct.held))
+        unsettled.append(len(bob._direct.pending))
         if failures:
             raise failures.pop(0)
         return await keep(letter, payload)
@@ -125,19 +125,19 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             written = await ada.dm(bob.id, "poison in private")
             await eventually(lambda: len(worker.buried) == 2, what="both are dead letters")
             direct, channel = f"direct-{written.seq}", f"channel-{posted.seq}"
-            await bob.link.call("dead", "retry", letter=direct)
+            await bob.connection.call("dead", "retry", letter=direct)
             await eventually(lambda: worker.tried["poison in private"] == 6, what="it is tried as often again")
             await eventually(lambda: len(worker.buried) == 3, what="and kept again")
             assert {each["state"] for each in await letters(bob)} == {"dead"}
             worker.mended = True
-            await bob.link.call("dead", "retry", letter=channel)
+            await bob.connection.call("dead", "retry", letter=channel)
             await eventually(lambda: worker.done == ["poison in public"], what="the mended program has it")
         await pair.stop_steward()
         await pair.start_steward(TEST_PACE)
         async with connect(pair, "bob", receive=False) as bob:
             await eventually(lambda: bob.roster.loaded)
             assert [each["letter"] for each in await letters(bob)] == [direct], "kept by the next steward"
-            await bob.link.call("dead", "retry", letter=direct)
+            await bob.connection.call("dead", "retry", letter=direct)
         async with connect(pair, "bob", channels=["general"]) as bob:
             again = await bob.next_message(10)
             assert (again.text, again.kind, again.redelivered, again.sealed) == (
@@ -149,9 +149,9 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             await again.ack()
             assert await letters(bob) == []
             assert (await ada.receipt(written, "read", timeout=10)).stage == "read"
-            assert (await bob.link.call("dead", "drop", letter=direct))["state"] == "dropped"
+            assert (await bob.connection.call("dead", "drop", letter=direct))["state"] == "dropped"
             with pytest.raises(UsageError, match="no dead letter"):
-                await bob.link.call("dead", "retry", letter=direct)
+                await bob.connection.call("dead", "retry", letter=direct)
 
 
 async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_many(

@@ -10,7 +10,7 @@ import pytest
 from scripted_server import Scripted, scripted_server
 from tidings.broker.acks import NAK
 from tidings.broker.aio import end_tasks
-from tidings.endpoint.pull import NO_PULL, pull
+from tidings.endpoint.mailbox import NO_PULL, pull
 from tidings.nats import aio
 from tidings.testing.waiting import eventually
 
@@ -80,7 +80,7 @@ async def test_a_cancelled_pull_leaves_once_the_broker_knows_of_it_and_gives_bac
 
 
 async def test_a_broker_that_does_not_answer_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidings.endpoint.pull.GIVING_BACK", 0.05)
+    monkeypatch.setattr("tidings.endpoint.mailbox.GIVING_BACK", 0.05)
     broker = Broker()
     async with scripted_server(broker) as url, asyncio.timeout(10):
         connection = await aio.connect(url)

@@ -107,7 +107,7 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
 ) -> None:
     await space.add("ada")
     async with connect(space, "ada", channels=["general"]) as ada, space.agent("ada") as raw:
-        moves = ada._moves
+        moves = ada._membership_watch
         monkeypatch.setattr(moves, "_on_row", lambda _row: None)
         ada.roster.on_own_row.clear()  # as if the roster had not told yet
         first = ada._channels.memberships["general"].record
@@ -122,14 +122,14 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
         assert (await ada.leave("general")).state == "absent"
         await ada.watch("general")
         assert (await ada.join("general")).state == "opened", "looking is not being in"
-        call = ada.link.call
+        call = ada.connection.call
 
         async def away(service: str, do: str, **arguments: Any) -> dict[str, Any]:
             if service == "member":
                 raise StewardUnreachable("nobody answers")
             return await call(service, do, **arguments)
 
-        monkeypatch.setattr(ada.link, "call", away)
+        monkeypatch.setattr(ada.connection, "call", away)
         told = await ada.join("general")
         assert (told.state, told.durable) == ("live", False)
         assert "nobody can say that it still stands" in told.reason
@@ -141,7 +141,7 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
 ) -> None:
     async with connect(pair, "ada", channels=["general"]) as ada, pair.agent("ada") as raw:
         ada.roster.on_own_row.clear()  # as if the roster had not told yet
-        call = ada.link.call
+        call = ada.connection.call
 
         async def losing(service: str, do: str, **arguments: Any) -> dict[str, Any]:
             await call(service, do, **arguments)
@@ -149,10 +149,10 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
                 raise StewardUnreachable("the answer was lost")
             raise asyncio.CancelledError
 
-        monkeypatch.setattr(ada.link, "call", losing)
+        monkeypatch.setattr(ada.connection, "call", losing)
         with pytest.raises((StewardUnreachable, asyncio.CancelledError)):
             await ada.leave("general")
-        monkeypatch.setattr(ada.link, "call", call)
+        monkeypatch.setattr(ada.connection, "call", call)
         newer = await raw.control.call("member", "join", pattern="general")
         assert newer["state"] == "opened", "the leave was done"
         again = await ada.leave("general")
@@ -171,7 +171,7 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
     async with connect(pair, "bob", channels=["general"]) as bob, pair.agent("bob") as raw:
         heard: list[MembershipChange] = []
         bob.on("membership", heard.append)
-        call = bob.link.call
+        call = bob.connection.call
 
         async def losing(service: str, do: str, **arguments: Any) -> dict[str, Any]:
             answer = await call(service, do, **arguments)
@@ -180,7 +180,7 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
             return answer
 
         with monkeypatch.context() as patch:
-            patch.setattr(bob.link, "call", losing)
+            patch.setattr(bob.connection, "call", losing)
             with pytest.raises(StewardUnreachable):
                 await bob.leave("general")
         newer = await raw.control.call("member", "join", pattern="general")
