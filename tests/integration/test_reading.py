@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from bare import BareServer, bare_server
-from tidings.broker import blocking
-from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import Answer, Ask, AskPage
 from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.nats import aio
+from tidings.pipeline import stream_reader
 from tidings.pipeline.source import NatsStreamReader, SourceOptions
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.testing.waiting import eventually
@@ -47,10 +46,9 @@ def reader_of(bare: BareServer, opened: Opened) -> Callable[[str], StreamReader]
 
 
 @pytest.fixture
-def lagging(bare: BareServer, opened: Opened) -> Callable[..., StreamReader]:
-    def lagging(stream: str, seed: int, *, for_ever: bool = False) -> StreamReader:
-        reader = StreamReader(StreamLocation(bare.url, None, stream))
-        reader.js = Lagging(reader.location.connect, random.Random(seed), for_ever=for_ever)
+def lagging(bare: BareServer, opened: Opened) -> Callable[..., "Lagging"]:
+    def lagging(stream: str, seed: int, *, for_ever: bool = False) -> Lagging:
+        reader = Lagging(StreamLocation(bare.url, None, stream), random.Random(seed), for_ever=for_ever)
         opened.append(reader)
         return reader
 
@@ -66,7 +64,7 @@ def test_every_range_is_read_whole_whatever_the_size_of_a_page(
 ) -> None:
     reader = reader_of(bare.stream("pages", 50))
     for size in (1, 7, 49, 50, 51):
-        monkeypatch.setattr(blocking, "PAGE_RECORDS", size)
+        monkeypatch.setattr(stream_reader, "PAGE_RECORDS", size)
         for first, last in ((1, 50), (7, 7), (8, 21), (50, 50)):
             assert seqs(list(reader.read(first, last))) == list(range(first, last + 1))
 
@@ -76,7 +74,7 @@ def test_a_page_ended_by_its_bytes_is_continued(
 ) -> None:
     bare.stream("large")
     bare.fill("large", 12, data=b"x" * 200_000)
-    monkeypatch.setattr(blocking, "PAGE_BYTES", 500_000)
+    monkeypatch.setattr(stream_reader, "PAGE_BYTES", 500_000)
     reader = reader_of("large")
     pages = [page for page in reader.pages(1, 12) if isinstance(page, Page)]
     assert [seq for page in pages for seq in page.seqs] == list(range(1, 13))
@@ -97,11 +95,11 @@ def test_holes_are_named_and_a_filter_has_none(bare: BareServer, reader_of: Read
     assert len(seqs(filtered)) == len(filtered)
 
 
-class Lagging(BlockingJetStream):
+class Lagging(StreamReader):
     """Its pages come from a replica that has not got everything, or lost something on the way."""
 
-    def __init__(self, connect: Callable[[], WorkerConnection], rng: random.Random, *, for_ever: bool) -> None:
-        super().__init__(connect)
+    def __init__(self, location: StreamLocation, rng: random.Random, *, for_ever: bool) -> None:
+        super().__init__(location)
         self._rng, self._for_ever, self.dropped = rng, for_ever, 0
 
     def _exchange(self, request: Ask | AskPage) -> Answer | None:
@@ -116,7 +114,7 @@ class Lagging(BlockingJetStream):
 
 
 def test_what_a_lagging_replica_leaves_out_is_asked_for_again(
-    bare: BareServer, lagging: Callable[..., StreamReader]
+    bare: BareServer, lagging: Callable[..., Lagging]
 ) -> None:
     """F10."""
     bare.stream("lag", 60)
@@ -127,14 +125,13 @@ def test_what_a_lagging_replica_leaves_out_is_asked_for_again(
         items = list(reader.read(1, 60))
         assert seqs(items) == [s for s in range(1, 61) if s not in (10, 11, 60)]
         assert [item for item in items if isinstance(item, Missing)] == [Missing(10, 11), Missing(60, 60)]
-        assert isinstance(reader.js, Lagging)
-        assert reader.js.dropped
+        assert reader.dropped
         partly = list(lagging("lag", seed).read(5, 30))
         assert seqs(partly) == [s for s in range(5, 31) if s not in (10, 11)]
 
 
 def test_replicas_that_never_catch_up_are_an_error_and_no_end(
-    bare: BareServer, lagging: Callable[..., StreamReader]
+    bare: BareServer, lagging: Callable[..., Lagging]
 ) -> None:
     """F10."""
     bare.stream("late", 5)

@@ -174,7 +174,7 @@ async def test_f11_mailboxes_that_fill_the_disk_become_numbers_and_others_still_
         async with delivering(spark, space, tmp_path) as job:
             await post_large(ada, "big", 250_000, 30)  # more than all mailboxes together hold
             await job.caught_up(debts=False)
-            used, most = job.job.state._used()
+            used, most = job.job.mailboxes._used()
             assert used > 0.8 * most, "there is nearly no room left"
             await post_large(ada, "other", 250_000, 2)
             await job.caught_up(debts=False)

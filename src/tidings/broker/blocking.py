@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tidings.broker.jetstream_api import Answer, Ask, AskPage, RangeReader, Request, Steps
+from tidings.broker.jetstream_api import Answer, Ask, AskPage, Request, Steps
 from tidings.broker.jwt import signed, split_credentials
-from tidings.broker.records import Missing, Page
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConnectionLost, TidingsError, UnreachableError
 from tidings.nats.blocking import BlockingConnection
 from tidings.nats.core import header_block
@@ -23,8 +22,6 @@ from tidings.nats.errors import ConnectionGone, NatsError, NoResponders
 
 #: seconds after which a connection has to show that it is still there
 IDLE = 5.0
-PAGE_RECORDS = 10_000
-PAGE_BYTES = 4 * 1024 * 1024
 T = TypeVar("T")
 
 
@@ -133,11 +130,3 @@ class BlockingJetStream:
         if reply.status == 503:
             raise NoResponders(f"nobody listens on {request.subject}")
         return reply.block, reply.payload
-
-    def read(self, stream: str, first: int, last: int, subject: str = ">") -> Iterator[Page | Missing]:
-        """Every record of `subject` with first <= seq <= last, in order; with ">" also what is missing between."""
-        reader = RangeReader(
-            stream, subject, first, last, page=PAGE_RECORDS, max_bytes=PAGE_BYTES, holes=subject == ">"
-        )
-        while not reader.done:
-            yield from self.run(reader.next_parts())

@@ -17,7 +17,7 @@ from tidings.broker.records import Page, StoredRecord
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 
-__all__ = ["JetStream", "StoredRecord"]
+__all__ = ["PAGE", "PAGE_BYTES", "JetStream", "StoredRecord"]
 
 PAGE = 1_000
 #: of one answer; several may be under way on a connection, which the broker cuts when 8 MB wait for it

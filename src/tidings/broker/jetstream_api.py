@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -323,7 +323,3 @@ class RangeReader:
         if end < self.last:
             raise LogRegressed(f"{self.stream} ends at {end}, before {self.last}: it went backwards")
         return [Missing(self.position, self.last)]
-
-
-def records_of(part: Page | Missing) -> Iterator[StoredRecord | Missing]:
-    return iter((part,)) if isinstance(part, Missing) else part.records()

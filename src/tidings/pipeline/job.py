@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,6 @@ from pyspark.errors import PySparkException
 
 from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.records import StoredRecord
 from tidings.errors import (
     ConflictError,
     LeaseHeld,
@@ -37,7 +36,7 @@ from tidings.errors import (
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Emptied, Figures, resume_counters
+from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_rows, encode_partition
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
@@ -48,7 +47,7 @@ from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.fold import Table
 from tidings.space.lease import DeliverLease
-from tidings.space.log import log_record
+from tidings.space.log import ruling_steps
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
@@ -119,55 +118,32 @@ class SpaceTable:
 
     def advance(self, head: int) -> None:
         """Apply every ruling record up to `head`."""
-        after = self.table.head
-        if head <= after:
-            return
-        filters = self._subjects.ruling_filters()
-        news = [record for each in filters for record in self._reader.read(after + 1, head, each)]
-        for record in sorted((r for r in news if isinstance(r, StoredRecord)), key=lambda record: record.seq):
-            self.table.apply(log_record(record))
+        if head > self.table.head:
+            self.table.apply_all(self._reader.run(ruling_steps(self._subjects, self.table.head + 1, head)))
 
 
-class Mailboxes:
-    """The outlet of the deliverer: frames to DLV under the lease."""
+class Mailboxes(BrokerState):
+    """The mailboxes as the deliverer wants them: frames go to DLV under the lease, over a connection of their own."""
 
-    def __init__(self, state: BrokerState, lease: DeliverLease, js: BlockingJetStream, epoch: str) -> None:
-        self._state, self._lease, self._js, self._epoch = state, lease, js, epoch
+    def __init__(self, asking: BlockingJetStream, publishing: BlockingJetStream, lease: DeliverLease) -> None:
+        super().__init__(asking, lease.subjects)
+        self._publishing, self._lease = publishing, lease
+        self.epoch = ""
         self.blocks: Sequence[MadeBlock] = ()
         self.head = 0
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
         assert len(blocks) == len(self.blocks)
-        lanes = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
-        return acknowledged(publish_in_order(self._js.connection, lanes, self._lease.fence))
+        frames = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
+        return acknowledged(publish_in_order(self._publishing.connection, frames, self._lease.fence))
 
     def _outgoing(self, frame: FramePlan) -> Outgoing:
+        blocks = [self.blocks[index].data for index in frame.blocks]
         data = encode_frame(
-            frame.owner,
-            self._epoch,
-            frame.series,
-            frame.number,
-            [self.blocks[index].data for index in frame.blocks],
-            prev=frame.prev,
-            lost=frame.lost,
+            frame.owner, self.epoch, frame.series, frame.number, blocks, prev=frame.prev, lost=frame.lost
         )
-        subject = self._state.subjects.delivery(frame.owner)
+        subject = self.subjects.delivery(frame.owner)
         return Outgoing(subject, frame_id(data), data, ((HEAD_HEADER, str(self.head)),))
-
-    def empty(self, owner: str) -> Emptied:
-        return self._state.empty(owner)
-
-    def noted(self) -> Iterable[str]:
-        return self._state.noted()
-
-    def crowding(self) -> Iterable[str]:
-        return self._state.crowding()
-
-    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
-        self._state.forget_emptied(emptied)
-
-    def rooms(self, owners: Iterable[str]) -> Mapping[str, int]:
-        return self._state.rooms(owners)
 
 
 class SparkEnded(UnhealthyError):
@@ -231,12 +207,11 @@ class DeliverJob:
             StreamLocation(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read")
         )
         try:
-            state = BrokerState(asking, self.subjects)
             lease = DeliverLease(beating, self.subjects, ttl=self.settings.lease_ttl)
             lease.take()
             beat = Heartbeat(lease, self._on_stuck)
             try:
-                self._prepare(state, lease, publishing, reader)
+                self._prepare(Mailboxes(asking, publishing, lease), lease, reader)
                 self._stream(beat)
             finally:
                 beat.end()
@@ -253,42 +228,40 @@ class DeliverJob:
         creds = Path(self.settings.creds)
         return BlockingJetStream(lambda: WorkerConnection.open(self.settings.url, creds, name=f"tidings-{name}"))
 
-    def _prepare(
-        self, state: BrokerState, lease: DeliverLease, publishing: BlockingJetStream, reader: StreamReader
-    ) -> None:
+    def _prepare(self, mailboxes: Mailboxes, lease: DeliverLease, reader: StreamReader) -> None:
         epoch = offset_at(reader, 0)["epoch"]
-        floors = DeliverFloor(state, lease, epoch)
+        mailboxes.epoch = epoch
+        floors = DeliverFloor(mailboxes, lease, epoch)
         self._put_damaged_checkpoint_aside()
         rewound = self._rewind(reader, floors, epoch)
         known = floors.read()
         self.start = int(known["seq"]) if known else 0
         paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
         self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
-        self.reader, self.state = reader, state
-        entry = state.get(StateKey.LOG_FLOOR)
+        self.reader, self.mailboxes = reader, mailboxes
+        entry = mailboxes.get(StateKey.LOG_FLOOR)
         self.folded = SpaceTable(reader, self.settings, min(int(entry.value["seq"]) if entry else 0, self.start))
         head = reader.state().last
         self.folded.advance(head)
         through, last_head = self.ledger.reached(), self.ledger.last_head()
         if not through:  # a new checkpoint: what was seen beyond its start is seen again
             last_head = min(last_head, self.start)
-        self.outlet = Mailboxes(state, lease, publishing, epoch)
         offsets = self.checkpoint.offsets()
         self._cuts_from = int(offsets[-2]["seq"]) if len(offsets) > 1 else 0
         debts = self.ledger.load_debts()
         self.deliverer = Deliverer(
             self.ledger,
-            self.outlet,
+            mailboxes,
             floors,
             debts=debts,
             counters=resume_counters(self.ledger.last_frames(), debts),
             last_head=last_head,
             floor=max(self.start, through),
-            cap=min(BATCH_BYTES, state.delivery_budget() // 4),
+            cap=min(BATCH_BYTES, mailboxes.delivery_budget() // 4),
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
-            at = state.delivered_through()
+            at = mailboxes.delivered_through()
             self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}@{at}", at)
 
     def _put_damaged_checkpoint_aside(self) -> None:
@@ -401,7 +374,7 @@ class DeliverJob:
         return decode_rows(rows.toArrow())
 
     def _offer(self, encoded: Encoded, head: int) -> None:
-        self.outlet.blocks, self.outlet.head = encoded.blocks, head
+        self.mailboxes.blocks, self.mailboxes.head = encoded.blocks, head
 
     def _count(self, encoded: Encoded, figures: Figures | None, started: float) -> None:
         tally = self.tally
@@ -471,7 +444,7 @@ class DeliverJob:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            entry = self.state.get(StateKey.DELIVER_FIGURES)
+            entry = self.mailboxes.get(StateKey.DELIVER_FIGURES)
             last, floor = self.reader.state().last, self.deliverer.floor
             oldest = self.reader.following(">", floor + 1) if last > floor else None
             said = {
@@ -484,6 +457,6 @@ class DeliverJob:
                 **{name: getattr(self.tally, name) for name in Tally.__dataclass_fields__},
             }
             with suppress(ConflictError):  # a report that is lost costs nothing; the next one comes in a second
-                self.state.put(StateKey.DELIVER_FIGURES, said, entry.revision if entry else 0)
+                self.mailboxes.put(StateKey.DELIVER_FIGURES, said, entry.revision if entry else 0)
         finally:
             self._lock.release()

@@ -163,7 +163,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reader(self) -> StreamReader:
         if self._reader is None:
             self._reader = StreamReader(self.options.location)
-            self._reader.js.keep_alive(self.options.keep_alive)
+            self._reader.keep_alive(self.options.keep_alive)
         return self._reader
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -195,9 +195,9 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _last_after_checking(self, start: Mapping[str, Any]) -> int:
         """The last sequence; after every new connection only once the record at `start` is known to be the same."""
         state = self.reader.state()
-        if self._checked != self.reader.js.generation:
+        if self._checked != self.reader.generation:
             check_mark(self.reader, start)
-            self._checked = self.reader.js.generation
+            self._checked = self.reader.generation
             state = self.reader.state()
         if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
             raise LogRegressed(

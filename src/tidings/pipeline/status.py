@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tidings.broker import jetstream_api as api
 from tidings.broker.private_files import check_private
 from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
@@ -67,7 +68,7 @@ def look(home: SpaceHome, *, url: str | None = None, creds: Path | None = None) 
         head = reader.state().last
         state = StateApi(info.subjects, direct=True)
         keys = (StateKey.DELIVER_BEAT, StateKey.DELIVER_FLOOR, StateKey.DELIVER_FIGURES)
-        beat, delivered, figures = (reader.js.run(state.get(key)) for key in keys)
+        beat, delivered, figures = (reader.run(state.get(key)) for key in keys)
         floor = min(int(delivered.value.get("seq", 0)) if delivered else 0, head)
         waiting = reader.following(">", floor + 1) if floor < head else None
         known = _delivery(head, floor, waiting, beat, figures, time.time())
@@ -97,7 +98,7 @@ def _delivery(
 
 
 def _switch(reader: StreamReader, subjects: Subjects) -> str:
-    record = reader.newest(subjects.space_record)
+    record = reader.run(api.last(reader.stream, subjects.space_record))
     try:
         said = rulings.decode("space", record.payload) if record else None
     except WireError:

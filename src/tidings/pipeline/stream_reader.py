@@ -11,9 +11,12 @@ from pathlib import Path
 
 from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.jetstream_api import NO_STREAM, ApiError, records_of
+from tidings.broker.jetstream_api import NO_STREAM, ApiError, RangeReader
 from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import UsageError
+
+PAGE_RECORDS = 10_000
+PAGE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +40,19 @@ class StreamState:
     created: str
 
 
-class StreamReader:
-    """Reads one stream. A lost connection is made again once per question."""
+class StreamReader(BlockingJetStream):
+    """JetStream over a connection of its own, and one stream of it."""
 
     def __init__(self, location: StreamLocation) -> None:
-        self.location = location
-        self.js = BlockingJetStream(location.connect)
-
-    def close(self) -> None:
-        self.js.close()
+        super().__init__(location.connect)
+        self.location, self.stream = location, location.stream
 
     def state(self) -> StreamState:
         try:
-            answer = self.js.run(api.info(self.location.stream))
+            answer = self.run(api.info(self.stream))
         except ApiError as error:
             if error.err_code == NO_STREAM:
-                raise UsageError(f"there is no stream {self.location.stream!r} at {self.location.url}") from error
+                raise UsageError(f"there is no stream {self.stream!r} at {self.location.url}") from error
             raise
         state = answer["state"]
         return StreamState(
@@ -61,21 +61,21 @@ class StreamReader:
 
     def at(self, seq: int) -> StoredRecord | None:
         """The record at a sequence, from the leader."""
-        return self.js.run(api.at(self.location.stream, seq)) if seq > 0 else None
+        return self.run(api.at(self.stream, seq)) if seq > 0 else None
 
     def following(self, subject: str, seq: int) -> StoredRecord | None:
         """The first record of `subject` at or after a sequence, from the leader."""
-        return self.js.run(api.following(self.location.stream, subject, seq))
-
-    def newest(self, subject: str) -> StoredRecord | None:
-        """The last record of `subject`, from the leader."""
-        return self.js.run(api.last(self.location.stream, subject))
+        return self.run(api.following(self.stream, subject, seq))
 
     def read(self, first: int, last: int, subject: str = ">") -> Iterator[StoredRecord | Missing]:
         """Every record of `subject` with first <= seq <= last, in order; with ">" also what is missing between."""
         for part in self.pages(first, last, subject):
-            yield from records_of(part)
+            yield from (part,) if isinstance(part, Missing) else part.records()
 
     def pages(self, first: int, last: int, subject: str = ">") -> Iterator[Page | Missing]:
         """The same by pages: the records of one are consecutive as far as the leader knows."""
-        return self.js.read(self.location.stream, first, last, subject)
+        reader = RangeReader(
+            self.stream, subject, first, last, page=PAGE_RECORDS, max_bytes=PAGE_BYTES, holes=subject == ">"
+        )
+        while not reader.done:
+            yield from self.run(reader.next_parts())

@@ -23,6 +23,7 @@ from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Sleep, Steps
+from tidings.broker.records import StoredRecord
 from tidings.broker.streams import gate_steps
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
 from tidings.space.state import StateApi
@@ -56,8 +57,9 @@ class Holder(NamedTuple):
 class LeaseSteps(ABC):
     """Take, keep and prove a lease, as steps."""
 
-    #: whose lease it is, in sentences
+    #: whose lease it is, and why it cannot be taken, in sentences
     kind: str
+    held: str
     beat_key: StateKey
 
     def __init__(self, stream: str, subject: str, state: StateApi, subjects: Subjects, ttl: float) -> None:
@@ -70,12 +72,12 @@ class LeaseSteps(ABC):
         self._beaten = 0.0
 
     @abstractmethod
-    def _record(self) -> tuple[bytes, Mapping[str, str]]:
+    def _record(self) -> tuple[bytes, dict[str, str]]:
         """The lease as it is stored: payload and headers."""
 
     @abstractmethod
-    def _read(self, payload: bytes) -> tuple[str, int, str]:
-        """Holder, pid and host in a lease; `MalformedRecord` if it is none."""
+    def _read(self, stored: StoredRecord) -> Holder:
+        """Whose a lease is; `MalformedRecord` if it is none."""
 
     @abstractmethod
     def _about(self) -> dict[str, Any]:
@@ -84,10 +86,6 @@ class LeaseSteps(ABC):
     @abstractmethod
     def _make_room(self) -> Steps[object]:
         """The stream has no room for the lease."""
-
-    @abstractmethod
-    def _held_by(self, holder: Holder) -> str:
-        """Why it cannot be taken, in words."""
 
     @property
     def is_fresh(self) -> bool:
@@ -105,10 +103,9 @@ class LeaseSteps(ABC):
         if stored is None:
             return Holder(0)
         try:
-            holder, pid, host = self._read(stored.payload)
+            return self._read(stored)
         except MalformedRecord:
             return Holder(stored.seq)
-        return Holder(stored.seq, self.kind, holder, pid, host)
 
     def take_steps(self, *, after: str | None = None) -> Steps[int]:
         """Take the lease. A silent holder is waited out; one that beats is named in `LeaseHeld`.
@@ -135,7 +132,7 @@ class LeaseSteps(ABC):
             if seen is not None and seen.value.get("released") == holder.seq:
                 return
             if seen is None or seen.revision != first.revision:
-                raise LeaseHeld(self._held_by(holder))
+                raise LeaseHeld(self.held.format(space=self.subjects.space, holder=holder))
         log.warning("took over from %s: no beat for %.1f s", holder, 2 * self.ttl)
 
     def renew_steps(self) -> Steps[int]:
@@ -210,13 +207,14 @@ class StewardLease(LeaseSteps):
     """The right to rule: a signed record in the log."""
 
     kind = "steward"
+    held = "space {space} already has a steward: {holder}. Stop it first; two would refuse each other's writes"
     beat_key = StateKey.STEWARD_BEAT
 
     def __init__(self, js: JetStream, subjects: Subjects, space_id: str, key: KeyPair, *, ttl: float = 3.0) -> None:
         super().__init__(subjects.log_stream, subjects.steward_lease, StateApi(subjects), subjects, ttl)
         self.js, self.space_id, self.key = js, space_id, key
 
-    def _record(self) -> tuple[bytes, Mapping[str, str]]:
+    def _record(self) -> tuple[bytes, dict[str, str]]:
         said = rulings.Lease(
             op=new_id(), holder=self.holder_id, host=socket.gethostname(), pid=os.getpid(), key=self.key.id
         )
@@ -224,11 +222,10 @@ class StewardLease(LeaseSteps):
         signature = rulings.sign_ruling(self.key, self.space_id, self.subjects.tail(self.subject), payload)
         return payload, {SIGNATURE_HEADER: signature}
 
-    def _read(self, payload: bytes) -> tuple[str, int, str]:
-        found = rulings.decode("lease", payload)
-        if not isinstance(found, rulings.Lease):
-            raise MalformedRecord("not a lease")
-        return found.holder, found.pid, found.host
+    def _read(self, stored: StoredRecord) -> Holder:
+        found = rulings.decode("lease", stored.payload)
+        assert isinstance(found, rulings.Lease)
+        return Holder(stored.seq, self.kind, found.holder, found.pid, found.host)
 
     def _about(self) -> dict[str, Any]:
         return {"pid": os.getpid()}
@@ -236,12 +233,6 @@ class StewardLease(LeaseSteps):
     def _make_room(self) -> Steps[object]:
         """A full log must not lock its steward out: close the gate, which adds the reserve."""
         return gate_steps(self.subjects, gate_open=False)
-
-    def _held_by(self, holder: Holder) -> str:
-        return (
-            f"space {self.subjects.space} already has a steward: {holder}. "
-            "Stop it first; two would refuse each other's writes"
-        )
 
     async def current(self) -> Holder:
         return await self.js.run(self.current_steps())
@@ -266,6 +257,7 @@ class DeliverLease(LeaseSteps):
     """The right to deliver: a record in DLV. Older versions go at once, because DLV bounds records per subject."""
 
     kind = "pipeline"
+    held = "another pipeline delivers for this space (pid {holder.pid} on {holder.host}): stop it first"
     beat_key = StateKey.DELIVER_BEAT
 
     def __init__(self, js: BlockingJetStream, subjects: Subjects, *, ttl: float = 3.0) -> None:
@@ -275,14 +267,14 @@ class DeliverLease(LeaseSteps):
         #: is there a query that delivers? Said with every beat, so that a holder without one does not count as running
         self.delivers = False
 
-    def _record(self) -> tuple[bytes, Mapping[str, str]]:
+    def _record(self) -> tuple[bytes, dict[str, str]]:
         said = {"holder": self.holder_id, "host": socket.gethostname(), "pid": os.getpid()}
         return json.dumps(said).encode(), {}
 
-    def _read(self, payload: bytes) -> tuple[str, int, str]:
+    def _read(self, stored: StoredRecord) -> Holder:
         try:
-            said = json.loads(payload)
-            return str(said["holder"]), int(said["pid"]), str(said["host"])
+            said = json.loads(stored.payload)
+            return Holder(stored.seq, self.kind, str(said["holder"]), int(said["pid"]), str(said["host"]))
         except (ValueError, KeyError, TypeError):
             raise MalformedRecord("not a lease") from None
 
@@ -291,9 +283,6 @@ class DeliverLease(LeaseSteps):
 
     def _make_room(self) -> Steps[object]:
         return api.purge(self.stream, subject_filter=self.subject, keep=1)
-
-    def _held_by(self, holder: Holder) -> str:
-        return f"another pipeline delivers for this space (pid {holder.pid} on {holder.host}): stop it first"
 
     def _write(self, expected: int) -> Steps[int]:
         seq = yield from super()._write(expected)
