@@ -14,7 +14,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from tidings.backoff import Backoff
 from tidings.nats.address import Address, parse_addresses
@@ -52,6 +52,29 @@ def ignore_error(_error: Exception) -> None:
 
 def ignore_change() -> None:
     pass
+
+
+class Callbacks(TypedDict, total=False):
+    """Who hears of what happens to a connection; nobody by default."""
+
+    on_error: OnError
+    on_closed: OnChange
+    on_disconnected: OnChange
+    on_reconnected: OnChange
+
+
+class Options(Callbacks, total=False):
+    """`auth` is asked at every attempt, so a credential that was renewed on disk is the one that is used. `tls_first`
+    begins with the handshake; without it a server that asks for TLS gets it after its greeting. A `tls://` server, or
+    one with a context, is never spoken to in plain. `ping_interval`: seconds."""
+
+    name: str
+    auth: Callable[[], Auth]
+    inbox: str
+    reconnect: bool
+    tls: ssl.SSLContext | None
+    tls_first: bool
+    ping_interval: float
 
 
 class Subscription:
@@ -154,30 +177,19 @@ class Subscription:
 class Connection:
     """A connection to one of some servers. Open it with `connect`."""
 
-    def __init__(
-        self,
-        servers: Sequence[Address],
-        *,
-        auth: Callable[[], Auth],
-        name: str,
-        inbox: str,
-        reconnect: bool,
-        tls: ssl.SSLContext | None,
-        tls_first: bool,
-        ping_interval: float,
-        on_error: OnError,
-        on_closed: OnChange,
-        on_disconnected: OnChange,
-        on_reconnected: OnChange,
-    ) -> None:
-        self.name = name
-        self._servers, self._make_auth = list(servers), auth
-        self._inbox = inbox
-        self._answers = f"{inbox}.{secrets.token_hex(8)}"
-        self._reconnect, self._tls, self._tls_first = reconnect, tls, tls_first
-        self._ping_interval = ping_interval
-        self._on_error, self._on_closed = on_error, on_closed
-        self._on_disconnected, self._on_reconnected = on_disconnected, on_reconnected
+    def __init__(self, servers: Sequence[Address], options: Options) -> None:
+        self.name = options.get("name", "")
+        self._servers = list(servers)
+        self._make_auth = options.get("auth", lambda: anonymous)
+        self._inbox = options.get("inbox", "_INBOX")
+        self._answers = f"{self._inbox}.{secrets.token_hex(8)}"
+        self._reconnect = options.get("reconnect", False)
+        self._tls, self._tls_first = options.get("tls"), options.get("tls_first", False)
+        self._ping_interval = options.get("ping_interval", 10.0)
+        self._on_error = options.get("on_error", ignore_error)
+        self._on_closed = options.get("on_closed", ignore_change)
+        self._on_disconnected = options.get("on_disconnected", ignore_change)
+        self._on_reconnected = options.get("on_reconnected", ignore_change)
         self._socket: AioSocket | None = None
         self._subscriptions: dict[int, Subscription] = {}
         self._sids = ANSWERS
@@ -502,41 +514,8 @@ def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:
             return
 
 
-async def connect(
-    servers: str | Sequence[str],
-    *,
-    auth: Callable[[], Auth] = lambda: anonymous,
-    name: str = "",
-    inbox: str = "_INBOX",
-    reconnect: bool = False,
-    tls: ssl.SSLContext | None = None,
-    tls_first: bool = False,
-    ping_interval: float = 10.0,
-    timeout: float = 5.0,
-    on_error: OnError = ignore_error,
-    on_closed: OnChange = ignore_change,
-    on_disconnected: OnChange = ignore_change,
-    on_reconnected: OnChange = ignore_change,
-) -> Connection:
-    """Open a connection to the first of these servers that takes us.
-
-    `auth` is asked at every attempt, so a credential that was renewed on disk is the one that is used. `tls_first`
-    begins with the handshake; without it a server that asks for TLS gets it after its greeting. A `tls://` server, or
-    one with a context, is never spoken to in plain.
-    """
-    connection = Connection(
-        parse_addresses(servers),
-        auth=auth,
-        name=name,
-        inbox=inbox,
-        reconnect=reconnect,
-        tls=tls,
-        tls_first=tls_first,
-        ping_interval=ping_interval,
-        on_error=on_error,
-        on_closed=on_closed,
-        on_disconnected=on_disconnected,
-        on_reconnected=on_reconnected,
-    )
+async def connect(servers: str | Sequence[str], *, timeout: float = 5.0, **options: Unpack[Options]) -> Connection:
+    """Open a connection to the first of these servers that takes us."""
+    connection = Connection(parse_addresses(servers), options)
     await connection._open_any(timeout)
     return connection

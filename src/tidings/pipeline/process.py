@@ -54,7 +54,7 @@ class ProcessOptions:
     more: dict[str, str] = field(default_factory=dict)
 
 
-class PipelineProcess:
+class DeliverProcess:
     """One life of the process. `stop` may come at any moment, from a signal."""
 
     def __init__(self, home: SpaceHome, options: ProcessOptions, say: Say) -> None:
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         private_dir(path)
     log_to(home.logs / "pipeline.log")
     say = redirect_noise(home.logs / "spark.out")
-    process = PipelineProcess(home, options, say)
+    process = DeliverProcess(home, options, say)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, process.stop)
     try:

@@ -168,7 +168,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         start = self.options.start
-        return self._offset(max((start or 1) - 1, 0))
+        return offset_at(self.reader, max((start or 1) - 1, 0))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.options.max_records)
@@ -190,13 +190,14 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(self.options.poll)
         if not isinstance(limit, ReadAllAvailable):
             last = min(last, start["seq"] + int(getattr(limit, "max_rows", self.options.max_records)))
-        return self._offset(last)
+        return offset_at(self.reader, last)
 
     def _last_after_checking(self, start: Mapping[str, Any]) -> int:
         """The last sequence; after every new connection only once the record at `start` is known to be the same."""
         state = self.reader.state()
         if self._checked != self.reader.generation:
-            check_mark(self.reader, start)
+            if difference := regressed(self.reader, start):
+                raise LogRegressed(difference)
             self._checked = self.reader.generation
             state = self.reader.state()
         if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
@@ -205,9 +206,6 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{start['seq']} was read before. Start with a new checkpoint where it still agrees."
             )
         return state.last
-
-    def _offset(self, seq: int) -> dict[str, Any]:
-        return offset_at(self.reader, seq)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         # A record was read at `start`, so the rest was promised: what is gone of it since is missing.
@@ -251,12 +249,6 @@ def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> str | None:
     if not found and (last := reader.state().last) < seq:
         return f"{stream} went backwards: it ends at {last}, {seq} was read before"
     return None
-
-
-def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
-    """`LogRegressed` if the stream no longer agrees with the offset."""
-    if difference := regressed(reader, offset):
-        raise LogRegressed(difference)
 
 
 def split(first: int, last: int, per: int, kept_from: int | None = None) -> list[InputPartition]:
