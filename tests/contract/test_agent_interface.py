@@ -39,6 +39,7 @@ def agent(space: RealSpace, way: Way, name: str, **options: Any) -> AgentInterfa
     return tidings.connect(space.home.name, name=name, home=space.home.home, via=way, **options)
 
 
+@pytest.mark.requirement("I1")
 async def test_what_is_said_in_a_channel_comes_once_with_everything_it_says(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "bob", channels=["general"]) as bob, agent(space, way, "ada") as ada:
         await bob.who()
@@ -72,6 +73,7 @@ async def test_what_is_said_in_a_channel_comes_once_with_everything_it_says(spac
         assert [each.id for each in await ada.history("general", 5, before=answer.seq)] == [sent.id]
 
 
+@pytest.mark.requirement("I2")
 async def test_a_message_written_as_json_is_read_back_as_it_was(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "bob", channels=["general"]) as bob, agent(space, way, "ada") as ada:
         await ada.send("general", "hello", data=[1, "two"], mentions=["bob"], context="c", timeout=PATIENCE)
@@ -97,6 +99,7 @@ async def test_a_message_written_as_json_is_read_back_as_it_was(space: RealSpace
         assert again.time_ns // 1_000_000 == came.time_ns // 1_000_000
 
 
+@pytest.mark.requirement("I3")
 async def test_a_direct_message_is_sealed_and_its_receipts_come(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "bob") as bob, agent(space, way, "ada") as ada:
         sent = await ada.dm("bob", "for you alone", timeout=PATIENCE)
@@ -110,6 +113,7 @@ async def test_a_direct_message_is_sealed_and_its_receipts_come(space: RealSpace
         assert [each["stage"] for each in traced["receipts"]] == ["read"]
 
 
+@pytest.mark.requirement("I4")
 async def test_the_same_id_is_one_message(space: RealSpace, way: Way) -> None:
     mid = new_id()
     async with agent(space, way, "ada") as ada:
@@ -119,6 +123,7 @@ async def test_the_same_id_is_one_message(space: RealSpace, way: Way) -> None:
         assert len(await ada.history("general")) == 1
 
 
+@pytest.mark.requirement("I5")
 async def test_channels_are_joined_listed_and_left(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada:
         joined = await ada.join("team.>")
@@ -134,6 +139,7 @@ async def test_channels_are_joined_listed_and_left(space: RealSpace, way: Way) -
         assert await ada.memberships() == ["team.>"]
 
 
+@pytest.mark.requirement("I6")
 async def test_who_is_here_and_what_one_may_do(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada, agent(space, way, "bob"):
         found = await ada.who()
@@ -148,6 +154,7 @@ async def test_who_is_here_and_what_one_may_do(space: RealSpace, way: Way) -> No
         assert (ada.name, ada.space, ada.via) == ("ada", space.home.name, way)
 
 
+@pytest.mark.requirement("I7")
 async def test_a_task_is_asked_claimed_and_done(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada, agent(space, way, "bob") as bob:
         ticket = await ada.ask("reviewer", "is this right?", timeout=PATIENCE)
@@ -169,6 +176,7 @@ async def test_a_task_is_asked_claimed_and_done(space: RealSpace, way: Way) -> N
         assert await bob.claim("reviewer") is None
 
 
+@pytest.mark.requirement("I7")
 async def test_a_task_that_fails_for_good_is_a_dead_letter_with_its_reason(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada, agent(space, way, "bob") as bob:
         ticket = await ada.ask("reviewer", "divide by zero", timeout=PATIENCE)
@@ -181,6 +189,7 @@ async def test_a_task_that_fails_for_good_is_a_dead_letter_with_its_reason(space
         assert [each["reasons"][-1] for each in dead["dead"]] == ["attempt 1: cannot"]
 
 
+@pytest.mark.requirement("I7")
 async def test_a_job_left_unsettled_is_another_workers(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada, agent(space, way, "bob") as bob:
         ticket = await ada.ask("reviewer", "look", timeout=PATIENCE)
@@ -192,6 +201,7 @@ async def test_a_job_left_unsettled_is_another_workers(space: RealSpace, way: Wa
         assert await job.put_back() == "queued"
 
 
+@pytest.mark.requirement("I8")
 async def test_a_handler_that_raises_gets_its_message_again(space: RealSpace, way: Way) -> None:
     tries: list[tuple[str, int]] = []
     errors: list[BaseException] = []
@@ -215,6 +225,7 @@ async def test_a_handler_that_raises_gets_its_message_again(space: RealSpace, wa
     assert [str(each) for each in errors] == ["not now"]
 
 
+@pytest.mark.requirement("I9")
 async def test_refusals_are_the_same_errors(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada:
         await ada.who()
@@ -234,6 +245,7 @@ async def test_refusals_are_the_same_errors(space: RealSpace, way: Way) -> None:
             await ada.call("channel", "info", channel="general", colour="red")
 
 
+@pytest.mark.requirement("I10")
 async def test_what_was_not_settled_comes_again(space: RealSpace, way: Way) -> None:
     async with agent(space, way, "ada") as ada:
         async with agent(space, way, "bob") as bob:

@@ -149,7 +149,7 @@ Ruling = MemberSubject | AccessSubject | ChannelSubject | LinkSubject | StewardL
 Parsed = Chat | Via | Ruling | Direct | Task | Delivery | DeliveryLease | Audit | Dead | Control
 
 #: first token after `td.<space>` of every ruling record
-RULING_KINDS = ("acl", "channel", "lease", "link", "member", "space")
+RULING_KINDS = ("member", "acl", "channel", "link", "lease", "space")
 
 
 def shard_of(owner: str) -> int:
