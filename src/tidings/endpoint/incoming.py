@@ -162,6 +162,12 @@ class Past(list[Incoming]):
         #: there may be others that are not shown: the channel does not replay them to who was not in it
         self.hidden = hidden
 
+    def missing(self, channel: str) -> str | None:
+        """What is not among them, as a sentence."""
+        if self.hidden:
+            return f"{channel} does not replay everything: what was said before you were in it is not shown"
+        return f"the log no longer has what was said up to sequence {self.gone}" if self.gone else None
+
 
 class Inbox:
     """Messages waiting for the application: a bounded queue that direct messages and `now` pass first."""
