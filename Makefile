@@ -52,9 +52,10 @@ bench: $(STAMP) ## measurements; docs/performance.md says what they mean
 schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
 	@$(BIN)/python -m tidings.wire.schema
 
-docs: $(STAMP) ## regenerate docs/errors.md and docs/control.md from the tree of errors and the table of operations
+docs: $(STAMP) ## regenerate docs/errors.md, docs/control.md and docs/host-api.md from the code
 	@$(BIN)/python -m tidings.cli.error_page docs/errors.md
 	@$(BIN)/python -m tidings.cli.operation_page docs/control.md
+	@$(BIN)/python -m tidings.cli.http_page docs/host-api.md
 
 lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \

@@ -1,4 +1,4 @@
-"""What a neighbour notices while one agent floods a space: the attacks of `tidings.testing.attacks` on a real one.
+"""What a neighbour notices while one agent floods a space: the attacks of `tools.attacks` on a real one.
 
     victim_p95_ms     the worst of what the victim asks ten times a second meanwhile: control requests, posts, direct
                       messages, tasks, and twice a second a new connection; what is refused, or not answered within
@@ -34,10 +34,10 @@ from tidings.space.agents import AgentFile, Ledger
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome
 from tidings.steward.status import collect, resident_bytes
-from tidings.testing.attacks import ATTACKS
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender
+from tools import attacks
 
 PATIENCE = 5.0
 PACE = 0.1
@@ -48,7 +48,7 @@ def chosen_options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each attack")
     parser.add_argument("--budget", type=int, default=512 * 1024 * 1024, help="bytes the log may take")
-    parser.add_argument("--only", nargs="*", choices=sorted(ATTACKS), help="run only these")
+    parser.add_argument("--only", nargs="*", choices=sorted(attacks.ATTACKS), help="run only these")
     return parser.parse_args()
 
 
@@ -149,7 +149,7 @@ async def one_attack(home: SpaceHome, victim: Victim, name: str, seconds: float)
     async with administer(home, "flood bench") as admin:
         granted = await admin.add(AgentFile(mal, read=("general",), post=("general", "general.>")))
     info = home.read_info()
-    command = [sys.executable, "-m", "tidings.testing.attacks", name, "--url", info.url, "--space", info.name]
+    command = [sys.executable, attacks.__file__, name, "--url", info.url, "--space", info.name]
     command += ["--creds", str(home.agent_creds(mal)), "--seconds", str(seconds)]
     copied = home.root / f"{mal}.creds"  # an attacker keeps what it was given
     copied.write_bytes(home.agent_creds(mal).read_bytes())
@@ -197,7 +197,7 @@ async def measure(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any
         "idle": {"victim_p95_ms": max(victim.p95().values()), "broker_peak_mb": round(peak / 1e6, 1)}
     }
     print(f"  {'idle':<14} {found['idle']}", flush=True)
-    for name in options.only or ATTACKS:
+    for name in options.only or attacks.ATTACKS:
         found[name] = await one_attack(home, victim, name, options.seconds)
         found[name]["unhealthy_after"] = await quiet(home)
         print(f"  {name:<14} {found[name]}", flush=True)

@@ -125,7 +125,7 @@ async def measure(root: Path, count: int, idle: float) -> dict[str, float]:
     async with real_space(root / "home") as space:
         for name in ("ada", "bob", "cal"):
             await space.add(name)
-        arguments = ("-m", "tidings.pipeline.child", "--home", str(space.home.home), "--space", "main")
+        arguments = ("-m", "tidings.pipeline.process", "--home", str(space.home.home), "--space", "main")
         async with child(*arguments) as pipeline:
             while not (await pipeline.line(120)).get("ready"):
                 continue

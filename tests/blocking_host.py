@@ -467,19 +467,23 @@ class Session:
         """What this agent may do now: `roles`, and what it may `read`, `post` to and `manage`."""
         return self._get("/v1/access")
 
+    def control(self, service: str, do: str, **arguments: Any) -> Json:
+        """A question that the host passes on to the steward."""
+        return self._post(f"/v1/control/{quote(service, safe='')}/{quote(do, safe='')}", arguments)
+
     def channels(self) -> list[Json]:
-        return list(self._get("/v1/channels")["channels"])
+        return list(self.control("channel", "list")["channels"])
 
     def memberships(self) -> list[str]:
         """The channels and patterns this agent has joined, whichever of its programs did."""
-        return list(self._get("/v1/memberships")["memberships"])
+        return sorted({str(each["pattern"]) for each in self.control("member", "list")["memberships"]})
 
     def channel_info(self, channel: str) -> Json:
         """Settings of a channel, how many are in it, what goes on there."""
-        return self._get("/v1/channel", channel=unmarked(channel))
+        return self.control("channel", "info", channel=unmarked(channel))
 
     def members(self, channel: str) -> list[Json]:
-        return list(self._get("/v1/members", channel=unmarked(channel))["members"])
+        return list(self.control("member", "members", channel=unmarked(channel))["members"])
 
     def join(self, channel: str) -> Json:
         return self._post("/v1/join", {"channel": unmarked(channel)})
@@ -500,11 +504,11 @@ class Session:
 
     def attention(self) -> Json:
         """What may wake this agent: `standing`, kept by the steward, and `running`, what a session of it says now."""
-        return self._get("/v1/attention")
+        return self.control("attention", "get")
 
     def set_attention(self, mode: str | None = None, channels: dict[str, str] | None = None) -> Json:
         levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
-        return self._post("/v1/attention", {"mode": mode, "channels": levels})
+        return self.control("attention", "set", mode=mode, channels=levels)
 
     # --- tasks ---
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from blocking_host import Event, HostClient, Session
 from tidings.endpoint.identity import local_identity
 from tidings.host.daemon import Daemon
-from tidings.host.serving import PeerChecked
+from tidings.host.http_server import PeerChecked
 from tidings.host.sockets import connect, socket_path
 from tidings.testing.real_space import RealSpace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import TidingsError
+from tidings.version import __version__
 
 if TYPE_CHECKING:
     from tidings.connecting import connect
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from tidings.facade import history, send
     from tidings.wire.roster import Agent
 
-__version__ = "0.1.0"
 __all__ = [
     "Agent",
     "AgentInterface",

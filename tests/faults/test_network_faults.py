@@ -8,6 +8,7 @@ import pytest
 
 import tidings
 from tidings.endpoint import channels
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy
@@ -16,7 +17,7 @@ from tidings.testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, proxy: FaultProxy, *channels: str, ping: float = 5.0) -> tidings.Endpoint:
-    return tidings.connect(
+    return connect_directly(
         "main", name=name, channels=channels, home=space.home.home, url=proxy.url, ping_interval=ping
     )
 

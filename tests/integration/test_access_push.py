@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.broker import jwt
-from tidings.endpoint.connecting import connect
+from tidings.endpoint.connecting import connect_directly as connect
 from tidings.errors import DeniedError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.testing.real_space import RealSpace

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.answers import NO_ROOM, ApiError
+from tidings.broker.jetstream_api import NO_ROOM, ApiError
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent

@@ -11,25 +11,26 @@ import pytest
 
 import tidings
 from tidings.broker import client as broker
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes
 from tidings.steward.watcher import Breach, Watcher
-from tidings.testing.attacks import ATTACKS, Attacker
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.security.actor import line
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tools.attacks import ATTACKS, Attacker
 
 MB = 1_000_000
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def attack(space: RealSpace, name: str, seconds: float, run: Callable[[Attacker], None]) -> Attacker:

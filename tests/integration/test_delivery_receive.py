@@ -14,23 +14,24 @@ import pytest
 
 import tidings
 from tidings.broker.acks import NAK, Delivery
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import delivery, unsettled
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.gaps import FrameGap
 from tidings.endpoint.pull import pull
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.steward import backstop
-from tidings.testing.frames import StubPipeline, blocks_of, stub_pipeline
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost, encode_frame
+from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 CHILD = Path(__file__).parent / "delivery_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

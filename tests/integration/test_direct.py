@@ -10,8 +10,9 @@ import pytest
 
 import tidings
 from tidings.broker.acks import ACK, Delivery, parse_delivery
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import direct, unsettled
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.pull import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.steward import governance
@@ -30,7 +31,7 @@ CHILD = Path(__file__).parent / "direct_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def people(space: RealSpace, *names: str) -> None:

@@ -14,6 +14,7 @@ import tidings
 from tidings.broker import jwt
 from tidings.broker.streams import set_gate
 from tidings.endpoint import channels, seen
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.endpoint import JOINS_AT_ONCE
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
@@ -29,7 +30,7 @@ PUBLISHER = Path(__file__).parent / "publishing_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 def cut(endpoint: tidings.Endpoint) -> None:

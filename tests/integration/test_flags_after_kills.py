@@ -8,17 +8,18 @@ import pytest
 
 import tidings
 from tidings.endpoint import delivery
+from tidings.endpoint.connecting import connect_directly
 from tidings.steward import backstop
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.processes import child
 from tidings.testing.real_space import TEST_PACE, RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 CHILD = Path(__file__).parent / "flags_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def flags(endpoint: tidings.Endpoint, count: int) -> list[tuple[str, str]]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
-from tidings.endpoint.endpoint import Endpoint, Receipt
+from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Kept
+from tidings.endpoint.interface import Receipt
 from tidings.endpoint.unsettled import InHand, Unsettled
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.answers import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.space.fold import Verdict
+from tidings.space.lease import StewardLease
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
-from tidings.steward.lease import StewardLease
 from tidings.steward.pace import Pace
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward

@@ -5,6 +5,7 @@ from datetime import datetime
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UsageError
 from tidings.steward import services
 from tidings.testing.real_space import RealSpace
@@ -13,7 +14,7 @@ from tidings.wire.roster import Attention
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def test_info_tells_settings_with_whose_words_they_are_and_what_goes_on(space: RealSpace) -> None:

@@ -10,6 +10,7 @@ import pytest
 import tidings
 from tidings.broker.config import MAX_PENDING, BrokerConfig
 from tidings.endpoint import channels
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.gaps import Gap
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
@@ -17,7 +18,7 @@ from tidings.testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 def lose(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> list[str]:

@@ -17,14 +17,14 @@ from tidings.space.home import SpaceInfo
 from tidings.space.log import fold_log, read_rulings
 from tidings.steward import services
 from tidings.steward.governance import ACK_WAIT_NS
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, seeded_key
-from tidings.testing.model import Model, may_read, members, owed
-from tidings.testing.pouring import Pour, pour
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Member
 from tidings.wire.signing import SIGNATURE_HEADER
+from tools.generated import PUBACK, GeneratedLog, generate_log, seeded_key
+from tools.model import Model, may_read, members, owed
+from tools.pouring import Pour, pour
 
 FILLER = "td.main.chat.UFILLER.general"
 

@@ -7,6 +7,8 @@ import pytest
 
 import tidings
 from hosting import adopt, host_in, inbox_of
+from tidings.endpoint.connecting import connect_directly
+from tidings.endpoint.message_json import job_json
 from tidings.errors import ConflictError, InvalidName, NameTaken
 from tidings.host import serialise
 from tidings.host.mailbox import open_mailbox
@@ -21,7 +23,7 @@ from tidings.wire.seal import seal_message
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def told(client: AgentClient, kind: str, to: str, payload: bytes) -> None:
@@ -58,7 +60,7 @@ async def test_a_name_in_a_message_is_shown_only_as_a_claim_on_every_way_to_a_re
         job = await root.claim("reviewer", wait=10)
         assert job is not None
         assert (job.asker.id, job.asker.name, job.claims) == (mal.id, "mal", "root")
-        assert shown.task(job)["asker"] == {"id": mal.id, "name": "mal", "claims": "root"}
+        assert job_json(job)["asker"] == {"id": mal.id, "name": "mal", "claims": "root"}
         await job.done("no")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
@@ -12,7 +13,7 @@ from tidings.testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def talkers(space: RealSpace) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.space import administration
@@ -26,7 +27,7 @@ QUICK = replace(TEST_PACE, quotas=0.2, mail=0.2)
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def space_set(space: RealSpace, **settings: Any) -> None:

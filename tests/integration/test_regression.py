@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.broker.answers import EPOCH_KEY
+from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
@@ -323,7 +324,7 @@ async def test_a_clean_stop_remembers_the_last_record(space: RealSpace, backup: 
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:

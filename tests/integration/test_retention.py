@@ -24,11 +24,11 @@ from tidings.steward.pace import Pace
 from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.task_rules import TaskState
-from tidings.testing.generated import generate_log
-from tidings.testing.pouring import pour
 from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire.rulings import Parts, Space
+from tools.generated import generate_log
+from tools.pouring import pour
 
 CHAT = "td.main.chat.>"
 OFF = {"deliver": "off", "archive": "off"}

@@ -7,21 +7,22 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.answers import ApiError
+from tidings.broker.jetstream_api import ApiError
 from tidings.endpoint import returned
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.steward import backstop, dead_mail
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import TEST_PACE, RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 QUICK = tidings.Retry(attempts=3, first=0.02)
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 class Worker:

@@ -9,6 +9,7 @@ import pytest
 
 import tidings
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
@@ -18,7 +19,7 @@ from tidings.wire.roster import Agent, Delta, sign_delta
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 def row(endpoint: tidings.Endpoint, name: str) -> Agent:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tidings.broker import grants, jwt
-from tidings.broker.answers import NO_ROOM
 from tidings.broker.client import connect
 from tidings.broker.config import MAX_CONNECTIONS
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import NO_ROOM
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError

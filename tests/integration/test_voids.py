@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.notices import Notice
 from tidings.errors import ConnectionLost
 from tidings.steward.health import health_of
@@ -20,7 +21,7 @@ RESERVED = ("Nats-Expected-Stream", "nats-msg-id", "KV-Foo")
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def write_void(agent: AgentClient, subject: str, kind: str, destination: str, header: str, stream: str) -> str:

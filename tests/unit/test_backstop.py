@@ -20,7 +20,8 @@ class Scene:
 
     async def get(self, key: str) -> Entry | None:
         self.looks += 1
-        return {BEAT_KEY: Entry(self.looks, dict(self.beat), 0), FLOOR_KEY: Entry(1, {"seq": self.floor}, 0)}.get(key)
+        beat, floor = Entry(self.looks, dict(self.beat), 0), Entry(1, {"seq": self.floor}, 0)
+        return beat if key == BEAT_KEY else floor if key == FLOOR_KEY else None
 
     def after(self, seconds: float, head: int, floor: int) -> Backstop:
         self.now, self.floor = self.now + seconds, floor

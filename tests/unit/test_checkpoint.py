@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidings.pipeline import pulse
+from tidings.pipeline import heartbeat
 from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.pulse import Pulse
+from tidings.pipeline.heartbeat import JvmWatchdog
 
 OFFSET = 'v1\n{"batchWatermarkMs":0}\n{"epoch":"e","seq":7,"mark":"m"}'
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -61,14 +61,14 @@ def test_one_that_is_put_aside_is_kept_and_the_next_is_new(sound: Checkpoint) ->
 
 
 def test_whoever_does_not_answer_is_silent_ever_longer_and_whoever_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.001)
     asked, answers = threading.Event(), threading.Event()
 
     def ask() -> None:
         asked.set()
         assert answers.wait(30)
 
-    watched = Pulse(ask)
+    watched = JvmWatchdog(ask)
     assert asked.wait(10)
     first = watched.silent_for
     while watched.silent_for < first + 0.05:
@@ -87,7 +87,7 @@ def test_what_asking_raises_is_for_others_to_see() -> None:
         asked.set()
         raise OSError("gone")
 
-    watched = Pulse(gone)
+    watched = JvmWatchdog(gone)
     assert asked.wait(10)
     while watched.silent_for:
         threading.Event().wait(0.001)

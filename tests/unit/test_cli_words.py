@@ -10,12 +10,13 @@ import pytest
 
 from command_lines import commands, lines_in, parse
 from terminal import Screen
-from tidings.cli import error_page, operation_page, output
+from tidings.cli import error_page, http_page, operation_page, output
 from tidings.cli.main import main
 from tidings.cli.output import age, size
 from tidings.cli.people import life_of
 from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
+from tidings.host.http_api import api_routes
 
 DOCS = Path(__file__).parents[2] / "docs"
 HUGE = "99999999999999999999999"
@@ -177,6 +178,11 @@ def test_every_error_has_a_word_of_its_own_and_all_exit_codes_are_used() -> None
 
 def test_the_page_of_control_requests_is_the_table() -> None:
     assert (DOCS / "control.md").read_text() == operation_page.page(), "run `make docs`"
+    assert (DOCS / "host-api.md").read_text() == http_page.page(), "run `make docs`"
+
+
+def test_every_route_of_the_host_says_what_it_is_for() -> None:
+    assert [route.path for route in api_routes() if not route.handler.__doc__] == []
 
 
 def test_the_page_of_errors_is_the_tree() -> None:

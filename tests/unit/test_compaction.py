@@ -8,8 +8,8 @@ import pytest
 
 from tidings.space.compaction import Purge, removable
 from tidings.space.fold import LogRecord, Table
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
 from tidings.wire.rulings import Access, Channel, Lease, Link, Space
+from tools.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.publishing import Prepared
 from tidings.errors import AmbiguousPeer, InvalidName, MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
-from tidings.host.composing import DEFAULT_MAX_AGE, Composed, compose_request, read_request
+from tidings.host.compose import DEFAULT_MAX_AGE, Composed, compose_request, read_request
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.ids import new_id

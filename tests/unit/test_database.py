@@ -389,6 +389,19 @@ def test_an_older_file_takes_the_steps_it_lacks(path: Path) -> None:
     newer.close()
 
 
+def test_a_file_of_a_version_that_was_never_released_is_refused_with_what_to_do_and_left_alone(path: Path) -> None:
+    Database(path, NOTES).close()
+    before = path.read_bytes()
+    squashed = Migrations(4711, ["; ".join(STEPS)], first=2)
+    with pytest.raises(StoreError, match=r"notes\.db has version 1, .*before the first release.*move it away"):
+        Database(path, squashed)
+    assert path.read_bytes() == before
+    fresh = Database(path.with_name("fresh.db"), squashed)
+    assert fresh.read_blocking(lambda c: c.execute("PRAGMA user_version").fetchone()) == (2,)
+    fresh.close()
+    Database(path.with_name("fresh.db"), Migrations(4711, STEPS)).close()
+
+
 def test_a_newer_file_is_refused_by_name_and_left_alone(path: Path) -> None:
     Database(path, Migrations(4711, STEPS)).close()
     before = path.read_bytes()

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
+from tidings.pipeline.blocks import BlockInfo, MadeBlock, cut_blocks
+from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
 from tidings.pipeline.debts import EVENT_KINDS, DebtEvent, Debts
-from tidings.pipeline.judging import Deliverable, Judge, NotForMembers, Poison, Stored, Void
 from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
-from tidings.pipeline.runs import BlockInfo, MadeBlock, cut_blocks
 from tidings.space.fold import Table
-from tidings.testing.generated import GeneratedLog, new_log, seeded_key
 from tidings.wire import signing
 from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.frames import (
@@ -32,6 +32,7 @@ from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Mention, Sender, compose
 from tidings.wire.patterns import covers
 from tidings.wire.rulings import Access, Channel, Link
+from tools.generated import GeneratedLog, new_log, seeded_key
 
 # --- judging ---
 
@@ -51,14 +52,14 @@ class Scene:
         link = Link(op="4", link="east", state="on", origin=self.origin, channels={"theirs": "general"})
         self.log.rule(self.log.subjects.link("east"), link)
         self.table = Table(self.log.subjects, self.log.space_id, self.log.anchor_key).apply_all(self.log.records)
-        self.judge = Judge(self.log.subjects, self.table.rules)
+        self.classifier = Classifier(self.log.subjects, self.table.rules)
         self.message = compose(Sender(self.ada, "ada"), text="hello")
 
-    def record(self, subject: str = "", payload: bytes | None = None, headers: bytes | None = None) -> Stored:
+    def record(self, subject: str = "", payload: bytes | None = None, headers: bytes | None = None) -> StoredRecord:
         body = self.message.raw if payload is None else payload
         signature = signing.sign(self.key, self.log.space_id, "chat", "general", body)
         block = encode_headers([("Td-Sig", signature)]) if headers is None else headers
-        return Stored(9, 1, subject or self.log.subjects.chat(self.ada, "general"), block, body)
+        return StoredRecord(9, 1, subject or self.log.subjects.chat(self.ada, "general"), block, body)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def scene() -> Scene:
 
 def test_a_good_message_keeps_its_bytes_and_what_readers_need_of_its_headers(scene: Scene) -> None:
     fields = [("td-sig", "s"), ("X-Other", "x"), ("Nats-Msg-Id", "i"), ("Td-Hops", "1")]
-    judged = scene.judge.judge(scene.record(headers=encode_headers(fields)))
+    judged = scene.classifier.classify(scene.record(headers=encode_headers(fields)))
     assert isinstance(judged, Deliverable)
     assert (judged.channel, judged.sender, judged.mentions) == ("general", scene.ada, None)
     assert judged.kept == Kept(
@@ -88,13 +89,13 @@ def test_everything_that_is_not_what_it_claims_is_poison_with_its_reason(scene: 
         "sender_mismatch": scene.record(payload=another),
     }
     for reason, record in cases.items():
-        judged = scene.judge.judge(record)
+        judged = scene.classifier.classify(record)
         assert isinstance(judged, Poison), reason
         assert (judged.seq, judged.reason) == (9, reason)
-    garbage = scene.judge.judge(scene.record(headers=b"NATS/1.0\r\ngarbage"))
+    garbage = scene.classifier.classify(scene.record(headers=b"NATS/1.0\r\ngarbage"))
     assert isinstance(garbage, Poison)
     assert garbage.reason == "header"
-    endless = scene.judge.judge(scene.record("td.main." + "x" * 5_000))
+    endless = scene.classifier.classify(scene.record("td.main." + "x" * 5_000))
     assert isinstance(endless, Poison)
     assert len(endless.subject) <= 1_000
 
@@ -102,7 +103,7 @@ def test_everything_that_is_not_what_it_claims_is_poison_with_its_reason(scene: 
 def test_well_formed_and_owed_to_nobody_is_void(scene: Scene) -> None:
     subjects = scene.log.subjects
     bobs = scene.record(subjects.chat(scene.bob, "general"), compose(Sender(scene.bob, "b"), text="x").raw)
-    assert isinstance(scene.judge.judge(bobs), Void)
+    assert isinstance(scene.classifier.classify(bobs), Void)
     for link, origin, theirs, counts in (
         ("east", scene.origin, "theirs", True),
         ("east", scene.origin, "general", False),
@@ -110,19 +111,19 @@ def test_well_formed_and_owed_to_nobody_is_void(scene: Scene) -> None:
         ("west", scene.origin, "theirs", False),
     ):
         block = encode_headers([("Td-Sig", "s"), ("Td-Origin", f"{origin} {theirs}")])
-        judged = scene.judge.judge(scene.record(subjects.via(link, scene.ada, "general"), headers=block))
+        judged = scene.classifier.classify(scene.record(subjects.via(link, scene.ada, "general"), headers=block))
         assert isinstance(judged, Deliverable if counts else Void), (link, origin, theirs)
 
 
 def test_a_live_channel_owes_only_those_who_are_mentioned(scene: Scene) -> None:
     subject = scene.log.subjects.chat(scene.ada, "ops")
-    assert scene.judge.judge(scene.record(subject)) == NotForMembers(9)
+    assert scene.classifier.classify(scene.record(subject)) == NotForMembers(9)
     mentions = [Mention(scene.bob, "b"), Mention(scene.ada, "me"), Mention(scene.bob, "again")]
     named = compose(Sender(scene.ada, "ada"), text="you", mentions=mentions).raw
-    judged = scene.judge.judge(scene.record(subject, named))
+    judged = scene.classifier.classify(scene.record(subject, named))
     assert isinstance(judged, Deliverable)
     assert judged.mentions == (scene.bob,)
-    assert scene.judge.judge(scene.record(scene.log.subjects.space_record)) == NotForMembers(9)
+    assert scene.classifier.classify(scene.record(scene.log.subjects.space_record)) == NotForMembers(9)
 
 
 blocks = st.one_of(
@@ -148,9 +149,9 @@ def test_the_pipeline_refuses_what_every_reader_refuses_but_for_the_signature(
         "nothing": b"",
     }[body]
     record = scene.record(payload=payload) if signed else scene.record(payload=payload, headers=block)
-    judged = scene.judge.judge(record)
+    judged = scene.classifier.classify(record)
     try:
-        fields = Headers.parse(record.headers or b"NATS/1.0\r\n\r\n").fields
+        fields = Headers.parse(record.own_block or b"NATS/1.0\r\n\r\n").fields
     except WireError:  # no reader gets as far as to ask
         assert isinstance(judged, Poison)
         assert judged.reason == "header"

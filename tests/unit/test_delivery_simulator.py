@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tidings.pipeline import delivering, planning
+from tidings.pipeline import deliverer, planning
+from tidings.pipeline.classify import Classifier
 from tidings.pipeline.debts import Debts
-from tidings.pipeline.delivering import Deliverer, Emptied
-from tidings.pipeline.judging import Judge
+from tidings.pipeline.deliverer import Deliverer, Emptied
 from tidings.pipeline.planning import Counter, Plan, Settlement
 from tidings.space.fold import Table
 from tidings.space.rulebook import Rulebook
-from tidings.testing import delivery_ports
-from tidings.testing.delivery import World, simulate
-from tidings.testing.delivery_ports import Mailboxes
-from tidings.testing.delivery_reader import Violation
-from tidings.testing.delivery_space import SimulatedSpace
 from tidings.wire.frames import decode_frame
+from tools import delivery_ports
+from tools.delivery import World, simulate
+from tools.delivery_ports import Mailboxes
+from tools.delivery_reader import Violation
+from tools.delivery_space import SimulatedSpace
 
 CHUNK = 40
 #: a broken rule is found within so many lives
@@ -56,7 +56,7 @@ def test_the_simulated_lives_hold_what_they_are_meant_to() -> None:
 
 
 LIFE = """
-from tidings.testing.delivery import simulate
+from tools.delivery import simulate
 for seed in range(12):
     world = simulate(seed)
     print(seed, len(world.space.stored), world.books.events, world.books.rows)
@@ -65,7 +65,7 @@ for seed in range(12):
 
 def test_a_seed_is_the_same_life_in_every_process() -> None:
     def lived(order_of_sets: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": order_of_sets}
+        environment = {**os.environ, "PYTHONHASHSEED": order_of_sets, "PYTHONPATH": ":".join(sys.path)}
         return subprocess.run([sys.executable, "-c", LIFE], env=environment, text=True, capture_output=True).stdout
 
     first = lived("1")
@@ -91,7 +91,7 @@ Patch = pytest.MonkeyPatch
 
 
 def one_series_for_ever(patch: Patch) -> None:
-    patch.setattr(delivering, "Counter", lambda _: Counter("first"))
+    patch.setattr(deliverer, "Counter", lambda _: Counter("first"))
 
 
 def unacknowledged_counts_as_delivered(patch: Patch) -> None:
@@ -102,7 +102,7 @@ def unacknowledged_counts_as_delivered(patch: Patch) -> None:
         }
         return planning.settle(planned, padded, counters)
 
-    patch.setattr(delivering, "settle", settle)
+    patch.setattr(deliverer, "settle", settle)
 
 
 def emptying_ignores_its_own_note(patch: Patch) -> None:
@@ -134,7 +134,7 @@ def lanes_in_debt_get_news(patch: Patch) -> None:
     def plan(blocks: Any, audience: Any, debts: Debts, counters: Any, *, cap: int) -> Plan:
         return planning.plan(blocks, audience, Debts(untold=debts.untold), counters, cap=cap)
 
-    patch.setattr(delivering, "plan", plan)
+    patch.setattr(deliverer, "plan", plan)
 
 
 def access_at_the_head_is_not_asked(patch: Patch) -> None:
@@ -174,14 +174,14 @@ def a_frame_is_named_by_owner_and_number(patch: Patch) -> None:
 
 
 def forged_headers_are_not_looked_at(patch: Patch) -> None:
-    patch.setattr(Judge, "_fields", lambda *_: ())
+    patch.setattr(Classifier, "_fields", lambda *_: ())
 
 
 def a_payment_is_written_before_it_is_made(patch: Patch) -> None:
     def settle(planned: Plan, acked: Any, counters: Any) -> Settlement:
         return dataclasses.replace(planning.settle(planned, acked, counters), owed={})
 
-    patch.setattr(delivering, "settle", settle)
+    patch.setattr(deliverer, "settle", settle)
 
 
 BROKEN: tuple[Callable[[Patch], None], ...] = (

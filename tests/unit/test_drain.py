@@ -15,18 +15,18 @@ from typing import Any, cast
 import pytest
 
 from hosted import draft
+from tidings.backoff import Backoff
 from tidings.broker.streams import stream_specs
 from tidings.endpoint.publishing import Kind, Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
 from tidings.host import drain as drains
-from tidings.host import elsewhere
-from tidings.host.agents import AgentSession
+from tidings.host import duplicate_check
+from tidings.host.agent_sessions import AgentSession
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, OutboxRow, OutboxStore, Place, Terms
-from tidings.host.outlets import SessionOutlet
+from tidings.host.publishers import SessionPublisher
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
-from tidings.store.retry import Backoff
 from tidings.testing.waiting import eventually
 from tidings.wire.subjects import Subjects
 
@@ -316,9 +316,9 @@ def test_what_is_not_looked_for_the_broker_still_knows_when_it_is_published() ->
     specs = stream_specs(Subjects("main"), 2**30, "epoch")
     for name in ("LOG_main", "DM_main", "TASK_main"):
         (known,) = [spec.config["duplicate_window"] / 1e6 for spec in specs if spec.name == name]
-        on_the_way = 1000 * (elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
-        assert known > elsewhere.WINDOW_MS + on_the_way + elsewhere.CLOCK_SLACK_MS
-    assert TERMS.lease > 1000 * (elsewhere.TURN_WITHIN + elsewhere.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+        on_the_way = 1000 * (duplicate_check.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+        assert known > duplicate_check.WINDOW_MS + on_the_way + duplicate_check.CLOCK_SLACK_MS
+    assert TERMS.lease > 1000 * (duplicate_check.TURN_WITHIN + duplicate_check.LOOK_WITHIN + drains.PUBLISH_WITHIN)
 
 
 async def test_a_row_from_before_the_clock_was_put_back_is_looked_for(
@@ -347,7 +347,7 @@ async def test_lanes_that_wait_for_their_turn_to_be_looked_for_are_as_they_were(
     store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of them was sent: looked for one by one they would wait even longer."""
-    monkeypatch.setattr(elsewhere, "TURN_WITHIN", 0.05)
+    monkeypatch.setattr(duplicate_check, "TURN_WITHIN", 0.05)
     broker, answer = Broker(), asyncio.Event()
     plain = broker.which_stored
 
@@ -374,7 +374,7 @@ async def test_lanes_that_wait_for_their_turn_to_be_looked_for_are_as_they_were(
 async def test_a_look_has_its_whole_time_however_long_it_waited_for_its_turn(
     store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "LOOK_WITHIN", 0.5)
+    monkeypatch.setattr(duplicate_check, "LOOK_WITHIN", 0.5)
     broker = Broker()
     plain = broker.which_stored
 
@@ -587,7 +587,7 @@ async def test_a_horizon_is_measured_from_the_confirmation_of_each_row(store: Ou
 
 def test_an_outlet_answers_only_for_the_run_of_the_broker_that_the_outbox_has_met() -> None:
     connected = SimpleNamespace(incarnation="run 1")
-    outlet = SessionOutlet(cast("AgentSession", SimpleNamespace(endpoint=connected, agent="ada", space="main")))
+    outlet = SessionPublisher(cast("AgentSession", SimpleNamespace(endpoint=connected, agent="ada", space="main")))
     with pytest.raises(Reconnecting):
         _ = outlet.incarnation
     outlet.met = "run 1"

@@ -8,11 +8,11 @@ import pytest
 from tidings.errors import LogRegressed, UsageError
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.membership import Interval
-from tidings.testing import model as naive
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
-from tidings.testing.model import Model
 from tidings.wire.rulings import Access, Channel, Defaults, Lease, Link, Member, Space
 from tidings.wire.subjects import Subjects
+from tools import model as naive
+from tools.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
+from tools.model import Model
 
 
 @pytest.fixture

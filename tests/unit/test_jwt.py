@@ -6,9 +6,9 @@ import pytest
 
 from tidings.broker import grants, jwt
 from tidings.errors import WireError
-from tidings.testing.generated import seeded_key
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import ADMIN_SERVICE, AGENT_SERVICES, Subjects
+from tools.generated import seeded_key
 
 RANDOM = random.Random("jwt")
 OPERATOR_KEY, SYSTEM, CORE, AGENTS = (

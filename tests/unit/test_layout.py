@@ -14,9 +14,9 @@ from tidings.errors import ConfigError
 from tidings.space.administration import administer, create_space
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, check_layout
-from tidings.testing.generated import seeded_key
 from tidings.wire.keys import ACCOUNT, OPERATOR
 from tidings.wire.subjects import Subjects
+from tools.generated import seeded_key
 
 RANDOM = random.Random("layout")
 KEYS = Keyring(seeded_key(RANDOM, OPERATOR), *(seeded_key(RANDOM, ACCOUNT) for _ in range(4)))

@@ -11,11 +11,11 @@ import pytest
 
 from hosted import NOW, draft, fill
 from tidings.errors import ConfigError, StoreBroken, StoreError, StoreTooNew
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def garbled(path: Path) -> None:
         (garbled, StoreBroken, "is damaged"),
         (lambda path: written(path, "PRAGMA application_id = 7"), StoreBroken, "not a database of Tidings"),
         (lambda path: written(path, "PRAGMA user_version = 99"), StoreTooNew, "has version 99"),
-        (lambda path: written(path, "PRAGMA user_version = 1"), StoreError, "`tidings host up` renews it"),
+        (lambda path: written(path, "PRAGMA user_version = 1"), StoreError, "before the first release"),
     ],
 )
 def test_a_file_that_is_not_one_of_ours_and_of_now_is_refused_by_name(
@@ -91,8 +91,13 @@ def test_a_file_that_is_not_one_of_ours_and_of_now_is_refused_by_name(
 
 
 def test_every_step_of_the_schema_counts(path: Path) -> None:
+    later = replace(MIGRATIONS, steps=(*MIGRATIONS.steps, "CREATE TABLE tomorrow (x)"))
+    with pytest.raises(StoreError, match="`tidings host up` renews it"):
+        look(path, later, states)
+    Database(path, later).close()
+    assert look(path, later, states) == ALL
     with pytest.raises(StoreTooNew):
-        look(path, replace(MIGRATIONS, steps=MIGRATIONS.steps[:-1]), states)
+        look(path, MIGRATIONS, states)
 
 
 def test_after_a_look_the_file_may_be_moved_away_and_a_new_one_is_begun(path: Path) -> None:

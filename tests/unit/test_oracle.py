@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from tidings.pipeline.judging import Deliverable, Judge
-from tidings.testing.delivery_space import SimulatedSpace
-from tidings.testing.generated import new_log, verify_once
-from tidings.testing.oracle import Oracle
+from tidings.pipeline.classify import Classifier, Deliverable
+from tools.delivery_space import SimulatedSpace
+from tools.generated import new_log, verify_once
+from tools.oracle import Oracle
 
 
 def lived(seed: int) -> tuple[SimulatedSpace, Oracle]:
@@ -22,10 +22,10 @@ def lived(seed: int) -> tuple[SimulatedSpace, Oracle]:
 @pytest.mark.parametrize("seed", range(8))
 def test_who_is_owed_and_allowed_what_is_the_same_by_model_and_fold(seed: int) -> None:
     space, oracle = lived(seed)
-    judge, table = Judge(space.log.subjects, space.table.rules), space.table
+    classifier, table = Classifier(space.log.subjects, space.table.rules), space.table
     owed: dict[int, tuple[str, str, set[str]]] = {}
     for record in space.stored:
-        judged = judge.judge(record)
+        judged = classifier.classify(record)
         if isinstance(judged, Deliverable):
             named = judged.mentions is not None
             owners = (

@@ -17,7 +17,7 @@ import pytest
 import tidings
 from hosted import GENERAL, NOW, REFUSED, TERMS, draft
 from tidings.errors import IdReused, UnknownMessage, WrongState
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox import Lane, OutboxStore, Place
 from tidings.host.schema import MIGRATIONS
@@ -329,7 +329,7 @@ CHILD = """
     import sys
     from pathlib import Path
     from hosted import NOW, draft
-    from tidings.host import outbox_moves as moves
+    from tidings.host import outbox_transitions as moves
     from tidings.host.schema import MIGRATIONS
     from tidings.store.database import Database
     host = Database(Path(sys.argv[1]), MIGRATIONS)

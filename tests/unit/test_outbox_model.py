@@ -26,9 +26,9 @@ from forgetful import HORIZON, ForgetfulBroker, Stored
 from tidings.errors import IdReused, WrongState
 from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon as horizon
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_moves import Draft, Landed, Lane, Leased, Place, Terms
+from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, Place, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database

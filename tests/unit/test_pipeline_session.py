@@ -10,7 +10,7 @@ import pytest
 from tidings.cli import examination
 from tidings.errors import PrerequisiteMissing
 from tidings.pipeline import session
-from tidings.pipeline.watching import LAGS_BADLY, SLOW_START, mode_of, problems_of
+from tidings.pipeline.status import LAGS_BADLY, SLOW_START, mode_of, problems_of
 
 
 def java(folder: Path, version: str) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from scripted_server import Scripted, scripted_server
 from tidings.broker.acks import NAK
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.pull import NO_PULL, pull
 from tidings.nats import aio
 from tidings.testing.waiting import eventually

@@ -1,16 +1,11 @@
 """Records read in bulk are cut from the broker's words exactly as `split_block` cuts them."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
-
-pytest.importorskip("pyarrow")
-
-from tidings.broker.answers import parse_time
+from tidings.broker.records import Page, parse_time
 from tidings.nats.core import status_of
-from tidings.pipeline.reading import Page
+from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
 
 APPENDED = (
     ("Nats-Stream", "LOG_main"),
@@ -48,7 +43,7 @@ def test_a_record_is_cut_where_split_block_cuts_it(own: bytes, count: int, stamp
     page = Page()
     assert page.take(block, b"body")
     expected, said = split_block(block, DIRECT_GET_HEADERS)
-    assert page.headers == [expected]
+    assert page.own_blocks == [expected]
     assert (page.seqs, page.subjects, page.payloads) == ([71], ["td.main.chat.x.general"], [b"body"])
     assert page.times == [parse_time(said["Nats-Time-Stamp"])]
 

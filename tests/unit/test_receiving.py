@@ -13,9 +13,8 @@ import pytest
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.notices import Notice
 from tidings.errors import StoreBroken, StoreError, StoreFull
-from tidings.host import receiving
 from tidings.host.inbox import InboxStore
-from tidings.host.receiving import Receiver
+from tidings.host.receiver import Receiver
 from tidings.host.registry import Scope
 
 
@@ -56,7 +55,7 @@ def receiver_into(inbox: Failing, patience: float | None = None) -> Receiver:
 async def test_what_cannot_be_kept_is_a_fact_with_its_cause_and_beginning_until_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(receiving, "RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("tidings.host.receiver.RETRY_PAUSE", 0.01)
     inbox = Failing(StoreBroken("no such function"))
     receiver = receiver_into(inbox)
     keeping = asyncio.create_task(receiver.keep_notice(Notice("lost", "something")))
@@ -78,7 +77,7 @@ async def test_what_cannot_be_kept_is_a_fact_with_its_cause_and_beginning_until_
 async def test_who_has_patience_gives_up_what_keeps_failing_and_at_once_what_is_damaged(
     monkeypatch: pytest.MonkeyPatch, error: StoreError, tries: int
 ) -> None:
-    monkeypatch.setattr(receiving, "RETRY_PAUSE", 0.02)
+    monkeypatch.setattr("tidings.host.receiver.RETRY_PAUSE", 0.02)
     inbox = Failing(error)
     receiver = receiver_into(inbox, patience=0.05)
     with pytest.raises(type(error)):

@@ -1,54 +1,12 @@
-"""When to try again, and what a failure makes wait: pure rules."""
+"""What a failure makes wait: pure rules."""
 
 import inspect
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tidings import errors
 from tidings.errors import TidingsError
 from tidings.store.outcomes import Outcome, outcome_of
-from tidings.store.retry import Backoff, has_come
-
-backoffs = st.builds(Backoff, st.integers(1, 10_000), st.integers(10_000, 10**7), st.floats(0, 0.9))
-luck = st.floats(0, 1, exclude_max=True)
-moments = st.integers(-(2**50), 2**50)
-
-
-@given(backoffs, st.integers(0, 10**9), luck)
-def test_a_pause_is_never_longer_than_its_bound(backoff: Backoff, attempts: int, chance: float) -> None:
-    assert 0 <= backoff.pause(attempts, chance) <= backoff.bound
-
-
-@given(backoffs, st.integers(1, 60))
-def test_pauses_grow_until_the_longest(backoff: Backoff, attempts: int) -> None:
-    this, following = backoff.pause(attempts, 0.5), backoff.pause(attempts + 1, 0.5)
-    assert following == min(2 * this, backoff.longest) or following == backoff.longest == this
-
-
-def test_jitter_spreads_callers_to_both_sides() -> None:
-    backoff = Backoff(first=1_000, longest=8_000, jitter=0.2)
-    assert [backoff.pause(1, chance) for chance in (0.0, 0.5, 0.999)] == [800, 1_000, 1_200]
-    assert [backoff.pause(n, 0.5) for n in range(1, 6)] == [1_000, 2_000, 4_000, 8_000, 8_000]
-
-
-@given(moments, backoffs, st.integers(0, 10**9), luck)
-def test_a_moment_comes_after_its_pause_and_not_before(
-    now: int, backoff: Backoff, attempts: int, chance: float
-) -> None:
-    pause = backoff.pause(attempts, chance)
-    assert has_come(now + pause, now + pause, backoff.bound)
-    assert pause == 0 or not has_come(now + pause, now + pause - 1, backoff.bound)
-
-
-@given(moments, backoffs, luck, st.integers(-(10**8), 10**8))
-def test_no_jump_of_the_clock_makes_it_wait_longer_than_the_bound(
-    now: int, backoff: Backoff, chance: float, jump: int
-) -> None:
-    due = now + backoff.pause(5, chance)
-    assert has_come(due, now + jump, backoff.bound) or has_come(due, now + jump + backoff.bound, backoff.bound)
-
 
 EVERY = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidingsError)]
 

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from tidings.errors import InvalidName, MalformedRecord
-from tidings.testing.generated import PUBACK, seeded_key
 from tidings.wire.keys import ACCOUNT
 from tidings.wire.rulings import (
     Access,
@@ -24,6 +23,7 @@ from tidings.wire.rulings import (
     sign_ruling,
     verify_ruling,
 )
+from tools.generated import PUBACK, seeded_key
 
 _RNG = random.Random(7)
 STEWARD = seeded_key(_RNG)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.steward.damage import Removed
 from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.testing.generated import seeded_key
 from tidings.wire.envelope import REASONS, Received, Refused, open_record
 from tidings.wire.headers import Fields
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Sender, compose
 from tidings.wire.signing import sign
 from tidings.wire.subjects import Subjects
+from tools.generated import seeded_key
 
 # fixed keys: the names of parametrised tests must be the same in every process
 RANDOM = random.Random("envelope")

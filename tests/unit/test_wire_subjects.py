@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import InvalidName
-from tidings.testing.generated import seeded_key
 from tidings.wire import subjects as s
 from tidings.wire.subjects import SHARDS, Subjects, shard_of
+from tools.generated import seeded_key
 
 MAIN = Subjects("main")
 RANDOM = random.Random("subjects")

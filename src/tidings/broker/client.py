@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidings.broker.credentials import signed
-from tidings.broker.jwt import split_credentials
+from tidings.broker.jwt import signed, split_credentials
 from tidings.broker.private_files import check_private, read_private
 from tidings.errors import AuthRevoked, BrokerUnreachable, UnreachableError
 from tidings.nats import aio

@@ -22,6 +22,7 @@ refused with those that are.
 - `once`: the same `op` of the same agent takes effect once and is told the same, whatever happened in between: repeat
   it after an unknown outcome. (Of an agent the last 1,024 that wrote a record are remembered.)
 - `waits`: seconds for which the answer may be kept waiting, if `wait` asks for it.
+- `host`: programs may also ask it through the host of their machine ([its API](host-api.md)).
 
 `health describe` answers with this table, and `control.schema.json` in the package has it as JSON Schema. `admin` is
 for the administrator of a space and cannot be reached with an agent's credential.
@@ -36,7 +37,9 @@ def page() -> str:
 
 def _row(operation: Operation) -> str:
     arguments = ", ".join(f"`{name}` {kind.words}" for name, kind in operation.arguments.items())
-    marks = [*(["once"] if operation.once else []), *([f"waits {operation.waits:.0f} s"] if operation.waits else [])]
+    marks = ["once"] if operation.once else []
+    marks += [f"waits {operation.waits:.0f} s"] if operation.waits else []
+    marks += ["host"] if operation.host else []
     words = (operation.service, f"`{operation.do}`", arguments, operation.says, ", ".join(marks))
     return f"| {' | '.join(words)} |"
 

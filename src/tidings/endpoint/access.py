@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.history import History
 from tidings.endpoint.live import LiveCopies, unsubscribe

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import ACK_WAIT, Delivery
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import write_private
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.frame_numbers import FrameNumbers

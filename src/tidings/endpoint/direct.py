@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import TERM, Delivery
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.notices import of_void
 from tidings.endpoint.pull import pull

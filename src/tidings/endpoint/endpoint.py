@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.access import AccessWatch
 from tidings.endpoint.attention import wakes
@@ -442,7 +442,7 @@ class Endpoint(AgentInterface):
         target = await peer_id(self, to) if to else known_to
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
-        answer = await wait_for_stage(self.link, mid, target, known_seq or 0, stage, timeout)
+        answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
     async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
@@ -537,6 +537,13 @@ class Endpoint(AgentInterface):
     async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
         """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
         return await self._tasks.result(message_id, seq, timeout)
+
+    async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """List, show, retry or drop dead letters. The text of a direct message is opened with this agent's key."""
+        answer = await self.call("dead", do, **arguments)
+        if do == "show" and "letter" in answer and (message := self.returned.opened(answer)) is not None:
+            answer["text"] = message.text
+        return answer
 
     # --- receiving ---
 

@@ -37,7 +37,8 @@ class Receipt:
     space has it, at `seq`; of a direct message `delivered`, `read` or `void` too."""
 
     id: str
-    seq: int | None
+    #: 0 until the space has it
+    seq: int
     stage: str = "confirmed"
     warnings: tuple[str, ...] = ()
     #: id of the agent a direct message went to
@@ -300,5 +301,5 @@ class AgentInterface(ABC):
 
         Through the host also `outbox`: its row there, or None.
         """
-        mid, seq = (sent, None) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else None)
-        return await self.call("trace", "get", id=mid, seq=seq or 0)
+        mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
+        return await self.call("trace", "get", id=mid, seq=seq)

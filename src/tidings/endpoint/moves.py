@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision

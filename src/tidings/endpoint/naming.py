@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError

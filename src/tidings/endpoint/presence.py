@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.roster import Roster
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError, UsageError

@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from tidings.broker.acks import NAK, Delivery, parse_delivery
+from tidings.broker.aio import undisturbed
 from tidings.broker.client import Connection, status_of
-from tidings.broker.ending import undisturbed
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.incoming import Kept
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.answers import parse_time
+from tidings.broker.records import parse_time
 from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import Kept

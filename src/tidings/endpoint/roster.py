@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
 from tidings.endpoint.peers import each_once, resolve_among
 from tidings.endpoint.supervision import Supervision

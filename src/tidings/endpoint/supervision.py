@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, connect
-from tidings.broker.ending import end_tasks
 from tidings.broker.jwt import split_credentials
 from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.naming import claim_of
 from tidings.endpoint.publishing import prepare_task
@@ -105,8 +105,8 @@ class TaskTicket:
         return self.receipt.id
 
     @property
-    def seq(self) -> int | None:
-        """Of its record in the queue; None while it waits in the outbox of the host."""
+    def seq(self) -> int:
+        """Of its record in the queue; 0 while it waits in the outbox of the host."""
         return self.receipt.seq
 
     @property

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
@@ -262,8 +262,7 @@ class HostEndpoint(AgentInterface):
 
     async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
         timeout = float(arguments.pop("timeout", 0.0))
-        given = {name: value for name, value in arguments.items() if value is not None}
-        return await self.ask_host("POST", f"/v1/control/{service}/{do}", given, wait=timeout)
+        return await self.ask_host("POST", f"/v1/control/{_part(service)}/{_part(do)}", arguments, wait=timeout)
 
     async def me(self) -> Json:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
@@ -341,7 +340,7 @@ class HostEndpoint(AgentInterface):
         if found["state"] in ("dead", "cancelled"):
             why = found["why"] or f"it is {found['state']}"
             raise ERRORS_BY_CODE.get(str(found["code"]), TidingsError)(f"message {mid} was not sent: {why}")
-        return Receipt(**(found | {"warnings": tuple(found["warnings"])}))
+        return Receipt(**(found | {"seq": found["seq"] or 0, "warnings": tuple(found["warnings"])}))
 
     async def _insisting(self, mid: str, ask: Callable[[], Awaitable[Json]]) -> Json:
         """Ask twice if the first answer was lost: the id is the same, so it is one message."""
@@ -367,7 +366,7 @@ class HostEndpoint(AgentInterface):
         while True:
             left = max(0.0, min(LONG_POLL, until - time.monotonic()))
             found = await self.ask_host("GET", f"/v1/receipts/{_part(mid)}", wait=left, stage=stage)
-            reached = Receipt(mid, found["seq"], found["stage"], to=found.get("to"), why=found.get("why", ""))
+            reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
             if found["stage"] in (stage, "read", "void") or time.monotonic() >= until:
                 return reached
             if found["stage"] == "stored":  # it has not left, so there is nobody to ask yet
@@ -475,6 +474,21 @@ class HostEndpoint(AgentInterface):
                     yield event
         except NoSession:
             await self._renewed(session)
+
+    async def rows(self, after: int) -> AsyncIterator[ServerEvent]:
+        """Every row behind `after`, each once and in order, for ever: a host that goes away is waited for."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        pause, after = FIRST_PAUSE, after if event.row is None else event.row
+                        if event.kind in ("message", "notice"):
+                            yield event
+            except HostUnreachable:
+                pass
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
 
     # --- receiving as a program does ---
 

@@ -22,8 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.config import SYNC_SECONDS
-from tidings.broker.ending import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.interface import Receipt
@@ -41,17 +41,17 @@ from tidings.errors import (
 )
 from tidings.failpoints import reach
 from tidings.host import serialise
-from tidings.host.agents import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
-from tidings.host.composing import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
+from tidings.host.agent_sessions import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
+from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
 from tidings.host.drain import Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
 from tidings.host.mailbox import bound_of, held_number, state_file
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
-from tidings.host.outbox_moves import reused
-from tidings.host.outlets import SessionOutlet, SessionOutlets
-from tidings.host.receiving import Receiver, Unkept
+from tidings.host.outbox_transitions import reused
+from tidings.host.publishers import SessionPublisher, SessionPublishers
+from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -127,7 +127,7 @@ class _Agent:
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         held = held_number(host.home, self.scope)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks, held)
-        self.outlet = SessionOutlet(self.session)
+        self.publisher = SessionPublisher(self.session)
         self.receiver = Receiver(self.scope, host.inbox, self.wake_changed, self.session.renew)
         self._roster: Roster | None = None
         self._roster_news = asyncio.Event()
@@ -188,7 +188,7 @@ class _Agent:
     async def _on_incarnation(self, _before: str | None, now: str) -> None:
         """The outbox meets this run of the broker before anything leaves for it."""
         await self._insist(lambda: self.host.outbox.meet(self.scope.space_id, now))
-        self.outlet.met = now
+        self.publisher.met = now
         await self.host.drain.of(self.scope.space_id).verify(self.scope.agent, now)
 
     async def _on_state(self, state: SessionState) -> None:
@@ -278,8 +278,8 @@ class Host:
             self.inbox = await InboxStore.open(self.database, self._bound or bound_of(self.home))
             self.registry = Registry(self.database)
             self.directories = await Directories.open(self.database)
-            outlets = SessionOutlets(self._outlet, self._outlets_of)
-            self.drain = Drain(self.outbox, outlets, self._horizon, self._moved)
+            publishers = SessionPublishers(self._publisher, self._publishers_of)
+            self.drain = Drain(self.outbox, publishers, self._horizon, self._moved)
             self.drain.start()
             self._tidying = asyncio.create_task(self._tidy_mail(), name="house of the inbox")
             self._anchors = await self.registry.anchors()
@@ -455,7 +455,7 @@ class Host:
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
         told = (*warnings, *self._why_it_waits(agent, row))
         to = row.destination if row.kind == "dm" else None
-        return Receipt(row.id, row.seq, stage, told, to, row.words or "", row.row, row.state, row.code)
+        return Receipt(row.id, row.seq or 0, stage, told, to, row.words or "", row.row, row.state, row.code)
 
     async def _unheard(self, agent: _Agent, request: SendRequest, row: OutboxRow) -> tuple[str, ...]:
         """Mentions that reach nobody, if whoever sends waits for an answer of its space anyway."""
@@ -627,12 +627,12 @@ class Host:
 
     # --- what the drain asks ---
 
-    def _outlet(self, space: str, sender: str) -> SessionOutlet | None:
+    def _publisher(self, space: str, sender: str) -> SessionPublisher | None:
         found = self._agents.get((space, sender))
-        return None if found is None else found.outlet
+        return None if found is None else found.publisher
 
-    def _outlets_of(self, space: str) -> Iterable[SessionOutlet]:
-        return [agent.outlet for (its_space, _), agent in self._agents.items() if its_space == space]
+    def _publishers_of(self, space: str) -> Iterable[SessionPublisher]:
+        return [agent.publisher for (its_space, _), agent in self._agents.items() if its_space == space]
 
     def _horizon(self, space: str) -> int:
         agents = [agent for (its_space, _), agent in self._agents.items() if its_space == space]

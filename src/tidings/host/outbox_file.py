@@ -1,6 +1,6 @@
 """The outbox of an agent, read from `host.db` while no host runs: what was handed over, and how far it had come.
 
-It answers what a session answers (`outbox`, `outbox_show`) and changes nothing: what is to leave, be cancelled or be
+It answers what a session answers (`outbox`, `outbox_row`) and changes nothing: what is to leave, be cancelled or be
 sent again needs the host. One that starts meanwhile is in nobody's way.
 """
 
@@ -13,7 +13,7 @@ from tidings.errors import UnknownMessage
 from tidings.host import outbox_views, serialise
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 
 Json = dict[str, Any]
 NEWEST = 2**62
@@ -34,7 +34,7 @@ class OutboxFile:
         rows = look(self.path, MIGRATIONS, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
         return [serialise.owed(row) | self._destination(row) for row in rows]
 
-    def outbox_show(self, message_id: str) -> Json:
+    def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
         row = look(self.path, MIGRATIONS, lambda c: outbox_views.find(c, *self._mine, message_id))
         if row is None:

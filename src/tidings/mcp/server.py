@@ -23,7 +23,6 @@ from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult
 from pydantic import BaseModel, ValidationError
 
-from tidings import __version__
 from tidings.errors import TidingsError
 from tidings.host.endpoint import HostEndpoint
 from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
@@ -33,6 +32,7 @@ from tidings.mcp.schemas import plain, trimmed_answer, trimmed_arguments
 from tidings.mcp.stdio import standard_input
 from tidings.mcp.tools import PIECE, Tools, catalogue
 from tidings.mcp.updates import INBOX, Bell, Follower, News
+from tidings.version import __version__
 
 #: seconds the end of a session may take
 CLOSE_WITHIN = 5.0

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from mcp.server.subscriptions import ResourceUpdated
 from mcp.server.subscriptions import ServerEvent as Change
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.host.endpoint import HostEndpoint
 from tidings.host.http_client import ServerEvent

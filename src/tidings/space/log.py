@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import AsyncIterator
 
-from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.broker.jetstream import JetStream
+from tidings.broker.records import StoredRecord
 from tidings.space.fold import LogRecord, Table
 from tidings.space.home import SpaceInfo
 from tidings.wire.signing import SIGNATURE_HEADER

@@ -18,6 +18,7 @@ from tidings.errors import ConflictError, UsageError
 from tidings.steward.requests import Request
 from tidings.steward.services import access_of
 from tidings.wire.roster import Attention, Count
+from tidings.wire.state_keys import StateKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
 log = logging.getLogger(__name__)
-KEY = "roster.attention"
+KEY = StateKey.ROSTER_ATTENTION
 #: what all agents together may keep; the bucket also holds floors and beats
 MAX_BYTES = 512 * 1024
 

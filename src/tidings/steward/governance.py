@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.broker.acks import ACK_WAIT
-from tidings.broker.answers import NO_CONSUMER, ApiError
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
 from tidings.space import recall
-from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
 from tidings.steward.operations import ADMIN
 from tidings.steward.requests import Request
@@ -24,6 +23,7 @@ from tidings.steward.unread import tell_dropped, unread
 from tidings.wire.names import check_agent_id
 from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Member, Space
+from tidings.wire.state_keys import StateKey
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -154,12 +154,12 @@ async def note_emptied(steward: Steward, owner: str) -> None:
         return  # it has no mailbox, or never had one
     above = int(info["ack_floor"]["stream_seq"])
     while True:
-        entry = await steward.state.get(EMPTIED_KEY)
+        entry = await steward.state.get(StateKey.EMPTIED)
         notes = entry.value if entry else {}
         if notes.get(owner, above + 1) <= above:
             return
         try:
-            await steward.state.put(EMPTIED_KEY, {**notes, owner: above}, entry.revision if entry else 0)
+            await steward.state.put(StateKey.EMPTIED, {**notes, owner: above}, entry.revision if entry else 0)
         except ConflictError:
             continue  # the pipeline just took a note away
         return

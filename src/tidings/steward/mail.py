@@ -19,8 +19,8 @@ import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.errors import ConfigError
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.quotas import MOST_INVENTED

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from tidings.broker.answers import EPOCH_KEY
 from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
 from tidings.errors import ConfigError

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.answers import NO_ROOM, ApiError
 from tidings.broker.jetstream import StoredRecord
+from tidings.broker.jetstream_api import NO_ROOM, ApiError
 from tidings.errors import ConflictError, TidingsError
 from tidings.steward.services import now
 from tidings.wire.envelope import Received, open_record

@@ -24,6 +24,7 @@ from tidings.space.compaction import removable
 from tidings.space.fold import Table
 from tidings.space.state import StateBucket
 from tidings.wire.rulings import Space
+from tidings.wire.state_keys import StateKey
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 STEP = 100_000
 RECORD_OVERHEAD = 34
 MEASURED_PER_ROUND = 64 * 1024 * 1024
-LOG_FLOOR = "floor.log"
+LOG_FLOOR = StateKey.LOG_FLOOR
 #: without a limit of its own a log is kept to this share of its budget, well below the gate
 DEFAULT_SHARE = 0.6
 DAY = 24 * 3600

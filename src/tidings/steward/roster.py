@@ -26,6 +26,7 @@ from tidings.steward.requests import Request
 from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.roster import Agent, Beat, Delta, read_beat, sign_delta
 from tidings.wire.rulings import Access
+from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import AccessSubject, MemberSubject
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ PAGE_BYTES = 256 * 1024
 SESSIONS_KEPT = 8
 #: ids in one question for names
 MOST_NAMES = 64
-SEEN_KEY = "roster.seen"
+SEEN_KEY = StateKey.ROSTER_SEEN
 SEEN_KEPT = 2_000
 SAVE_EVERY = 60.0
 #: how far ahead of this clock the number of a session may be; numbers are milliseconds, and clocks differ

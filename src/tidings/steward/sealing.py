@@ -1,14 +1,14 @@
 """Before the broker starts: records that are known to be damaged are kept from costing those behind them.
 
-`damage.py` remembers what cannot be read, `broker/blocks.py` knows the files. Nothing is mended: what was lost stays
-lost and told.
+`damage.py` remembers what cannot be read, `broker/block_repair.py` knows the files. Nothing is mended: what was lost
+stays lost and told.
 """
 
 from __future__ import annotations
 
 import logging
 
-from tidings.broker.blocks import seal_damaged
+from tidings.broker.block_repair import seal_damaged
 from tidings.errors import TidingsError
 from tidings.space.home import SpaceHome
 from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, load

@@ -19,16 +19,17 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.answers import NO_STREAM, ApiError
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.disk import DiskReserve
-from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import NO_STREAM, ApiError
 from tidings.broker.private_files import read_private
 from tidings.broker.streams import GateState
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.lease import StewardLease
 from tidings.space.log import read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.answering import Answering
@@ -38,7 +39,6 @@ from tidings.steward.gate import close_if_full, tend_gate
 from tidings.steward.governance import close_uncovered
 from tidings.steward.health import LogWrite
 from tidings.steward.history import PageTurns
-from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.pace import Pace

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT
 from tidings.steward.receipts import tell_senders

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tidings.broker.answers import NO_STREAM, ApiError
+from tidings.broker.jetstream_api import NO_STREAM, ApiError
 from tidings.errors import OutcomeUnknown
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import connect
 from tidings.broker.disk import DiskReserve
-from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, find_binary

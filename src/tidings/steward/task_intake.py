@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.nats.errors import NatsError
 from tidings.steward.task_rules import TaskState, asked_deadline
 from tidings.wire.envelope import Refused, open_record

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.errors import TidingsError
 from tidings.steward.damage import Removed
 from tidings.steward.requests import Request

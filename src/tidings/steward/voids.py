@@ -24,12 +24,13 @@ from tidings.space.fold import Table
 from tidings.wire.envelope import RULED_OUT, Refused, open_record
 from tidings.wire.headers import Headers, values_of
 from tidings.wire.ids import is_message_id
+from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Chat, Direct, Subjects
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
 
-KEY = "voids"
+KEY = StateKey.VOIDS
 #: what one round looks at, of each stream
 MOST_RECORDS, MOST_BYTES = 4_000, 8 * 1024 * 1024
 PAGE = 500

@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from tidings import failpoints
-from tidings.broker.answers import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.streams import set_gate
 from tidings.errors import LeaseLost, LogFull, OutcomeUnknown, TidingsError, UnhealthyError
 from tidings.space.fold import LogRecord, Table, Verdict
+from tidings.space.lease import StewardLease
 from tidings.space.log import log_record
-from tidings.steward.lease import StewardLease
 from tidings.steward.operations import ADMIN, Completed, Operations
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
