@@ -414,7 +414,7 @@ class FakeAgent(AgentInterface):
             raise DeniedError(f"message {said.id} was not sent: {row['words']}")
         shown = row if timeout else row | {"state": "pending", "stage": "stored", "seq": None}
         whom = to if kind == "dm" else None
-        return Receipt(said.id, shown["seq"], shown["stage"], to=whom, row=row["row"], state=shown["state"])
+        return Receipt(said.id, shown["seq"] or 0, shown["stage"], to=whom, row=row["row"], state=shown["state"])
 
     async def receipt(
         self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
@@ -427,7 +427,7 @@ class FakeAgent(AgentInterface):
             return "read" if came["read"] else "delivered"
 
         await self.world.until(lambda: reached() in (stage, "read"), timeout)
-        return Receipt(mid, row["seq"], reached(), to=to or row["to"])
+        return Receipt(mid, row["seq"] or 0, reached(), to=to or row["to"])
 
     # --- the outbox and the inbox ---
 

@@ -239,7 +239,8 @@ async def test_a_space_that_is_away_still_takes_messages_and_tells_who_you_are()
     bob = FakeAgent()
     bob.down = errors.BrokerUnreachable("nobody answers on 127.0.0.1:1")
     async with talking(bob) as ask:
-        assert (await ask("direct_message", to="ada", text="later", wait=30))["stage"] == "stored"
+        sent = await ask("direct_message", to="ada", text="later", wait=30)
+        assert (sent["stage"], sent["state"], "seq" in sent) == ("stored", "pending", False)
         me = await ask("orient")
         assert (me["name"], me["reachable"], me["waiting_to_leave"]) == ("bob", False, 1)
         assert (await ask("who"))["fresh"] is False

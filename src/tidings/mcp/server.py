@@ -12,10 +12,14 @@ import inspect
 import json
 import logging
 import os
+import re
 import signal
+import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any
 
+import anyio
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.context import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError, UnexpectedToolError
@@ -29,13 +33,16 @@ from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
 from tidings.mcp.answers import refusal
 from tidings.mcp.presenting import on_a_line
 from tidings.mcp.schemas import plain, trimmed_answer, trimmed_arguments
-from tidings.mcp.stdio import standard_input
 from tidings.mcp.tools import PIECE, Tools, catalogue
 from tidings.mcp.updates import INBOX, Bell, Follower, News
 from tidings.version import __version__
 
 #: seconds the end of a session may take
 CLOSE_WITHIN = 5.0
+#: escapes of JSON: both halves of a character, one without its other, and every other kind, so that `\\\\ud800` is none
+_ESCAPES = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 log = logging.getLogger(__name__)
 
 INSTRUCTIONS = """\
@@ -150,6 +157,26 @@ def _json(model: BaseModel) -> str:
 
 def _unreadable(error: TidingsError) -> ResourceError:
     return ResourceError(f"{sentence(on_a_line(str(error)))} {advice(error)}")
+
+
+def whole(line: str) -> str:
+    """The line without halves of characters.
+
+    Programs in JavaScript write half of a character (an emoji that was cut) into JSON as an escape. Such a line is JSON
+    but no text; the SDK passes over it, and its client waits for ever. Here the half becomes U+FFFD, as bytes do that
+    are no UTF-8. What is no JSON at all is still the SDK's to pass over.
+    """
+    return _ESCAPES.sub(lambda found: r"\ufffd" if found[1] else found[0], line) if r"\u" in line else line
+
+
+class _WholeLines(TextIOWrapper):
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return whole(super().readline(size))
+
+
+def standard_input() -> anyio.AsyncFile[str]:
+    """Lines of this process's standard input."""
+    return anyio.wrap_file(_WholeLines(sys.stdin.buffer, encoding="utf-8", errors="replace"))
 
 
 async def serve(agent: HostEndpoint) -> None:

@@ -245,7 +245,7 @@ class Tools:
             id=short(receipt.id),
             stage=receipt.stage,
             state=receipt.state or receipt.stage,
-            seq=receipt.seq,
+            seq=receipt.seq or None,
             warnings=list(map(on_a_line, receipt.warnings)),
         )
         return result(sent, words.sent(sent))
