@@ -1,41 +1,59 @@
-"""One agent interface, two transports: what a program may do, it may do the same way directly and through the host."""
+"""One agent interface, two transports: what a program may do, it may do the same way directly and through the host.
+
+The agent in memory that tests of the MCP server stand on is held to the same."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import tidings
 from daemons import daemon_in
+from fake_agent import FakeSpace
 from tidings.endpoint.interface import AgentInterface
 from tidings.endpoint.message_json import message_json, read_message
 from tidings.errors import DeniedError, TaskDead, UnknownPeer, UsageError
-from tidings.testing.real_space import RealSpace
+from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import DataPart
 
 PATIENCE = 20.0
-Way = Literal["direct", "host"]
+Way = Literal["direct", "host", "fake"]
 
 
-@pytest.fixture(params=["direct", "host"])
-async def way(request: pytest.FixtureRequest, space: RealSpace) -> AsyncIterator[Way]:
+@pytest.fixture(params=["direct", "host", "fake"])
+def way(request: pytest.FixtureRequest) -> Way:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def space(way: Way, tmp_path: Path) -> AsyncIterator[RealSpace | FakeSpace]:
     """ada and bob may talk in general and team.>; bob reviews. Through the host there is one in this process."""
-    for name, roles in (("ada", ()), ("bob", ("reviewer",))):
-        await space.add(name, read=("general", "team.>"), post=("general", "team.>"), roles=roles)
-    if request.param == "direct":
-        yield "direct"
+    people = {"ada": (), "bob": ("reviewer",)}
+    if way == "fake":
+        fake = FakeSpace()
+        for name, roles in people.items():
+            fake.add(name, read=("general", "team.>"), post=("general", "team.>"), roles=roles)
+        yield fake
         return
-    async with daemon_in(space.home.home):
-        yield "host"
+    async with real_space(tmp_path / "home") as running, AsyncExitStack() as stack:
+        for name, roles in people.items():
+            await running.add(name, read=("general", "team.>"), post=("general", "team.>"), roles=roles)
+        if way == "host":
+            await stack.enter_async_context(daemon_in(running.home.home))
+        yield running
 
 
-def agent(space: RealSpace, way: Way, name: str, **options: Any) -> AgentInterface:
+def agent(space: RealSpace | FakeSpace, way: Way, name: str, **options: Any) -> AgentInterface:
+    if isinstance(space, FakeSpace):
+        return space.agent(name, **options)
+    assert way != "fake"
     return tidings.connect(space.home.name, name=name, home=space.home.home, via=way, **options)
 
 
@@ -151,7 +169,7 @@ async def test_who_is_here_and_what_one_may_do(space: RealSpace, way: Way) -> No
         assert kept["standing"] == {"mode": "dnd", "channels": {"general": "quiet"}}
         assert (await ada.attention())["standing"] == kept["standing"]
         assert await ada.announce("working", "on the parser") in (True, False)
-        assert (ada.name, ada.space, ada.via) == ("ada", space.home.name, way)
+        assert (ada.name, ada.space, ada.via) == ("ada", "main", "direct" if way == "direct" else "host")
 
 
 @pytest.mark.requirement("I7")

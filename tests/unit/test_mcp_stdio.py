@@ -5,7 +5,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidings.mcp.stdio import whole
+from tidings.mcp.server import whole
 
 ANY = st.text(st.characters(codec=None, categories=["Cs", "Lu", "Po"]), max_size=20)
 

@@ -27,12 +27,13 @@ from tidings.endpoint.membership import Joined
 from tidings.endpoint.message_json import read_document, read_message, read_result
 from tidings.endpoint.notices import Notice
 from tidings.endpoint.redelivery import Retry
-from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
+from tidings.endpoint.tasks import FINAL, Job, TaskResult, TaskTicket
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
     ConflictError,
     ConnectionLost,
+    DeniedError,
     HostUnreachable,
     NoSession,
     OutcomeUnknown,
@@ -59,9 +60,9 @@ SIGN_EVERY, SILENCE = 5.0, 30.0
 QUIET_SIGN_EVERY = 120.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 LONGEST_SETTLING = 86_400.0
-#: states of a row that has not left
+#: states of a row that has not left, and those in which nothing more comes of a task
 WAITING = ("pending", "inflight")
-OVER = ("done", "dead", "dropped", "gone", "unknown")
+OVER = (*FINAL, "cancelled")
 
 
 class SessionSource(Protocol):
@@ -88,16 +89,18 @@ class ProvenSession:
 
 
 class BorrowedSession:
-    """The session in a file, which is somebody else's to end and to replace."""
+    """The session in a file, which is somebody else's to end and to replace. `holder`: what borrows it."""
 
     ends = False
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, holder: str = "program") -> None:
+        self.path, self.holder = path, holder
 
     async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
         if stale is not None:
-            raise NoSession("the session of this program has ended on the host: start it again with one that lasts")
+            raise NoSession(
+                f"the session of this {self.holder} has ended on the host: start it again with a session that lasts"
+            )
         return usable(SessionFile.read(self.path), host)
 
 
@@ -151,7 +154,9 @@ class HostEndpoint(AgentInterface):
         self._find, self._source = find_host, source
         self._boot_channels = tuple(channels)
         self._retry = retry or Retry()
+        #: over looking for the host and opening a session: calls that fail together do it once
         self._opening = asyncio.Lock()
+        self._closing = asyncio.Lock()
         self._closed = False
         self._following: asyncio.Task[None] | None = None
         self._tasks = HostTasks(self)
@@ -184,19 +189,21 @@ class HostEndpoint(AgentInterface):
             raise
 
     async def close(self) -> None:
-        """Give back what is claimed, and end the session, unless it is somebody else's."""
-        if self._closed:
-            return
-        self._closed = True
-        await end_tasks([self._following])
-        for each in self._returns:
-            each.cancel()
-        await self._tasks.close()
-        self.inbox_queue.close(asyncio.CancelledError())
-        if self._source.ends:
-            with suppress(TidingsError):
-                await self.end_session()
-        self.host.close()
+        """Give back what is claimed, and end the session, unless it is somebody else's. Who closes it once more waits
+        for that."""
+        async with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            await end_tasks([self._following])
+            for each in self._returns:
+                each.cancel()
+            await self._tasks.close()
+            self.inbox_queue.close(asyncio.CancelledError())
+            if self._source.ends:
+                with suppress(TidingsError):
+                    await self.end_session()
+            self.host.close()
 
     async def end_session(self) -> bool:
         """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that is
@@ -216,14 +223,13 @@ class HostEndpoint(AgentInterface):
         """One request in this agent's session. `wait`: seconds that the host is asked to wait. `starts`: a host that is
         gone is looked for, and asked once more."""
         asked = query | ({"wait": wait} if wait else {})
-        session = self.session
+        session, host = self.session, self.host
         try:
             return await self._once(session, method, path, body, asked, wait)
         except HostUnreachable:
             if not starts or self._closed:
                 raise
-            self.host.close()
-            self.host = await self._find()
+            await self._find_again(host)
         except NoSession:
             if not starts:
                 raise
@@ -239,6 +245,12 @@ class HostEndpoint(AgentInterface):
         sent = {} if body is None and method == "POST" else body
         timeout = self.host.patience + wait
         return await self.host.call(method, path, sent, token=session.token, query=query, timeout=timeout)
+
+    async def _find_again(self, gone: HostClient) -> None:
+        async with self._opening:
+            if self.host is gone:
+                gone.close()
+                self.host = await self._find()
 
     async def _renewed(self, stale: SessionFile) -> SessionFile:
         async with self._opening:
@@ -615,6 +627,10 @@ class HostEndpoint(AgentInterface):
         unless said) gives it back."""
         return await self._tasks.claim(role, wait, take_over=take_over, silence=silence)
 
+    async def claimed(self, message_id: str) -> Job:
+        """The task of that id in the hands of this session; UnknownMessage if it holds no such task."""
+        return await self._tasks.claimed(message_id)
+
     async def held(self, *, starts: bool = True) -> Json | None:
         """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
         `program`, and for how many seconds that said nothing. None if there is none."""
@@ -631,6 +647,8 @@ class HostTasks:
     def __init__(self, endpoint: HostEndpoint) -> None:
         self.endpoint = endpoint
         self._open: dict[str, Job] = {}
+        #: how many calls wait for a task
+        self._claiming = 0
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def result(
@@ -679,6 +697,7 @@ class HostTasks:
     ) -> Job | None:
         asked: Json = {"role": role, "wait": wait} | ({"take_over": True} if take_over else {})
         asked |= {} if silence is None else {"silence": silence}
+        self._claiming += 1
         try:
             found = (await self.endpoint.ask_host("POST", "/v1/tasks/claim", asked, wait=wait))["task"]
         except asyncio.CancelledError:
@@ -686,9 +705,27 @@ class HostTasks:
             self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))
             undoing.add_done_callback(self._undoing.discard)
             raise
+        finally:
+            self._claiming -= 1
         if found is None:
             return None
-        return self._open.get(found["id"]) or self._begin(found, SIGN_EVERY if silence else QUIET_SIGN_EVERY)
+        job = self._open.get(found["id"])
+        if job is not None and job.attempt == int(found["attempt"]):
+            return job
+        if job is not None:  # it was given back meanwhile, and came to us once more
+            self._lose(job, f"task {job.message.id} was given back and claimed anew")
+        return self._begin(found, SIGN_EVERY if silence else QUIET_SIGN_EVERY)
+
+    async def claimed(self, message_id: str) -> Job:
+        """One that an earlier program of a borrowed session claimed is claimed again, which changes nothing."""
+        job = self._open.get(message_id)
+        if job is None:
+            held = await self.endpoint.held()
+            if held and held["mine"] and held["id"] == message_id:
+                job = await self.claim(held["role"], 0.0)
+        if job is None or job.message.id != message_id:
+            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
+        return job
 
     def _begin(self, found: Json, every: float) -> Job:
         asker = Sender(found["asker"]["id"], found["asker"]["name"])
@@ -708,17 +745,26 @@ class HostTasks:
             except UnreachableError:
                 continue  # it is asked again; one that stopped has given back what it held
             except TidingsError as error:  # the session ended, and with it what it held
-                held, job.lost = None, str(error)
+                self._lose(job, str(error))
+                return
             if not held or not held["mine"] or held["id"] != job.message.id:
-                job.lost = job.lost or f"the host does not hold task {job.message.id} for this program any more"
-                self.endpoint.events.emit("error", ConflictError(job.lost))
+                self._lose(job, f"the host does not hold task {job.message.id} for this program any more")
                 return
 
+    def _lose(self, job: Job, why: str) -> None:
+        """It is not ours any more. Whoever settles it hears so from the host."""
+        job.lost = why
+        self._open.pop(job.message.id, None)
+        if job._beating not in (None, asyncio.current_task()):
+            job._beating.cancel()
+        self.endpoint.events.emit("error", ConflictError(why))
+
     async def _give_back_unseen(self) -> None:
-        """What came for a call that was given up. One that is held already came by another call, which was not."""
+        """What came for a call that was given up. One that is held already came by another call, which was not; and
+        whoever else waits for a task gets this one."""
         with suppress(TidingsError):
             held = await self.endpoint.held(starts=False)
-            if held and held["mine"] and held["id"] not in self._open:
+            if held and held["mine"] and held["id"] not in self._open and not self._claiming:
                 await self._tell(held["id"], "fail", {"reason": "the call that claimed it was given up"}, 0.0)
 
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
@@ -736,11 +782,9 @@ class HostTasks:
         try:
             patience = min(LONGEST_SETTLING, max(0.0, job.deadline - time.time()))
             answer = await self._tell(job.message.id, how, told, patience)
-        except (ConflictError, UnknownMessage) as error:
+        except (ConflictError, DeniedError, UnknownMessage) as error:
             job.lost = str(error)
             self._end(job)
-            raise
-        except UnreachableError:
             raise
         self._end(job)
         return answer
