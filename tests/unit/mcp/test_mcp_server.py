@@ -30,7 +30,7 @@ from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import is_message_id, new_id
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "mcp.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "mcp.md"
 
 
 class Talk:

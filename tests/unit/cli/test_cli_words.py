@@ -17,7 +17,7 @@ from tidings.cli.people import life_of
 from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 HUGE = "99999999999999999999999"
 
 
