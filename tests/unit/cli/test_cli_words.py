@@ -18,7 +18,7 @@ from tidings.cli.spaces import parse_settings
 from tidings.errors import TidingsError, UsageError
 from tidings.host.http_api import api_routes
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 HUGE = "99999999999999999999999"
 
 

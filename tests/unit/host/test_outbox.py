@@ -341,7 +341,7 @@ CHILD = """
 def test_a_killed_accept_is_asked_again_with_the_same_id_and_is_there_once(
     tmp_path: Path, failpoint: str, new: bool
 ) -> None:
-    paths = os.pathsep.join([str(Path(tidings.__file__).parents[1]), str(Path(__file__).parents[1])])
+    paths = os.pathsep.join([str(Path(tidings.__file__).parents[1]), str(Path(__file__).parents[2])])
     sources = {"PYTHONPATH": paths, "TIDINGS_FAILPOINT": f"{failpoint}:kill"}
     program = [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path / "host.db")]
     ran = subprocess.run(program, env=os.environ | sources, capture_output=True, text=True, timeout=60)

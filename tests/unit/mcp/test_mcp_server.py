@@ -34,7 +34,7 @@ from tidings.wire.ids import is_message_id, new_id
 from tidings.wire.message import Sender
 from tidings.wire.roster import Agent
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "mcp.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "mcp.md"
 
 
 class Talk:
