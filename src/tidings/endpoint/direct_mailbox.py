@@ -73,7 +73,7 @@ class DirectMailbox(Mailbox[tuple[PendingAck, Incoming]]):
 
     async def _wait_for_room(self) -> tuple[int, float]:
         inbox = self.endpoint.inbox
-        while (room := min(BATCH, inbox.room - self._arrived.qsize())) < 1 and not self._closed:
+        while (room := min(BATCH, inbox.room - self._arrived.qsize())) < 1 and not self._is_over:
             await inbox.wait_for_room(min(inbox.size, self._arrived.qsize() + 1))
             await asyncio.sleep(0)
         return room, EXPIRES

@@ -249,7 +249,7 @@ class Mailbox(Generic[T]):
 
         while not connection.is_closed:
             room, expires = await self._wait_for_room()
-            if self._closed or self.endpoint.session.superseded.is_set():
+            if self._is_over:
                 return
             taken = 0
             try:
@@ -293,6 +293,11 @@ class Mailbox(Generic[T]):
         """Nothing is pulled or acknowledged any more."""
 
     # --- life ---
+
+    @property
+    def _is_over(self) -> bool:
+        """Is it closed, or another session's?"""
+        return self._closed or self.endpoint.session.superseded.is_set()
 
     def _report(self, error: BaseException) -> None:
         self.endpoint.events.emit("error", error)
