@@ -8,9 +8,9 @@ from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
 
 pytest.importorskip("pyarrow")
 
-from tidings.broker.answers import parse_time
 from tidings.nats.core import status_of
 from tidings.pipeline.reading import Page
+from tidings.wire.times import parse_time
 
 APPENDED = (
     ("Nats-Stream", "LOG_main"),

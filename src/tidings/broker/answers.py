@@ -6,8 +6,6 @@ Workers of the pipeline load this and not `jetstream.py`: the client costs each 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from tidings.errors import TidingsError
@@ -32,15 +30,3 @@ class ApiError(TidingsError):
         self.err_code = int(error.get("err_code", error.get("code", 0)))
         self.description = str(error.get("description", ""))
         super().__init__(f"{what}: {self.description} ({self.err_code})")
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of the broker's RFC 3339 time (up to nine fractional digits)."""
-    base, _, fraction = text.rstrip("Z").partition(".")
-    return _seconds(base) * 1_000_000_000 + int((fraction + "000000000")[:9])
-
-
-@lru_cache(maxsize=64)
-def _seconds(base: str) -> int:
-    """Many records share their second."""
-    return int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp())

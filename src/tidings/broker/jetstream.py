@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tidings.broker.answers import NO_MESSAGE, ApiError, parse_time
+from tidings.broker.answers import NO_MESSAGE, ApiError
 from tidings.broker.client import Connection, status_of
 from tidings.errors import BrokerUnreachable, LogFull, LogGap, OutcomeUnknown, WireError
 from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
+from tidings.wire.times import parse_time
 
 PAGE = 1_000
 #: of one answer; several may be under way on a connection, which the broker cuts when 8 MB wait for it

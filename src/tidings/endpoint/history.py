@@ -11,6 +11,7 @@ from typing import Any
 from tidings.endpoint.records import LiveRecord, RecordOpener
 from tidings.endpoint.supervision import Supervision
 from tidings.errors import ConflictError, ConnectionLost
+from tidings.wire.times import moment
 
 PAGE = 100
 #: pages in a row that show nothing, because a channel does not replay; then it is not looked any further
@@ -50,12 +51,12 @@ class History:
         self, channel: str, limit: int, *, before: int | None = None, window: int | None = None
     ) -> tuple[list[LiveRecord], Reached]:
         """The same of a channel or pattern, and what is not among them."""
-        since = time.time_ns() - window * 1_000_000_000 if window else 0
+        since = moment(time.time() - window) if window else None
         found: list[LiveRecord] = []
         more, empty, reached = True, 0, Reached()
         while more and len(found) < limit and empty < EMPTY_PAGES:
             answer = await self._page(
-                channel, limit=min(PAGE, limit - len(found)), since_ns=since, **({"before": before} if before else {})
+                channel, limit=min(PAGE, limit - len(found)), since=since, **({"before": before} if before else {})
             )
             lines, more, before = answer["records"], answer["more"], int(answer["next"])
             found += [record for line in lines if (record := self.opener.stored(line)) is not None]

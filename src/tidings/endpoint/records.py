@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.answers import parse_time
 from tidings.errors import WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import Kept
 from tidings.wire.headers import REPUBLISH_HEADERS, Fields, Headers, read_plain_copy, split_block
 from tidings.wire.marks import record_mark
 from tidings.wire.subjects import Subjects
+from tidings.wire.times import parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RecordOpener:
     def stored(self, line: dict[str, Any]) -> LiveRecord | None:
         """A line of a history page."""
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        return self._open(line["seq"], line["time_ns"], line["subject"], _own_fields(own), payload)
+        return self._open(line["seq"], parse_time(line["time"]), line["subject"], _own_fields(own), payload)
 
     def kept(self, kept: Kept) -> LiveRecord | None:
         """A record in a frame."""

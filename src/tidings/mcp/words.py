@@ -11,6 +11,7 @@ from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
+from tidings.wire.times import seconds_of
 
 
 def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str], to_join: Sequence[str]) -> list[str]:
@@ -96,7 +97,7 @@ def agent(facts: Facts, me: str) -> answers.AgentLine:
         activity=neutral(facts["activity"]) if facts.get("activity") else None,
         model=neutral(facts["model"]) if facts.get("model") else None,
         attention=facts.get("attention"),
-        last_seen=None if seen is None else moment(seen * 1000),
+        last_seen=None if seen is None else moment(seconds_of(seen) * 1000),
         me=facts["id"] == me,
     )
 

@@ -21,13 +21,14 @@ from operator import lt
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tidings.broker.answers import NO_MESSAGE, NO_STREAM, ApiError, parse_time
+from tidings.broker.answers import NO_MESSAGE, NO_STREAM, ApiError
 from tidings.broker.blocking import WorkerConnection
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, TidingsError, UsageError
 from tidings.nats.core import status_of
 from tidings.nats.errors import ConnectionGone
 from tidings.pipeline.judging import Stored
 from tidings.wire.headers import DIRECT_GET_HEADERS, split_block
+from tidings.wire.times import parse_time
 
 T = TypeVar("T")
 PAGE_RECORDS = 10_000
