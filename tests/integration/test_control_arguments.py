@@ -18,7 +18,8 @@ from tidings.wire.subjects import AGENT_SERVICES, SERVICES
 
 #: one of each kind that strict JSON has, and the numbers at the edges
 VALUES: tuple[Any, ...] = ("x", "", [], ["x"], [["x"]], {}, {"a": [1]}, [{"stage": ["read"], "seq": 1}], True, None)
-VALUES += (0, -1, 7, 1.5, 2**63, 2**64, 2**80, 1e300, "9" * 400, "a.b", new_id())
+VALUES += (0, -1, 7, 7.0, 1e2, -0.0, 1.5, 2**53 - 1, 2**53, 2.0**53)
+VALUES += (2**63, 2**64, 2**80, 1e300, "9" * 400, "a.b", new_id())
 
 
 def test_every_operation_has_a_handler_and_every_handler_an_operation() -> None:
