@@ -91,7 +91,7 @@ async def test_no_value_of_any_argument_makes_the_steward_fail(space: RealSpace)
             base = {name: likely[name] for name in known if name in likely}
             quick = {name: 0 for name in known if name in ("wait", "timeout")}
             for name, value in itertools.product(known, VALUES):
-                if name in quick and value in (7, 1.5, None):
+                if name in quick and value in (7, 100, 2**53 - 1, 1.5, None):
                     continue  # it would wait for that long
                 body = {"op": new_id(), "do": do, **base, **quick, name: value}
                 reply = await mal.connection.request(

@@ -13,6 +13,8 @@ from jsonschema import Draft202012Validator
 
 from tidings.errors import MalformedMessage, WireError
 from tidings.wire import golden, schema, strict_json
+from tidings.wire.golden.cast import ADA, MESSAGE_ID
+from tidings.wire.golden.messages import artifact, base
 from tidings.wire.message import decode
 
 VALIDATOR = Draft202012Validator(schema.message_schema())
@@ -35,8 +37,8 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
         yield from places(below, (*path, key))
 
 
-def changed(base: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
-    made = copy.deepcopy(base)
+def changed(document: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    made = copy.deepcopy(document)
     *above, last = path
     place: Any = made
     for key in above:
@@ -51,12 +53,8 @@ SCALARS = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=12),
-    st.sampled_from(
-        ["", "\n", "a\n", "text", "data", "artifact", "com.example.x", "a.b", "now", golden.ADA.id, "x/y", "s:x"]
-    ),
-    st.sampled_from(
-        [golden.MESSAGE_ID, "sha256:" + "0" * 64, "x" * 64, "x" * 65, "x" * 256, "ü" * 256, "😀" * 256, "/"]
-    ),
+    st.sampled_from(["", "\n", "a\n", "text", "data", "artifact", "com.example.x", "a.b", "now", ADA.id, "x/y", "s:x"]),
+    st.sampled_from([MESSAGE_ID, "sha256:" + "0" * 64, "x" * 64, "x" * 65, "x" * 256, "ü" * 256, "😀" * 256, "/"]),
 )
 VALUES = st.recursive(
     SCALARS,
@@ -67,10 +65,10 @@ VALUES = st.recursive(
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
-    base: dict[str, Any] = draw(st.sampled_from(BASES))
+    made: dict[str, Any] = draw(st.sampled_from(BASES))
     for _ in range(draw(st.integers(1, 2))):
-        base = changed(base, draw(st.sampled_from(list(places(base)))), draw(VALUES))
-    return base
+        made = changed(made, draw(st.sampled_from(list(places(made)))), draw(VALUES))
+    return made
 
 
 @given(documents())
@@ -104,12 +102,12 @@ LITERALS += ["9007199254740992.0", "9007199254740993", "9223372036854775807", "t
 
 @pytest.mark.parametrize("literal", LITERALS)
 def test_a_size_is_a_whole_number_up_to_2_to_the_53_however_it_is_spelled(literal: str) -> None:
-    payload = json.dumps(golden._artifact()).replace('"size": 3', f'"size": {literal}').encode()
+    payload = json.dumps(artifact()).replace('"size": 3', f'"size": {literal}').encode()
     assert reads(payload) is VALIDATOR.is_valid(json.loads(payload))
 
 
 def test_a_size_of_3_is_3_however_it_is_spelled() -> None:
-    payload = json.dumps(golden._artifact())
+    payload = json.dumps(artifact())
     spelled = {decode(payload.replace('"size": 3', f'"size": {each}').encode()).parts for each in ("3", "3.0", "30e-1")}
     assert len(spelled) == 1
 
@@ -134,6 +132,6 @@ def test_a_time_is_one_of_the_calendar_from_year_1_on(parts: tuple[int, ...]) ->
         exists = False
     year, month, day, hour, minute, second = parts
     text = f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.000Z"
-    document = golden._base(ts=text)
+    document = base(ts=text)
     assert VALIDATOR.is_valid(document) is exists
     assert reads(json.dumps(document).encode()) is exists
