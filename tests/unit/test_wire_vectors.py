@@ -13,6 +13,7 @@ from tidings.wire import ids, keys, names, schema, seal, signing, strict_json, s
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.golden import cast, grammar
 from tidings.wire.headers import Headers, own_fields, refused_headers
+from tidings.wire.marks import record_mark
 from tidings.wire.message import decode
 from tidings.wire.patterns import covers_pattern
 
@@ -72,6 +73,11 @@ def test_tags_and_shards_are_as_the_vectors_say() -> None:
     for vector in SHIPPED["shards"]:
         assert subjects.shard_of(vector["owner"]) == vector["shard"]
     assert {vector["shard"] for vector in SHIPPED["shards"]} == set(range(subjects.SHARDS))
+
+
+def test_marks_of_records_are_as_the_vectors_say() -> None:
+    for vector in SHIPPED["marks"]:
+        assert record_mark(int(vector["time_ns"]), vector["subject"], vector["payload"].encode()) == vector["mark"]
 
 
 @pytest.mark.parametrize("vector", SHIPPED["subjects"]["valid"], ids=lambda v: v["type"])

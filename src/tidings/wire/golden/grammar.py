@@ -7,6 +7,7 @@ from typing import Any
 from tidings.wire import subjects, tags
 from tidings.wire.golden.cast import ADA, BOB, MESSAGE_ID, SECRET, SPACE, SPACE_NAME, key_of
 from tidings.wire.headers import CONTROL_HEADERS, DIRECT_GET_HEADERS, REPUBLISH_HEADERS
+from tidings.wire.marks import record_mark
 
 _LONG_CHANNEL = ".".join(["abcdefghi"] * 20)  # 199 characters
 _LONG_TOKENS = ".".join(["x" * 64] * 3)  # 194
@@ -105,6 +106,18 @@ def vectors() -> dict[str, Any]:
         "shards": [{"owner": owner, "shard": subjects.shard_of(owner)} for owner in owners],
         "subjects": {"space": SPACE_NAME, "valid": _valid_subjects(), "invalid": _invalid_subjects()},
         "headers": _header_blocks(),
+        "marks": [_mark(seq) for seq in (1, 2)],
+    }
+
+
+def _mark(seq: int) -> dict[str, str]:
+    """What tells a record from another one at its sequence; the time is text because it is above 2^53."""
+    when, subject, payload = 1_763_208_000_000_000_000 + seq, f"td.{SPACE_NAME}.chat.{ADA.id}.general", "{}" * seq
+    return {
+        "time_ns": str(when),
+        "subject": subject,
+        "payload": payload,
+        "mark": record_mark(when, subject, payload.encode()),
     }
 
 
