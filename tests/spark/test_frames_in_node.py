@@ -12,7 +12,8 @@ from tidings.testing.real_space import RealSpace
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+#: what the pipeline packs goes through the functions that tests/integration/test_wire_in_node.py has frames of, too
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 async def test_where_node_is_installed_a_client_of_the_document_opens_a_frame_of_the_real_pipeline(
