@@ -52,7 +52,7 @@ PHRASES = [
     *(f"`{word.decode()}`" for word in (ACK, NAK, IN_PROGRESS, TERM)),
     *(f"`{kind}`" for kind in signing.KINDS),
     *(f"`{reason}`" for reason in envelope.REASONS),
-    *(f"`{name}`" for name in headers.REPUBLISH_HEADERS),
+    *(f"`{name}`" for name in sorted(headers.REPUBLISH_HEADERS)),
 ]
 
 
