@@ -233,7 +233,12 @@ async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealS
     async with connect(space, "ada") as ada, space.core() as core:
         stored = await core.last(space.subjects.log_stream, space.subjects.access(ada.id))
         assert stored is not None
-        line: dict[str, Any] = {"seq": 7, "time_ns": 0, "subject": space.subjects.space_record, "headers": ""}
+        line: dict[str, Any] = {
+            "seq": 7,
+            "time": "1970-01-01T00:00:00.000000000Z",
+            "subject": space.subjects.space_record,
+            "headers": "",
+        }
         line["payload"] = "eyJvcCI6IngiLCJzdGV3YXJkX2tleSI6IlgifQ=="
         assert ada.roster._follow_key([line]) == ada.identity.steward_key
         assert ada.roster.refused["rotation"] == 1

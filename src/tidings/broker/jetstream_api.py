@@ -20,7 +20,7 @@ from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, ConflictError, LogFull, LogGap, LogRegressed, OutcomeUnknown, TidingsError
 from tidings.nats.core import status_of
 from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
-from tidings.wire.headers import parse_time
+from tidings.wire.times import parse_time
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"

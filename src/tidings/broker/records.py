@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import lt
 
 from tidings.errors import WireError
-from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, parse_time, split_block, start_of_second
+from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
+from tidings.wire.times import parse_time, start_of_second
 
 _APPENDED = b"\r\nNats-Stream: "
 _END = b"\r\n\r\n"

@@ -61,6 +61,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "pipeline": ("pipeline", "app"),
         "logs": ("running", "logs"),
         "config": ("about", "config"),
+        "wire": ("wire", "app"),
         "version": ("about", "version"),
     },
 }

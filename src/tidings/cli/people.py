@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KINDS = {"chat": "message", "dm": "direct message", "task": "task"}
 #: what `trace` says of a record and of a receipt in its first line; whatever else there is has a line of its own
-STORED = ("stream", "seq", "time_ns", "kind", "sender", "to")
+STORED = ("stream", "seq", "time", "kind", "sender", "to")
 TOLD = ("kind", "sender", "to", "seq", "stage", "stages", "state", "cause", "worker", "attempt", "reasons")
 STATUSES = ("idle", "working", "waiting")
 
@@ -212,7 +212,7 @@ def life_of(facts: dict[str, Any]) -> list[str]:
 
     lines = []
     for each in facts["stored"]:
-        when = datetime.fromtimestamp(each["time_ns"] / 1e9).astimezone()
+        when = datetime.fromisoformat(each["time"]).astimezone()
         what = f"{KINDS.get(each['kind'], each['kind'])} from {who(each['sender'])} to {destination(each)}"
         lines.append(f"{what}, sequence {each['seq']}, {when:%F %T}")
         lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in STORED and value]

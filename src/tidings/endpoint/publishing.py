@@ -47,6 +47,7 @@ from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.names import check_role
 from tidings.wire.seal import is_sealed, open_sealed, seal_message
+from tidings.wire.times import moment
 
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind
@@ -200,7 +201,7 @@ class Publisher:
         """
         asked: dict[str, Any] = {"kind": prepared.kind, "to": prepared.destination, "id": prepared.id}
         if since is not None:
-            asked["since"] = int(since)
+            asked["since"] = moment(since)
         after = 0
         while True:
             found = await self._ask_when_free("find", asked | {"after": after})
@@ -214,7 +215,7 @@ class Publisher:
 
     async def which(self, kind: Kind, destination: str, ids: Sequence[str], since: float) -> set[str]:
         """Those of these ids (at most 1,000) that may be stored there since then: `find` says it of each of them."""
-        asked = {"kind": kind, "to": destination, "ids": list(ids), "since": int(since)}
+        asked = {"kind": kind, "to": destination, "ids": list(ids), "since": moment(since)}
         found: set[str] = set()
         after: int | None = 0
         while after is not None:

@@ -23,6 +23,7 @@ from tidings.wire.headers import Fields, fields_of, read_copy
 from tidings.wire.marks import record_mark
 from tidings.wire.message import Message
 from tidings.wire.subjects import Subjects
+from tidings.wire.times import parse_time
 
 
 class LiveRecord(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class RecordOpener:
     def stored(self, line: dict[str, Any]) -> LiveRecord | None:
         """A line of a history page."""
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        return self._open(line["seq"], line["time_ns"], line["subject"], fields_of(own), payload)
+        return self._open(line["seq"], parse_time(line["time"]), line["subject"], fields_of(own), payload)
 
     def kept(self, kept: Kept) -> LiveRecord | None:
         """A record in a frame."""

@@ -20,6 +20,7 @@ from tidings.broker.aio import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.wire.roster import Agent
+from tidings.wire.times import parse_time
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -190,7 +191,8 @@ class Redelivery:
             return None
         if line["kind"] == "direct":
             block, payload = base64.b64decode(record["headers"]), base64.b64decode(record["payload"])
-            return self.endpoint._direct.reopened(record["subject"], block, payload, record["seq"], record["time_ns"])
+            stored = record["seq"], parse_time(record["time"])
+            return self.endpoint._direct.reopened(record["subject"], block, payload, *stored)
         opened = self.endpoint.opener.stored(record)
         return self.endpoint._incoming(opened, historical=False) if opened is not None else None
 

@@ -38,6 +38,7 @@ from tidings.space.log import log_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
 from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta
+from tidings.wire.times import parse_time
 
 RETRY_PAUSE = 1.0
 REFUSED_PAUSE = 10.0
@@ -277,7 +278,7 @@ class Roster:
         chain = Table(identity.subjects, identity.space_id, identity.steward_key)
         for line in sorted(rotations, key=lambda each: int(each["seq"])):
             headers, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-            stored = StoredRecord(int(line["seq"]), int(line["time_ns"]), line["subject"], headers, payload)
+            stored = StoredRecord(int(line["seq"]), parse_time(line["time"]), line["subject"], headers, payload)
             if chain.apply(log_record(stored)).is_void:
                 self.refused["rotation"] += 1
         return chain.steward_key

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidings.broker.aio import end_tasks
@@ -45,6 +45,7 @@ from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
+from tidings.wire.times import seconds_of
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -57,10 +58,10 @@ MAX_RESULT = 90_000
 FINAL = ("done", "dead", "dropped", "gone", "unknown")
 
 
-def _when(seen: float | None) -> str:
+def _when(seen: str | None) -> str:
     if seen is None:
         return "none was ever seen"
-    return f"last seen {datetime.fromtimestamp(seen, UTC).isoformat(sep=' ', timespec='seconds')}"
+    return f"last seen {datetime.fromisoformat(seen).isoformat(sep=' ', timespec='seconds')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +334,8 @@ class Tasks:
         names = self.endpoint.directory
         await names.learn([opened.message])
         asker = names.sender(opened.message.sender)
-        job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, asker, self)
+        deadline = seconds_of(answer["deadline"])
+        job = Job(line["seq"], answer["role"], answer["attempt"], deadline, opened.message, asker, self)
         self._open[job.seq] = job
         job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
         self._leave_with_its_program(job)

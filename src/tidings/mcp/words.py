@@ -13,6 +13,7 @@ from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_li
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
 from tidings.wire.roster import Agent
+from tidings.wire.times import seconds_of
 
 
 def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str], to_join: Sequence[str]) -> list[str]:
@@ -97,7 +98,7 @@ def agent(found: Agent, me: str) -> answers.AgentLine:
         activity=neutral(found.activity) if found.activity else None,
         model=neutral(found.model) if found.model else None,
         attention=found.attention,
-        last_seen=None if found.last_seen is None else moment(found.last_seen * 1000),
+        last_seen=None if found.last_seen is None else moment(seconds_of(found.last_seen) * 1000),
         me=found.id == me,
     )
 

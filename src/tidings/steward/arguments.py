@@ -41,6 +41,8 @@ def _is(kind: Kind, value: Any) -> bool:
         return True
     if isinstance(value, bool):
         return kind is FLAG
+    if kind is COUNT and isinstance(value, float):
+        return value.is_integer() and -MOST <= value <= MOST
     if not isinstance(value, kind.types):
         return False
     if kind in (COUNT, NUMBER):

@@ -33,6 +33,7 @@ from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import values_of
 from tidings.wire.patterns import covers_any
+from tidings.wire.times import moment
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -272,7 +273,7 @@ def line(steward: Steward, letter: Letter) -> dict[str, Any]:
         "error": letter.error,
         "attempts": letter.attempts,
         "state": letter.state,
-        "at": letter.at,
+        "at": moment(letter.at),
     }
 
 

@@ -105,8 +105,8 @@ def _since(request: Request, mid: str) -> float | None:
     """
     if request.text("kind") != "chat":
         return None
-    told = request.optional("since", int)
-    return min(told if told is not None else (id_time_ms(mid) or 0) / 1000, time.time()) - AHEAD
+    told = request.time_ns("since")
+    return min(told / 1e9 if told is not None else (id_time_ms(mid) or 0) / 1000, time.time()) - AHEAD
 
 
 async def _first(steward: Steward, stream: str, subject: str, since: float | None) -> int | None:

@@ -27,6 +27,7 @@ from tidings.steward.services import Answer, Handler
 from tidings.wire.ids import new_id
 from tidings.wire.operations import describe
 from tidings.wire.subjects import AGENT_SERVICES
+from tidings.wire.times import moment
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -48,7 +49,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
     return {
         "healthy": not problems,
         "problems": problems,
-        "steward": {"lease": holder.seq, "holder": str(holder), "pid": os.getpid(), "since": steward.started},
+        "steward": {"lease": holder.seq, "holder": str(holder), "pid": os.getpid(), "since": moment(steward.started)},
         "broker_rtt_ms": round(rtt * 1000, 3),
         "log_head": log_head,
         "floor": steward.table.floor,
@@ -74,7 +75,7 @@ async def health_of(steward: Steward) -> dict[str, Any]:
         "withheld": steward.floods.withheld(),
         "doubts": sorted(steward.doubts.values()),
         "regressions": [msgspec.to_builtins(each) for each in steward.marks.file.regressions],
-        "at": time.time(),
+        "at": moment(time.time()),
     }
 
 

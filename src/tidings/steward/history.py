@@ -26,6 +26,7 @@ from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers_any, is_concrete
 from tidings.wire.subjects import Chat, Via
+from tidings.wire.times import record_time
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -64,7 +65,7 @@ async def _read_page(
     steward: Steward, request: Request, channel: str, limit: int, before: int | None, after: int | None
 ) -> Answer:
     head = await steward.log_head()
-    since = request.optional("since_ns", int) or 0
+    since = request.time_ns("since") or 0
     shown = _Shown(steward, request.sender)
     lowest, first = await _bounds(steward, channel, shown, head)
     if after is not None:
@@ -233,7 +234,7 @@ def encoded(record: StoredRecord) -> dict[str, Any]:
     """The record as it was stored: nothing is re-encoded, so the reader can verify it."""
     return {
         "seq": record.seq,
-        "time_ns": record.time_ns,
+        "time": record_time(record.time_ns),
         "subject": record.subject,
         "headers": base64.b64encode(record.own_block).decode(),
         "payload": base64.b64encode(record.payload).decode(),

@@ -24,6 +24,7 @@ from tidings.broker.jetstream_api import NO_ROOM, ApiError
 from tidings.errors import ConflictError, TidingsError
 from tidings.steward.services import now
 from tidings.wire.envelope import Received, open_record
+from tidings.wire.times import moment, seconds_of
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -112,7 +113,7 @@ class Receipts:
             reader = record.subject.rpartition(".")[2]
             key = (said["of"]["sender"], said["of"]["id"], reader)
             void = {"why": str(said.get("why", "")), "channel": said.get("channel")}
-            self.note(key, said["seq"], said["stage"], said["at"], record.seq, **void)
+            self.note(key, said["seq"], said["stage"], moment(seconds_of(said["at"])), record.seq, **void)
 
     def note(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 from tidings.errors import MalformedMessage, TidingsError, UsageError
 from tidings.wire import strict_json
 from tidings.wire.subjects import SERVICES, Control, Subjects
+from tidings.wire.times import parse_time
 
 MAX_REQUEST = 128 * 1024
 
@@ -41,6 +42,15 @@ class Request:
             raise UsageError(f"{self.service} {self.do}: `{name}` must be a {kind.__name__}")
         return value
 
+    def time_ns(self, name: str) -> int | None:
+        """A moment among the arguments, in nanoseconds since 1970."""
+        text = self.optional(name, str)
+        try:
+            return None if text is None else parse_time(text)
+        except ValueError as error:
+            said = f"{self.service} {self.do}: `{name}` is a time such as 2025-11-15T12:00:00.000Z"
+            raise UsageError(said) from error
+
     def texts(self, name: str) -> tuple[str, ...]:
         value = self.arguments.get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -65,7 +75,12 @@ def parse_request(subjects: Subjects, subject: str, payload: bytes) -> Request:
     op, do = body.pop("op", None), body.pop("do", None)
     if not isinstance(op, str) or not 8 <= len(op) <= 64 or not isinstance(do, str):
         raise UsageError("a control request needs `op` (8 to 64 characters, yours to choose) and `do`")
-    return Request(parsed.service, parsed.sender, op, do, body)
+    return Request(parsed.service, parsed.sender, op, do, {name: _whole(value) for name, value in body.items()})
+
+
+def _whole(value: Any) -> Any:
+    """`3.0` and `3e0` are the whole number 3, as JSON Schema and JavaScript have it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def answer(result: Mapping[str, Any]) -> bytes:

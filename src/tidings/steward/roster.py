@@ -28,6 +28,7 @@ from tidings.wire.roster import Agent, Beat, Delta, read_beat, sign_delta
 from tidings.wire.rulings import Access
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import AccessSubject, MemberSubject
+from tidings.wire.times import moment
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -211,7 +212,7 @@ class RosterTable:
             id=owner,
             name=access.name,
             roles=access.roles,
-            last_seen=presence.last_seen,
+            last_seen=None if presence.last_seen is None else moment(presence.last_seen),
             session=presence.number,
             access=self._access_seq(owner),
             moved=self._moved(owner),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +24,7 @@ from tidings.wire.message import MAX_MENTIONS
 from tidings.wire.names import check_channel, check_pattern
 from tidings.wire.patterns import covers_any, covers_pattern, is_concrete
 from tidings.wire.rulings import Access, Channel, Member
+from tidings.wire.times import moment, record_time, seconds_of
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -48,7 +48,7 @@ Handler = Callable[["Steward", Request], Awaitable[Answer]]
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return moment(time.time())
 
 
 def access_of(steward: Steward, owner: str) -> Access:
@@ -296,7 +296,7 @@ async def _last(steward: Steward, channel: str) -> dict[str, Any] | None:
     stream = steward.subjects.log_stream
     found = [await steward.js.last(stream, each) for each in _filters(steward, channel)]
     newest = max((record for record in found if record), key=lambda record: record.seq, default=None)
-    return {"seq": newest.seq, "time": newest.time_ns / 1e9} if newest else None
+    return {"seq": newest.seq, "time": record_time(newest.time_ns)} if newest else None
 
 
 async def _activity(steward: Steward, channel: str) -> dict[str, Any]:
@@ -304,7 +304,7 @@ async def _activity(steward: Steward, channel: str) -> dict[str, Any]:
     stream, last = steward.subjects.log_stream, await _last(steward, channel)
     if last is None:
         return {"last": None, "messages": 0, "per_hour": 0.0}
-    oldest, count = last["time"], 0
+    oldest, count = seconds_of(last["time"]), 0
     for each in _filters(steward, channel):
         first = await steward.js.following(stream, each, 1)
         if first is not None:

@@ -13,6 +13,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.steward.task_rules import Settled, TaskState
 from tidings.steward.unread import predecessors
 from tidings.wire.subjects import Task
+from tidings.wire.times import moment
 
 if TYPE_CHECKING:
     from tidings.steward.tasks import TaskDesk
@@ -26,6 +27,7 @@ class TaskLookup:
     def __init__(self, desk: TaskDesk) -> None:
         self.desk = desk
         self._figures: dict[str, Any] = {}
+        self._counted = 0.0
 
     # --- roles ---
 
@@ -91,8 +93,8 @@ class TaskLookup:
     async def figures(self) -> dict[str, Any]:
         """Queued per role, held, the age of the oldest, dead letters; at most `FIGURES_AGE` old."""
         now = time.time()
-        if now - self._figures.get("at", 0.0) > FIGURES_AGE:
-            self._figures = await self._count(now)
+        if now - self._counted > FIGURES_AGE:
+            self._figures, self._counted = await self._count(now), now
         return self._figures
 
     async def _count(self, now: float) -> dict[str, Any]:
@@ -118,7 +120,7 @@ class TaskLookup:
             "dead": len(dead),
             "done": self.desk.counts["done"],
             "unwatched_deadlines": self.desk.deadlines.unwatched,
-            "at": now,
+            "at": moment(now),
         }
 
     async def _stored(self) -> Counter[str]:

@@ -24,6 +24,7 @@ from tidings.wire.ids import is_message_id
 from tidings.wire.names import check_role
 from tidings.wire.operations import TASK_WAIT
 from tidings.wire.signing import verifies
+from tidings.wire.times import moment
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -71,8 +72,8 @@ async def claim(steward: Steward, request: Request) -> Answer:
         "task": encoded(record),
         "role": task.role,
         "attempt": task.attempt,
-        "deadline": task.deadline,
-        "claimed_at": task.claimed_at,
+        "deadline": moment(task.deadline),
+        "claimed_at": moment(task.claimed_at),
         "beat_every": steward.pace.task_silence / 6,
     }
 
@@ -80,7 +81,7 @@ async def claim(steward: Steward, request: Request) -> Answer:
 async def beat(steward: Steward, request: Request) -> Answer:
     access_of(steward, request.sender)
     task = await steward.desk.settling.beat(request.sender, _seq(request), request.optional("session", str))
-    return {"state": "held", "attempt": task.attempt, "deadline": task.deadline}
+    return {"state": "held", "attempt": task.attempt, "deadline": moment(task.deadline)}
 
 
 async def done(steward: Steward, request: Request) -> Answer:
@@ -224,7 +225,7 @@ def _line(steward: Steward, settled: Settled) -> dict[str, Any]:
         "attempts": settled.attempt,
         "reasons": list(settled.reasons),
         "workers": list(settled.workers),
-        "at": settled.at,
+        "at": moment(settled.at),
     }
 
 

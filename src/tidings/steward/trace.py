@@ -26,6 +26,7 @@ from tidings.wire.envelope import Received, open_record
 from tidings.wire.ids import id_time_ms
 from tidings.wire.names import is_agent_id
 from tidings.wire.subjects import Chat, Direct, Task
+from tidings.wire.times import moment, record_time, seconds_of
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -104,15 +105,15 @@ def _task_life(found: TaskState | Settled | str, line: dict[str, Any]) -> dict[s
             "kind": "task",
             **{key: line[key] for key in ("sender", "to", "seq") if key in line},
             "stage": "confirmed",
-            "stages": {"confirmed": _time(line["time_ns"] / 1e9)} if "time_ns" in line else {},
+            "stages": {"confirmed": moment(seconds_of(line["time"]))} if "time" in line else {},
             "state": found,
         }
-    stages = {"confirmed": _time(found.time_ns / 1e9)}
+    stages = {"confirmed": moment(found.time_ns / 1e9)}
     if found.attempt and found.claimed_at:
-        stages["delivered"] = _time(found.claimed_at)
+        stages["delivered"] = moment(found.claimed_at)
     state, cause = "claimed" if found.worker else "queued", None
     if isinstance(found, Settled):
-        stages[_last_stage(found)] = _time(found.at)
+        stages[_last_stage(found)] = moment(found.at)
         state, cause = found.state, found.cause
     return {
         "kind": "task",
@@ -133,10 +134,6 @@ def _last_stage(settled: Settled) -> str:
     if settled.state == "done" or settled.attempt:
         return "read"
     return "undeliverable" if settled.cause == "malformed" else "expired"
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 async def _candidates(steward: Steward, caller: str, mid: str, seq: int | None) -> list[tuple[str, StoredRecord]]:
@@ -185,7 +182,7 @@ def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict
         return None
     return {
         "seq": record.seq,
-        "time_ns": record.time_ns,
+        "time": record_time(record.time_ns),
         "kind": opened.kind,
         "sender": opened.sender,
         "to": opened.destination,
@@ -204,7 +201,7 @@ def _void_line(steward: Steward, record: StoredRecord, caller: str, mid: str, vo
     }[type(parsed)]
     return {
         "seq": record.seq,
-        "time_ns": record.time_ns,
+        "time": record_time(record.time_ns),
         "kind": kind,
         "sender": caller,
         "to": to,

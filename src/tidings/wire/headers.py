@@ -12,10 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
 
 from tidings.errors import HeaderRefused, WireError
+from tidings.wire.times import parse_time
 
 Field = tuple[str, str]
 Fields = tuple[Field, ...]
@@ -122,18 +121,6 @@ def fields_of(block: bytes) -> Fields | None:
         return Headers.parse(block).fields if block else ()
     except WireError:
         return None
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of the broker's RFC 3339 time (up to nine fractional digits)."""
-    base, _, fraction = text.rstrip("Z").partition(".")
-    return start_of_second(base) + int((fraction + "000000000")[:9])
-
-
-@lru_cache(maxsize=64)
-def start_of_second(base: str) -> int:
-    """Nanoseconds since the epoch. Many records share their second."""
-    return int(datetime.fromisoformat(base).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
 
 
 #: what nearly every stored record looks like: a signature and an id, each once

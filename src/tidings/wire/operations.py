@@ -18,8 +18,8 @@ import msgspec
 from tidings.wire.roster import Beat
 from tidings.wire.rulings import Access, Channel, Space
 
-#: what JetStream counts with; a larger number is one that nobody was given
-MOST = 2**63 - 1
+#: what every language reads exactly; a larger number is one that nobody was given
+MOST = 2**53 - 1
 #: seconds for which whoever asks about receipts, or about tasks, may be kept waiting
 RECEIPT_WAIT, TASK_WAIT = 25.0, 20.0
 
@@ -36,6 +36,7 @@ TEXT = Kind("a text", (str,), {"type": "string"})
 TEXTS = Kind("a list of texts", (list,), {"type": "array", "items": {"type": "string"}})
 COUNT = Kind("a whole number", (int,), {"type": "integer", "minimum": -MOST, "maximum": MOST})
 NUMBER = Kind("a number", (int, float), {"type": "number", "minimum": -MOST, "maximum": MOST})
+TIME = Kind("a time", (str,), {"type": "string", "format": "date-time"})
 FLAG = Kind("true or false", (bool,), {"type": "boolean"})
 TABLE = Kind("an object", (dict,), {"type": "object"})
 ROWS = Kind("a list of objects", (list,), {"type": "array", "items": {"type": "object"}})
@@ -62,7 +63,7 @@ def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
 
 
 _HELD: Mapping[str, Kind] = {"seq": COUNT, "session": TEXT}
-_SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": COUNT, "after": COUNT}
+_SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": TIME, "after": COUNT}
 _LETTER: Mapping[str, Kind] = {"seq": COUNT, "letter": TEXT}
 _PAGE: Mapping[str, Kind] = {
     "channel": TEXT,
@@ -70,7 +71,7 @@ _PAGE: Mapping[str, Kind] = {
     "before": COUNT,
     "after": COUNT,
     "until": COUNT,
-    "since_ns": COUNT,
+    "since": TIME,
     "sender": TEXT,
 }
 _RECEIPT: Mapping[str, Kind] = {

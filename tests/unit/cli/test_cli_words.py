@@ -263,7 +263,14 @@ def test_a_long_text_is_cut_on_a_terminal_only_and_the_command_that_shows_it_is_
 
 def test_the_life_of_a_message_is_told_in_words_with_names() -> None:
     ada, bob = "U" + "A" * 55, "U" + "B" * 55
-    stored = {"stream": "DM_main", "seq": 7, "time_ns": 1_800_000_000 * 10**9, "kind": "dm", "sender": ada, "to": bob}
+    stored = {
+        "stream": "DM_main",
+        "seq": 7,
+        "time": "2027-01-15T08:00:00.000000000Z",
+        "kind": "dm",
+        "sender": ada,
+        "to": bob,
+    }
     stages = {"read": "2027-01-15T08:00:02.000+00:00", "confirmed": "2027-01-15T08:00:00.000+00:00"}
     letter = {"kind": "dm", "sender": ada, "to": bob, "seq": 7, "stage": "read", "stages": stages}
     task = {"kind": "task", "sender": ada, "to": "reviewer", "seq": 9, "stage": "read", "stages": {}, "state": "dead"}

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from tidings.broker.records import Page
 from tidings.nats.core import status_of
-from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, parse_time, split_block
+from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
+from tidings.wire.times import parse_time
 
 APPENDED = (
     ("Nats-Stream", "LOG_main"),

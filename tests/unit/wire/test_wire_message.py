@@ -47,7 +47,7 @@ artifacts = st.builds(
     name=st.sampled_from(["plan.pdf", "…", "a b", "..."]),
     media_type=st.sampled_from(["text/plain", "application/vnd.x+json", "text/plain; charset=utf-8"]),
     digest=st.just("sha256:" + "ab" * 32),
-    size=st.integers(0, 2**63 - 1),
+    size=st.integers(0, 2**53 - 1),
     uri=st.none() | st.just("https://files.example/x?y#z"),
 )
 extensions = st.dictionaries(text, values, max_size=3).map(

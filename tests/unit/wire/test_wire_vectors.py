@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
-from tidings.errors import WireError
-from tidings.wire import golden, ids, keys, names, schema, signing, strict_json, subjects, tags
+from tidings.errors import BadSignature, MalformedMessage, WireError
+from tidings.wire import ids, keys, names, schema, seal, signing, strict_json, subjects, tags
+from tidings.wire.envelope import Received, open_record
+from tidings.wire.golden import cast, grammar
 from tidings.wire.headers import Headers, own_fields, refused_headers
+from tidings.wire.marks import record_mark
 from tidings.wire.message import decode
 from tidings.wire.patterns import covers_pattern
 
@@ -35,7 +39,9 @@ def test_the_seeds_give_the_keys() -> None:
     prefixes = {"U": keys.USER, "A": keys.ACCOUNT}
     for vector in SHIPPED["keys"].values():
         byte = bytes.fromhex(vector["seed_hex"])[0]
-        assert golden._key(byte, prefixes[vector["id"][0]]).id == vector["id"]
+        made = cast.key_of(byte, prefixes[vector["id"][0]])
+        assert (made.id, made.seed) == (vector["id"], vector["seed"])
+        assert keys.KeyPair(vector["seed"]).id == vector["id"]
 
 
 CHECKS: dict[str, Callable[[str], bool]] = {
@@ -66,6 +72,12 @@ def test_tags_and_shards_are_as_the_vectors_say() -> None:
         assert tags.is_tag(vector["tag"])
     for vector in SHIPPED["shards"]:
         assert subjects.shard_of(vector["owner"]) == vector["shard"]
+    assert {vector["shard"] for vector in SHIPPED["shards"]} == set(range(subjects.SHARDS))
+
+
+def test_marks_of_records_are_as_the_vectors_say() -> None:
+    for vector in SHIPPED["marks"]:
+        assert record_mark(int(vector["time_ns"]), vector["subject"], vector["payload"].encode()) == vector["mark"]
 
 
 @pytest.mark.parametrize("vector", SHIPPED["subjects"]["valid"], ids=lambda v: v["type"])
@@ -87,6 +99,35 @@ def test_signed_bytes_and_signatures_are_as_the_vectors_say(vector: dict[str, st
     payload = vector["payload"].encode()
     assert signing.signed_bytes(*fields, payload).hex() == vector["signed_bytes_hex"]  # type: ignore[call-arg, arg-type]
     assert signing.verifies(vector["signature"], *fields, payload)  # type: ignore[call-arg, arg-type]
+
+
+@pytest.mark.parametrize("vector", SHIPPED["bad_signatures"], ids=why)
+def test_a_signature_of_anything_else_or_spelled_otherwise_does_not_verify(vector: dict[str, str]) -> None:
+    fields = [vector[name] for name in ("signature", "space_id", "kind", "sender", "destination")]
+    assert not signing.verifies(*fields, vector["payload"].encode())  # type: ignore[call-arg, arg-type]
+
+
+@pytest.mark.parametrize("vector", SHIPPED["bad_seals"], ids=why)
+def test_a_seal_that_does_not_hold_is_not_opened(vector: dict[str, str]) -> None:
+    refusal = BadSignature if vector["seen_by"] == "seal" else MalformedMessage
+    with pytest.raises(refusal):
+        seal.open_sealed(cast.BOB, vector["sender"], decode(vector["sealed"].encode()))
+
+
+def test_what_was_sealed_is_opened_and_says_what_it_said() -> None:
+    for vector in SHIPPED["sealed"]:
+        assert cast.BOB.shared_with(vector["sender"]).hex() == vector["shared_hex"]
+        opened = seal.open_sealed(cast.BOB, vector["sender"], decode(vector["sealed"].encode()))
+        assert opened == replace(decode(vector["message"].encode()), raw=vector["sealed"].encode())
+
+
+@pytest.mark.parametrize("vector", SHIPPED["records"], ids=why)
+def test_a_record_is_opened_or_refused_for_the_reason_the_vectors_say(vector: dict[str, Any]) -> None:
+    space = subjects.Subjects(SHIPPED["subjects"]["space"])
+    payload = vector["payload"].encode() + b" " * vector.get("blanks", 0)
+    fields = Headers.parse(vector["block"].encode()).fields
+    opened = open_record(space, SHIPPED["keys"]["space"]["id"], vector["subject"], fields, payload)
+    assert (None if isinstance(opened, Received) else opened.reason) == vector["refused"]
 
 
 def test_the_schema_is_a_schema() -> None:
@@ -120,7 +161,7 @@ def test_header_blocks_are_read_as_the_vectors_say(vector: dict[str, Any]) -> No
             Headers.parse(block)
         return
     headers = Headers.parse(block)
-    own = own_fields(headers, golden.POLICIES[vector["policy"]])
+    own = own_fields(headers, grammar.POLICIES[vector["policy"]])
     assert headers.status == vector["status"]
     assert [list(field) for field in own] == vector["own"]
     assert list(refused_headers(own)) == vector["refused"]
