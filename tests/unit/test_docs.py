@@ -15,7 +15,7 @@ def named_tests(document: str) -> list[str]:
     return re.findall(r"`(test_\w+)`", document)
 
 
-@pytest.mark.parametrize("name", ["guarantees", "findings", "pains"])
+@pytest.mark.parametrize("name", ["guarantee-tests", "findings", "pains"])
 def test_every_test_named_in_a_document_exists(name: str) -> None:
     named = set(named_tests((ROOT / "docs" / f"{name}.md").read_text()))
     assert len(named) > 10
