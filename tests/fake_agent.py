@@ -478,7 +478,8 @@ class FakeAgent(AgentInterface):
         self.world.change()
         return len(changed)
 
-    async def thread(self, message_id: str) -> list[Json]:
+    async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
+        del starts
         return [row for row in self.rows if message_id in (row["id"], row["reply_to"])]
 
     async def ids_ending(self, ending: str) -> list[str]:

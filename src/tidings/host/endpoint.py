@@ -444,8 +444,8 @@ class HostEndpoint(AgentInterface):
         """How many of these lost their content now. That they came stays, so none comes again."""
         return int((await self.ask_host("POST", "/v1/inbox/delete", {"rows": list(rows)}))["deleted"])
 
-    async def thread(self, message_id: str) -> list[Json]:
-        return list((await self.ask_host("GET", f"/v1/threads/{_part(message_id)}"))["messages"])
+    async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
+        return list((await self.ask_host("GET", f"/v1/threads/{_part(message_id)}", starts=starts))["messages"])
 
     async def ids_ending(self, ending: str) -> list[str]:
         """Whole ids of messages this agent was sent or sent, by how they end."""

@@ -33,6 +33,8 @@ from tidings.wire.ids import new_id
 
 #: clients give up a call after a minute
 LONGEST_WAIT = 45.0
+#: seconds for the space to hear how a task ended; the host goes on telling it
+SETTLED_WITHIN = 20.0
 COUNTED = 200
 PIECE = 32_000
 
@@ -452,10 +454,14 @@ class Tools:
         if outcome == "fail" and data is not None:
             raise UsageError("a task that failed has a reason, in `text`, and no `data`")
         job, state = await self.agent.claimed(task), "done"
-        if outcome == "done":
-            await job.done(text, data=data)
-        else:
-            state = await job.fail(text or "no reason was given", retry=retry)
+        try:
+            async with asyncio.timeout(SETTLED_WITHIN):
+                if outcome == "done":
+                    await job.done(text, data=data)
+                else:
+                    state = await job.fail(text or "no reason was given", retry=retry)
+        except TimeoutError:
+            raise OutcomeUnknown(f"the space did not say in time whether task {short(task)} is settled") from None
         return result(answers.TaskOutcome(id=short(task), state=state), f"Task {short(task)} is {state}.")
 
     async def task_result(

@@ -121,7 +121,7 @@ class Follower:
 
     async def _thread(self, message_id: str) -> set[str]:
         try:
-            rows = await self.agent.thread(message_id)
+            rows = await self.agent.thread(message_id, starts=False)
         except TidingsError:
             return set()
         answered = {str(row["reply_to"]) for row in rows if row["reply_to"]}

@@ -85,12 +85,17 @@ async def test_two_calls_that_find_their_session_ended_open_one() -> None:
 
 
 @pytest.mark.parametrize("failed", [HostUnreachable("stopped"), NoSession("ended")])
-async def test_a_sign_of_life_never_starts_a_host_that_somebody_stopped(failed: Exception) -> None:
+async def test_neither_a_sign_of_life_nor_a_look_at_a_thread_starts_a_host_that_somebody_stopped(
+    failed: Exception,
+) -> None:
     host = ScriptedHost(failed)
     find, sessions = Found(host), ScriptedSessions()
     async with at(host, sessions, find) as agent:
         with pytest.raises(type(failed)):
             await agent.held(starts=False)
+        host.fails = [failed]
+        with pytest.raises(type(failed)):
+            await agent.thread("m", starts=False)
         assert (find.times, sessions.opened) == (1, 1)
 
 

@@ -23,6 +23,7 @@ from tidings import errors
 from tidings.endpoint.tasks import TaskResult
 from tidings.host.endpoint import HostEndpoint
 from tidings.host.http_client import Json
+from tidings.mcp import tools
 from tidings.mcp.advice import NEXT, advice
 from tidings.mcp.ids import short
 from tidings.mcp.server import build_server
@@ -725,6 +726,27 @@ async def test_a_task_that_is_held_stays_so_if_a_second_claim_is_given_up() -> N
         assert done.structured_content == {"id": short(TASK["id"]), "state": "done"}
     assert host.asked_for(f"POST /v1/tasks/{TASK['id']}/fail") == []
     assert host.asked_for(f"POST /v1/tasks/{TASK['id']}/done") == [{"text": "", "data": None}]
+
+
+async def test_a_task_whose_end_the_space_does_not_hear_in_time_may_be_finished_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tools, "SETTLED_WITHIN", 0.05)
+    host = ScriptedHost()
+    done = f"POST /v1/tasks/{TASK['id']}/done"
+    host.answers |= {"POST /v1/tasks/claim": {"task": TASK}, done: host.never}
+    async with at(host) as agent, Client(build_server(agent)) as client:
+        await client.call_tool("claim_task", {"role": "reviewer"})
+        asked = {"id": TASK["id"], "outcome": "done"}
+        late = await client.call_tool("finish_task", asked)
+        assert isinstance(late, CallToolResult)
+        assert late.is_error
+        assert words(late).startswith("finish_task failed (outcome_unknown): the space did not say in time")
+        host.answers[done] = {}
+        assert (await client.call_tool("finish_task", asked)).structured_content == {
+            "id": short(TASK["id"]),
+            "state": "done",
+        }
 
 
 async def test_the_result_of_a_task_is_fenced_and_its_failure_told_with_reasons() -> None:
