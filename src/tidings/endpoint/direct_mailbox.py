@@ -142,12 +142,9 @@ class DirectMailbox(Mailbox[tuple[PendingAck, Incoming]]):
 
     async def _hand_over(self, arrived: tuple[PendingAck, Incoming]) -> None:
         held, incoming = arrived
-        await incoming.named()
-        await self.endpoint.inbox.wait_for_room()
-        self.endpoint.inbox.put(incoming)
+        await self.endpoint.hand_over(incoming)
         if self.endpoint.tells_delivered:
             self.receipts.note(held.delivery.seq, "delivered")
-        self.endpoint.events.emit("message", incoming)
 
     # --- settling ---
 

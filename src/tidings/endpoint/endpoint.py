@@ -582,6 +582,13 @@ class Endpoint(AgentInterface):
             raise ConnectionLost("this endpoint is closed")
         return incoming
 
+    async def hand_over(self, incoming: Incoming) -> None:
+        """Give a message to the application as soon as it is named and the inbox has room."""
+        await incoming.named()
+        await self.inbox.wait_for_room()
+        self.inbox.put(incoming)
+        self.events.emit("message", incoming)
+
     def _surface_channel(
         self,
         record: LiveRecord,

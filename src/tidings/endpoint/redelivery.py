@@ -75,16 +75,9 @@ class Redelivery:
 
     async def _again(self, incoming: Incoming, pause: float) -> None:
         await asyncio.sleep(pause)
-        await self._hand_out(
+        await self.endpoint.hand_over(
             replace(incoming, attempt=incoming.attempt + 1, redelivered=True, _settled=False, _returned=False)
         )
-
-    async def _hand_out(self, incoming: Incoming) -> None:
-        inbox = self.endpoint.inbox
-        await incoming.named()
-        await inbox.wait_for_room()
-        inbox.put(incoming)
-        self.endpoint.events.emit("message", incoming)
 
     # --- dead letters ---
 
@@ -182,7 +175,7 @@ class Redelivery:
 
         incoming.redelivered = incoming.durable = True
         incoming._settle, incoming._keep, incoming._buried, incoming._nak = settle, None, forget, self.take
-        await self._hand_out(incoming)
+        await self.endpoint.hand_over(incoming)
 
     def opened(self, line: dict[str, Any]) -> Incoming | None:
         """The message of a letter, verified like any other; None if it is no longer there."""

@@ -281,9 +281,8 @@ class Tasks:
 
     async def claim(self, role: str, wait: float) -> Job | None:
         """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
-        asked: dict[str, Any] = {"role": check_role(role), "wait": wait, "session": self.session}
-        answer = await self._or_closed(self.connection.call("task", "claim", timeout=wait + PATIENCE, **asked))
-        if answer is None or answer["task"] is None:
+        answer = await self._ask_for_one(check_role(role), wait)
+        if answer is None:
             return None
         return self._open.get(answer["task"]["seq"]) or await self._start(answer)
 
@@ -298,22 +297,24 @@ class Tasks:
         while True:
             try:
                 await self._or_closed(self.connection.ready(LONG_POLL))
-                ask = self.connection.call(
-                    "task", "claim", role=role, wait=LONG_POLL, session=self.session, timeout=LONG_POLL + PATIENCE
-                )
-                answer = await self._or_closed(ask)
+                answer = await self._ask_for_one(role, LONG_POLL)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set():
                     return None
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, pause * 2)
                 continue
-            if answer is None or answer["task"] is None:
+            if answer is None:
                 return None
             held = self._open.get(answer["task"]["seq"])
             if held is None:
                 return await self._start(answer)
             await self._or_closed(held._ended.wait())  # another loop of this endpoint works on it
+
+    async def _ask_for_one(self, role: str, wait: float) -> dict[str, Any] | None:
+        asked: dict[str, Any] = {"role": role, "wait": wait, "session": self.session}
+        answer = await self._or_closed(self.connection.call("task", "claim", timeout=wait + PATIENCE, **asked))
+        return None if answer is None or answer["task"] is None else dict(answer)
 
     async def _or_closed(self, waiting: Any) -> Any:
         """Wait for an answer, or None as soon as the endpoint closes."""
@@ -390,21 +391,21 @@ class Tasks:
         destination = f"{job.asker.id}.{job.message.id}"
         signature = signing.sign(self.identity.key, self.identity.space_id, "result", destination, payload)
         arguments = {"result": base64.b64encode(payload).decode(), "sig": signature}
-        await self._settle(job, "done", lambda: arguments)
+        await self._settle(job, "done", arguments)
 
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
         told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
-        answer = await self._settle(job, "fail", lambda: told)
+        answer = await self._settle(job, "fail", told)
         return str(answer["state"])
 
-    async def _settle(self, job: Job, do: str, arguments: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _settle(self, job: Job, do: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
         if job.settled:
             raise UsageError(f"task {job.seq} is settled already")
         op, pause = new_id(), FIRST_PAUSE
         while True:
             try:
-                answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments())
+                answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)
