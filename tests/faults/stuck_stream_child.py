@@ -18,7 +18,7 @@ from typing import Any
 
 from tidings.steward.health import health_of
 from tidings.steward.service import Steward
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 
 SIZE = 64 * 1024 * 1024
@@ -33,7 +33,7 @@ def fill(ballast: Path) -> None:
 
 
 async def new_steward(space: RealSpace, asked: list[dict[str, Any]]) -> Steward:
-    steward = await space.start_steward(replace(TEST_PACE, stuck=0.2))
+    steward = await space.start_steward(replace(TEST_INTERVALS, stuck=0.2))
     steward.tell_supervisor = asked.append
     return steward
 

@@ -13,7 +13,7 @@ from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
 from tidings.steward.marks import KEPT, Mark, thinned
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 
 
 async def test_adding_an_agent_while_the_space_is_down_leaves_nothing_behind(space: RealSpace) -> None:
@@ -175,7 +175,7 @@ async def test_how_a_space_is_is_told_by_a_write_that_is_read_back(space: RealSp
     """A log that grows stores; one that does not is written to when somebody asks, now and then."""
     await space.add("ada")
     await space.stop_steward()
-    steward = await space.start_steward(replace(TEST_PACE, log_write=0.0))
+    steward = await space.start_steward(replace(TEST_INTERVALS, log_write=0.0))
     async with space.agent("ada") as ada, space.core() as js:
         first = await ada.control.call("health", "ping")
         again = await ada.control.call("health", "ping")

@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tidings.errors import UsageError
-from tidings.steward.answering import HANDLERS
 from tidings.steward.arguments import check_arguments
+from tidings.steward.dispatch import HANDLERS
 from tidings.steward.requests import Request
 from tidings.testing.real_space import RealSpace
 from tidings.wire.ids import new_id

@@ -49,7 +49,7 @@ from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, open_mailbox
 from tidings.steward import retention
 from tidings.testing.processes import pause as pause_process
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
@@ -679,7 +679,7 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
-    pace = dataclasses.replace(TEST_PACE, presence=1.0)
+    intervals = dataclasses.replace(TEST_INTERVALS, presence=1.0)
     answers: list[int | None] = []
     ended = SessionLease.ended
 
@@ -688,7 +688,7 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
         return answers[-1]
 
     monkeypatch.setattr(SessionLease, "ended", noted)
-    async with real_space(tmp_path / "home", pace=pace) as space, host_in(tmp_path / "host") as host:
+    async with real_space(tmp_path / "home", intervals=intervals) as space, host_in(tmp_path / "host") as host:
         await space.add("ada")
         await space.add("bob")
         bob = await adopt(host, space, "bob", receive=True)

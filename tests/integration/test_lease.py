@@ -18,8 +18,8 @@ from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.space.fold import Verdict
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
+from tidings.steward.intervals import Intervals
 from tidings.steward.lease import StewardLease
-from tidings.steward.pace import Pace
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward
 from tidings.testing.processes import pause
@@ -30,8 +30,8 @@ from tidings.wire.rulings import Member
 from tidings.wire.signing import SIGNATURE_HEADER
 
 #: beats so seldom that it does not notice by itself that it was replaced
-UNAWARE = Pace(lease_ttl=60, gate=60, retention=60, marks=60)
-BRISK = Pace(lease_ttl=0.4, gate=0.1, retention=0.2, marks=0.1)
+UNAWARE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)
+BRISK = Intervals(lease_ttl=0.4, gate=0.1, retention=0.2, marks=0.1)
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def kill_in_process(space: RealSpace) -> None:
 
 
 async def test_a_second_steward_refuses_and_names_the_holder(space: RealSpace) -> None:
-    rival = Steward(space.home, pace=BRISK)
+    rival = Steward(space.home, intervals=BRISK)
     with pytest.raises(LeaseHeld) as refused:
         await asyncio.wait_for(rival.run(), 20)
     text = str(refused.value)
@@ -141,7 +141,7 @@ async def test_after_a_holder_known_to_be_dead_nobody_waits(space: RealSpace) ->
 
 async def test_after_names_one_holder_and_no_other(space: RealSpace) -> None:
     with pytest.raises(LeaseHeld):
-        await asyncio.wait_for(Steward(space.home, pace=BRISK).run(after="somebody-else"), 20)
+        await asyncio.wait_for(Steward(space.home, intervals=BRISK).run(after="somebody-else"), 20)
 
 
 @pytest.mark.parametrize("kill", [True, False])

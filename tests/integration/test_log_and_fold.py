@@ -15,8 +15,8 @@ from tidings.space.control import collect
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.home import SpaceInfo
 from tidings.space.log import fold_log, read_rulings
-from tidings.steward import services
-from tidings.steward.governance import ACK_WAIT_NS
+from tidings.steward import agent_handlers
+from tidings.steward.admin_handlers import ACK_WAIT_NS
 from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, seeded_key
 from tidings.testing.model import Model, may_read, members, owed
 from tidings.testing.pouring import Pour, pour
@@ -163,8 +163,8 @@ async def test_an_answer_too_long_for_a_message_is_refused_and_not_left_out(
             await ada.control.call("channel", "set", channel=f"c{number}", instructions="i" * 2_000)
         listed = await collect(ada.control.call, "channel", "list", "channels")
         assert len(listed) == 520, "in pages it is answered whole, though it is longer than a message"
-        monkeypatch.setattr(services, "CHANNELS_PER_PAGE", 1_000)
-        monkeypatch.setattr(services, "PAGE_BYTES", 10**9)
+        monkeypatch.setattr(agent_handlers, "CHANNELS_PER_PAGE", 1_000)
+        monkeypatch.setattr(agent_handlers, "PAGE_BYTES", 10**9)
         with pytest.raises(TooLarge, match="ask for less"):
             await ada.control.call("channel", "list")
         assert (await ada.control.call("channel", "info", channel="c7"))["instructions"] == "i" * 2_000

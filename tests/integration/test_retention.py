@@ -20,20 +20,20 @@ from tidings.space.state import StateBucket
 from tidings.steward import damage, retention
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
-from tidings.steward.pace import Pace
+from tidings.steward.intervals import Intervals
 from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.task_rules import TaskState
 from tidings.testing.generated import generate_log
 from tidings.testing.pouring import pour
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire.rulings import Parts, Space
 
 CHAT = "td.main.chat.>"
 OFF = {"deliver": "off", "archive": "off"}
 #: a steward that tends nothing by itself
-IDLE = Pace(lease_ttl=60, gate=60, retention=60, marks=60)
+IDLE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)
 
 
 def serving(space: RealSpace) -> Steward:
@@ -364,7 +364,7 @@ async def test_a_steward_that_starts_on_a_log_full_to_the_brim_takes_its_lease(t
 
 
 async def test_a_ruling_or_a_renewal_refused_for_want_of_room_closes_the_gate_itself(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", budget=full(), pace=IDLE) as space:
+    async with real_space(tmp_path / "home", budget=full(), intervals=IDLE) as space:
         await space.add("ada")
         async with space.agent("ada") as ada, space.core() as js:
             acknowledged = await fill_to_the_brim(ada)
@@ -376,7 +376,7 @@ async def test_a_ruling_or_a_renewal_refused_for_want_of_room_closes_the_gate_it
 
 
 async def test_a_lease_refused_for_want_of_room_closes_the_gate_itself(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", budget=full(), pace=IDLE) as space:
+    async with real_space(tmp_path / "home", budget=full(), intervals=IDLE) as space:
         await space.add("ada")
         async with space.agent("ada") as ada, space.core() as js:
             await fill_to_the_brim(ada)
@@ -433,7 +433,9 @@ async def test_a_new_space_does_without_an_archive_until_its_owner_wants_one(spa
 @pytest.fixture
 async def calm(tmp_path: Path) -> AsyncIterator[RealSpace]:
     """A small space whose side streams are tended only when a test says so."""
-    async with real_space(tmp_path / "calm", budget=1024 * 1024, pace=replace(TEST_PACE, retention=600)) as space:
+    async with real_space(
+        tmp_path / "calm", budget=1024 * 1024, intervals=replace(TEST_INTERVALS, retention=600)
+    ) as space:
         yield space
 
 

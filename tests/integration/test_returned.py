@@ -14,7 +14,7 @@ from tidings.steward import backstop, dead_mail
 from tidings.steward.dead_mail import Letter
 from tidings.steward.health import health_of
 from tidings.testing.frames import stub_pipeline
-from tidings.testing.real_space import TEST_PACE, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 
 QUICK = tidings.Retry(attempts=3, first=0.02)
@@ -132,7 +132,7 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             await bob.link.call("dead", "retry", letter=channel)
             await eventually(lambda: worker.done == ["poison in public"], what="the mended program has it")
         await pair.stop_steward()
-        await pair.start_steward(TEST_PACE)
+        await pair.start_steward(TEST_INTERVALS)
         async with connect(pair, "bob", receive=False) as bob:
             await eventually(lambda: bob.roster.loaded)
             assert [each["letter"] for each in await letters(bob)] == [direct], "kept by the next steward"
@@ -170,7 +170,7 @@ async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_
         assert "1 of your dead letters was removed because you had more than one agent may keep" in heard[0].text
         assert len(await letters(bob)) == 2
     await pair.stop_steward()
-    await pair.start_steward(TEST_PACE)
+    await pair.start_steward(TEST_INTERVALS)
     later: list[tidings.Notice] = []
     endpoint = connect(pair, "bob", receive=False)
     endpoint.on("notice", later.append)

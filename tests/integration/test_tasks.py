@@ -365,7 +365,7 @@ async def bound_queue(space: RealSpace, tasks: int) -> None:
 
 
 async def test_a_full_queue_is_said_by_name_and_what_is_settled_makes_room_at_once(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", pace=replace(PACE, task_keep=600.0)) as space:
+    async with real_space(tmp_path / "home", intervals=replace(PACE, task_keep=600.0)) as space:
         await space.add("ada")
         await space.add("bob", roles=["reviewer"])
         await bound_queue(space, 4)

@@ -9,7 +9,7 @@ from tidings.endpoint.notices import Notice
 from tidings.errors import ConnectionLost
 from tidings.steward.health import health_of
 from tidings.steward.store_reading import read_store
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.envelope import RULED_OUT
@@ -67,7 +67,7 @@ async def test_a_message_with_reserved_headers_is_told_to_its_sender_as_void_and
         await ada.send("general", "a good one")
         assert (await bob.next_message(10)).text == "a good one"
     await pair.stop_steward()
-    await pair.start_steward(TEST_PACE)
+    await pair.start_steward(TEST_INTERVALS)
     async with connect(pair, "ada", channels=["general"]) as ada:
         assert (await ada.trace(direct))["receipts"][0]["stage"] == "void", "and it is remembered"
         again: list[Notice] = []

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.errors import ConflictError, UsageError
+from tidings.steward.agent_handlers import access_of
 from tidings.steward.requests import Request
-from tidings.steward.services import access_of
 from tidings.wire.roster import Attention, Count
 
 if TYPE_CHECKING:

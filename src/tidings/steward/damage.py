@@ -31,7 +31,7 @@ from tidings.broker.private_files import write_private
 from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
 from tidings.space.membership import Interval
-from tidings.steward.services import name_of, now
+from tidings.steward.agent_handlers import name_of, now
 from tidings.steward.unreadable import MOST_DELETED, Gaps, unreadable
 from tidings.wire.names import is_agent_id
 from tidings.wire.subjects import Audit, Chat, Delivery, Direct, Task, Via

@@ -24,12 +24,12 @@ import msgspec
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import TidingsError, UsageError
+from tidings.steward.agent_handlers import Answer, Handler, access_of, name_of
 from tidings.steward.dead_room import BEYOND_BOUND, bytes_of_mail, excess
 from tidings.steward.history import encoded
 from tidings.steward.replay import replay_of
 from tidings.steward.requests import Request
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
-from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import values_of
 from tidings.wire.patterns import covers_any

@@ -17,9 +17,9 @@ import msgspec
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
+from tidings.steward.agent_handlers import Answer, Handler, access_of
 from tidings.steward.receipt_services import message_id
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.ids import id_time_ms, is_message_id
 from tidings.wire.names import check_agent_id, check_channel, check_role

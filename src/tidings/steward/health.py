@@ -22,8 +22,8 @@ from tidings.broker.streams import gate_of
 from tidings.errors import LeaseLost, TidingsError
 from tidings.space import recall
 from tidings.steward import gate
+from tidings.steward.agent_handlers import Answer, Handler
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler
 from tidings.wire.ids import new_id
 from tidings.wire.operations import describe
 from tidings.wire.subjects import AGENT_SERVICES
@@ -108,7 +108,7 @@ class LogWrite:
     async def look(self, head: int) -> str | None:
         if head > self._head:
             self._head, self._grew = head, time.monotonic()
-        if self._task is None and time.monotonic() - self._grew < self._steward.pace.log_write:
+        if self._task is None and time.monotonic() - self._grew < self._steward.intervals.log_write:
             return None
         self._task = self._task or self._steward.spawn(self._renew())
         # never cancelled: a lease of unknown outcome would be a lost one

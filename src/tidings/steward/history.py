@@ -20,9 +20,9 @@ import msgspec
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, DeniedError, UsageError
+from tidings.steward.agent_handlers import Answer, Handler, access_of
 from tidings.steward.replay import Replay, replay_of
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers_any, is_concrete
 from tidings.wire.subjects import Chat, Via

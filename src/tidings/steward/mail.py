@@ -168,7 +168,7 @@ class Mail:
     async def _remove_expired(self, floors: dict[str, int], archived: int) -> int:
         """Old mail above its target's ack floor was never settled, whatever the archive has of it."""
         root = self.steward.subjects.root
-        old = await self._older_than(f"{root}.dm.>", self.steward.pace.mail_ttl, archived)
+        old = await self._older_than(f"{root}.dm.>", self.steward.intervals.mail_ttl, archived)
         unread = [r for r in old if r.seq > floors.get(_target(self.steward, r), r.seq)]
         return await self._tell_and_remove(unread, "expired")
 
@@ -176,7 +176,7 @@ class Mail:
         removed = 0
         for target in targets:
             inbox = self.steward.subjects.direct_inbox(target)
-            old = await self._older_than(inbox, self.steward.pace.mail_grace, head)
+            old = await self._older_than(inbox, self.steward.intervals.mail_grace, head)
             removed += await self._tell_and_remove(old, "undeliverable")
             if removed >= MOST_TOLD:
                 break

@@ -23,7 +23,7 @@ from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
 from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
-from tidings.steward.services import now
+from tidings.steward.agent_handlers import now
 from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.subjects import Subjects
 

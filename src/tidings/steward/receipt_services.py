@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidings.errors import DeniedError, UsageError
+from tidings.steward.agent_handlers import Answer, Handler, access_of
 from tidings.steward.receipts import RANK, Key, reached
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import check_agent_id
 from tidings.wire.operations import RECEIPT_WAIT

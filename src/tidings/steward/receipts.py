@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tidings.broker.answers import NO_ROOM, ApiError
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, TidingsError
-from tidings.steward.services import now
+from tidings.steward.agent_handlers import now
 from tidings.wire.envelope import Received, open_record
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidings.space.membership import Interval
-from tidings.steward.services import channel_facts
+from tidings.steward.agent_handlers import channel_facts
 from tidings.wire.patterns import covers
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 An unanswered request through a service import stays in the broker's memory, so whatever arrives with a reply gets
 one: junk, unknown services, wrong senders, failures of ours. This module turns bytes into a request and results or
-errors into an answer; who works on it when is `answering.py`'s part.
+errors into an answer; who works on it when is `dispatch.py`'s part.
 """
 
 from __future__ import annotations

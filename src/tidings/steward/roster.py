@@ -19,11 +19,11 @@ import msgspec
 from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.space.home import SpaceHome
+from tidings.steward.agent_handlers import Answer, Handler, access_of
 from tidings.steward.attention import StandingAttention, get_attention, set_attention
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.history import encoded
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
 from tidings.wire.roster import Agent, Beat, Delta, read_beat, sign_delta
 from tidings.wire.rulings import Access
 from tidings.wire.subjects import AccessSubject, MemberSubject
@@ -289,7 +289,7 @@ class RosterService:
         self.n = 0
         self.table = RosterTable(
             lambda owner: steward.table.access_at(owner, steward.position),
-            steward.pace.presence,
+            steward.intervals.presence,
             self._access_seq,
             lambda owner: steward.table.moved.get(owner, 0),
             lambda owner: steward.dead_mail.wanted(owner),
@@ -336,7 +336,7 @@ class RosterService:
             self.table.sweep(now)
         await self.backstop.look()
         # also while nobody is here: who only keeps mail or looks on beats nothing, and wants to know how far the log is
-        due = now - self._published >= self.steward.pace.roster_heartbeat
+        due = now - self._published >= self.steward.intervals.roster_heartbeat
         due = due or self.backstop.running != self._told_running
         if (self.table.has_news or due) and self.steward.lease.is_fresh:
             await self._publish(due=due)

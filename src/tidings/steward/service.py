@@ -31,22 +31,22 @@ from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import read_rulings
 from tidings.space.state import StateBucket
-from tidings.steward.answering import Answering
+from tidings.steward.admin_handlers import close_uncovered
+from tidings.steward.agent_handlers import JoinRate, now
 from tidings.steward.damage import StoreWatch
 from tidings.steward.dead_mail import DeadMail
+from tidings.steward.dispatch import Answering
 from tidings.steward.gate import close_if_full, tend_gate
-from tidings.steward.governance import close_uncovered
 from tidings.steward.health import LogWrite
 from tidings.steward.history import PageTurns
+from tidings.steward.intervals import Intervals
 from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
-from tidings.steward.pace import Pace
 from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import Receipts
 from tidings.steward.retention import Retention, SideStreams, claim_floor, read_floor
 from tidings.steward.roster import RosterService
-from tidings.steward.services import JoinPace, now
 from tidings.steward.shares import Shares
 from tidings.steward.signing_key import SigningKey
 from tidings.steward.stuck_streams import StuckStreams
@@ -70,14 +70,14 @@ class Steward:
         self,
         home: SpaceHome,
         *,
-        pace: Pace | None = None,
+        intervals: Intervals | None = None,
         tell_supervisor: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """`tell_supervisor`: how to ask for what needs a key we do not hold; None if nobody could do it."""
         self.home = home
         self.info: SpaceInfo = home.read_info()
         self.subjects: Subjects = self.info.subjects
-        self.pace = pace or Pace()
+        self.intervals = intervals or Intervals()
         self.tell_supervisor = tell_supervisor
         self.started = time.time()
         self.gate: GateState | None = None
@@ -90,7 +90,7 @@ class Steward:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self.pages = PageTurns()
-        self.join_pace = JoinPace()
+        self.join_rate = JoinRate()
         self._tasks: set[asyncio.Task[None]] = set()
         #: records that retention took out of the log
         self.removed = 0
@@ -212,7 +212,7 @@ class Steward:
         self.state = StateBucket(self.js, self.subjects)
         self.marks = Marks(self.home, self.info.id, self.js, self.subjects, self.tag)
         key = await self.signing_key.that_rules()
-        self.lease = StewardLease(self.js, self.subjects, self.info.id, key, ttl=self.pace.lease_ttl)
+        self.lease = StewardLease(self.js, self.subjects, self.info.id, key, ttl=self.intervals.lease_ttl)
         self.gate = await close_if_full(self.js, self.subjects, self.disk.look())
         regression = await self._regression()
         await self.lease.take(after=after)
@@ -258,23 +258,23 @@ class Steward:
     # --- what it does by itself ---
 
     async def _serve(self, connection: Connection) -> None:
-        beats = self.pace.lease_ttl / 3
+        beats = self.intervals.lease_ttl / 3
         loops = [
             asyncio.create_task(self._every(beats, self._beat)),
-            asyncio.create_task(self._every(self.pace.shares, self.shares.run)),
-            asyncio.create_task(self._every(self.pace.gate, self._tend_gate)),
-            asyncio.create_task(self._every(self.pace.retention, self._retain)),
-            asyncio.create_task(self._every(self.pace.marks, self._note_mark)),
-            asyncio.create_task(self._every(self.pace.roster, self.roster.tick)),
-            asyncio.create_task(self._every(self.pace.mail, self.mail.run)),
-            asyncio.create_task(self._every(min(1.0, self.pace.task_ack_wait / 6), self.desk.tend)),
-            asyncio.create_task(self._every(self.pace.retention, self.desk.retain)),
-            asyncio.create_task(self._every(self.pace.retention, self.sides.run)),
-            asyncio.create_task(self._every(self.pace.quotas, self.floods.run)),
-            asyncio.create_task(self._every(self.pace.store, self.store.run)),
-            asyncio.create_task(self._every(self.pace.voids, self.voids.run)),
-            asyncio.create_task(self._every(self.pace.stuck, self.stuck.run)),
-            asyncio.create_task(self._every(self.pace.reading, self.store.read_all)),
+            asyncio.create_task(self._every(self.intervals.shares, self.shares.run)),
+            asyncio.create_task(self._every(self.intervals.gate, self._tend_gate)),
+            asyncio.create_task(self._every(self.intervals.retention, self._retain)),
+            asyncio.create_task(self._every(self.intervals.marks, self._note_mark)),
+            asyncio.create_task(self._every(self.intervals.roster, self.roster.tick)),
+            asyncio.create_task(self._every(self.intervals.mail, self.mail.run)),
+            asyncio.create_task(self._every(min(1.0, self.intervals.task_ack_wait / 6), self.desk.tend)),
+            asyncio.create_task(self._every(self.intervals.retention, self.desk.retain)),
+            asyncio.create_task(self._every(self.intervals.retention, self.sides.run)),
+            asyncio.create_task(self._every(self.intervals.quotas, self.floods.run)),
+            asyncio.create_task(self._every(self.intervals.store, self.store.run)),
+            asyncio.create_task(self._every(self.intervals.voids, self.voids.run)),
+            asyncio.create_task(self._every(self.intervals.stuck, self.stuck.run)),
+            asyncio.create_task(self._every(self.intervals.reading, self.store.read_all)),
         ]
         try:
             await self._until_stopped(set(loops), connection)

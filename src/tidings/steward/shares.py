@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
+from tidings.steward.agent_handlers import name_of
 from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT
 from tidings.steward.receipts import tell_senders
 from tidings.steward.retention import stored_size
-from tidings.steward.services import name_of
 from tidings.steward.task_store import MSG_ID
 from tidings.wire.headers import values_of
 from tidings.wire.subjects import Direct, Task

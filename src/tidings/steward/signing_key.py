@@ -19,7 +19,7 @@ from tidings.broker.private_files import read_private, write_private
 from tidings.errors import TidingsError, UsageError
 from tidings.space.fold import Table
 from tidings.space.log import log_record
-from tidings.steward.services import now
+from tidings.steward.agent_handlers import now
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 

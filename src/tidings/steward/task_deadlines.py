@@ -106,7 +106,7 @@ class QueuedDeadlines:
         task, _ = desk.intake.read(record, None)
         if await self.bury_unclaimed(task, record) == "unheard" and due.asked_again < ASKED_AGAIN:
             desk.handout.fetch_again(task.role)
-            later = time.time() + desk.pace.task_ack_wait
+            later = time.time() + desk.intervals.task_ack_wait
             self._remember(due._replace(at=later, asked_again=due.asked_again + 1))
 
     async def bury_unclaimed(self, task: TaskState, record: StoredRecord) -> TaskState | Settled | str:

@@ -71,7 +71,7 @@ class TaskHandout:
         while (held := self.book.held_by(worker)) is not None:
             if session is None or held.session in (None, session):
                 return held
-            if time.time() - held.beat_at > self.desk.pace.task_silence / 2:
+            if time.time() - held.beat_at > self.desk.intervals.task_silence / 2:
                 return await self._change_session(worker, held, session)
             if time.monotonic() >= until or self.desk.closed:
                 return None  # another session of this agent works on it

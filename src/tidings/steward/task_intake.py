@@ -62,7 +62,7 @@ class TaskIntake:
             "durable_name": name,
             "filter_subject": subject_filter,
             "ack_policy": "explicit",
-            "ack_wait": int(self.desk.pace.task_ack_wait * 1e9),
+            "ack_wait": int(self.desk.intervals.task_ack_wait * 1e9),
             "max_ack_pending": MAX_PENDING,
             "max_deliver": -1,
             "deliver_policy": "all",

@@ -44,7 +44,7 @@ class TaskLookup:
         steward = self.desk.steward
         rows = [row for owner in self.holders(role) if (row := steward.roster.table.row(owner)) is not None]
         online = sum(row.status != "offline" for row in rows)
-        knows = online > 0 or time.time() - steward.started > steward.pace.presence
+        knows = online > 0 or time.time() - steward.started > steward.intervals.presence
         seen = max((row.last_seen for row in rows if row.last_seen is not None), default=None)
         return {"holders": len(rows), "online": online if knows else None, "last_seen": seen}
 

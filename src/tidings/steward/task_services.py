@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
 from tidings.steward import dead_mail
+from tidings.steward.agent_handlers import Answer, Handler, access_of
 from tidings.steward.history import encoded
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
 from tidings.steward.task_rules import Settled, TaskState, is_overdue
 from tidings.steward.unread import predecessors
 from tidings.wire import message as wire
@@ -73,7 +73,7 @@ async def claim(steward: Steward, request: Request) -> Answer:
         "attempt": task.attempt,
         "deadline": task.deadline,
         "claimed_at": task.claimed_at,
-        "beat_every": steward.pace.task_silence / 6,
+        "beat_every": steward.intervals.task_silence / 6,
     }
 
 
@@ -128,7 +128,7 @@ async def fail(steward: Steward, request: Request) -> Answer:
                 settled = await desk.settling.bury(task, "failed", reason, op=request.op)
             else:
                 settled = await desk.settling.give_back(
-                    task, reason, request.op, pause=steward.pace.task_backoff, cause="failed"
+                    task, reason, request.op, pause=steward.intervals.task_backoff, cause="failed"
                 )
     if settled is not None:
         return {"state": settled.state, "cause": settled.cause}

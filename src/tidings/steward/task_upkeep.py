@@ -33,11 +33,11 @@ class TaskUpkeep:
 
     async def tend(self) -> None:
         """Say in-progress, notice workers that fell silent and deadlines that passed, finish unsure results."""
-        now, pace = time.time(), self.desk.pace
-        if now - self._tended > max(2.0, pace.task_silence / 2):
+        now, intervals = time.time(), self.desk.intervals
+        if now - self._tended > max(2.0, intervals.task_silence / 2):
             self._forgive(now)  # we slept, not they
         self._tended = now
-        if now - self._progress_at >= pace.task_ack_wait / 3:
+        if now - self._progress_at >= intervals.task_ack_wait / 3:
             self._progress_at = now
             for task in list(self.book.open.values()):
                 if task.ack is not None:
@@ -63,7 +63,7 @@ class TaskUpkeep:
             elif is_overdue(current, now):
                 reason = f"not finished in time (held by {current.worker or 'nobody'})"
                 await settling.bury(current, "deadline", reason)
-            elif is_silent(current, now, desk.pace.task_silence):
+            elif is_silent(current, now, desk.intervals.task_silence):
                 await settling.give_back(current, f"{current.worker} fell silent", "", pause=0, cause="worker_lost")
             elif current.worker is not None and not desk.lookup.holds_role(current.worker, current.role):
                 reason = f"{current.worker} may no longer take tasks of {current.role}"
@@ -83,7 +83,7 @@ class TaskUpkeep:
             floor = (await desk.intake.place(role)).settled + 1
             if buried.get(role, 0) >= floor:
                 floor = await self._settled_below(role, floor)
-            cutoff = datetime.now(UTC) - timedelta(seconds=desk.pace.task_keep)
+            cutoff = datetime.now(UTC) - timedelta(seconds=desk.intervals.task_keep)
             young = await desk.js.first_after(stream, subject_filter, cutoff)
             below = min(each for each in (floor, archived, young) if each is not None)
             if below > 1:

@@ -45,7 +45,7 @@ class TaskDesk:
         self.steward = steward
         self.js = steward.js
         self.subjects = steward.subjects
-        self.pace = steward.pace
+        self.intervals = steward.intervals
         self.book = TaskBook()
         self.records = TaskRecords(steward.js, steward.subjects)
         self.slots = HoldSlots(steward.state, steward.lease.seq)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError
+from tidings.steward.agent_handlers import Answer, Handler, access_of, name_of
 from tidings.steward.receipt_services import message_id
 from tidings.steward.receipts import RANK
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of, name_of
 from tidings.steward.task_rules import Settled, TaskState
 from tidings.steward.unread import predecessors
 from tidings.steward.voids import Void, claimed_id, void_of

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.errors import TidingsError
+from tidings.steward.agent_handlers import Answer, now
 from tidings.steward.damage import Removed
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, now
 from tidings.wire.frames import decode_frame
 from tidings.wire.names import check_agent_id
 from tidings.wire.rulings import Access

@@ -16,8 +16,8 @@ from typing import Any
 from tidings.broker import jwt
 from tidings.broker.grants import ACK_ANSWER
 from tidings.errors import DeniedError, UsageError
+from tidings.steward.admin_handlers import ADMIN_HANDLERS
 from tidings.steward.admission import MOST_REQUESTS
-from tidings.steward.governance import ADMIN_HANDLERS
 from tidings.testing.security.actor import PATIENCE, line
 from tidings.testing.security.report import Collection, Verdict, broken, held, refused
 from tidings.testing.security.stage import Stage

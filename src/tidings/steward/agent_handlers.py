@@ -140,11 +140,11 @@ def _check_room_to_join(steward: Steward, owner: str) -> None:
     gate = steward.gate
     if gate is not None and not gate.open and gate.used > gate.budget + RESERVE // 2:
         raise LogFull("the log is full and half its reserve is used: joins wait until room is made")
-    if not steward.join_pace.allows(owner):
+    if not steward.join_rate.allows(owner):
         raise ConflictError("too many joins in a short time: wait a moment and ask again")
 
 
-class JoinPace:
+class JoinRate:
     """How often one agent may join: bursts are fine, flapping is not."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -17,9 +17,9 @@ from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, Us
 from tidings.space import recall
 from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
+from tidings.steward.agent_handlers import Answer, Handler, now, open_intervals
 from tidings.steward.operations import ADMIN
 from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, now, open_intervals
 from tidings.steward.unread import tell_dropped, unread
 from tidings.wire.names import check_agent_id
 from tidings.wire.patterns import covers_any

@@ -2,7 +2,7 @@
 
 Requests wait in a line of their sender's own. A bounded number is worked on at once, of one sender only so many, and
 free places go round the senders that wait. A line that is full takes no more, and whoever sent it is told at once.
-Pure: no tasks, no clock; `answering.py` starts the work.
+Pure: no tasks, no clock; `dispatch.py` starts the work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     def __init__(self, most: int, each: int, waiting: int) -> None:
         self.most = most
         self.each = each

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Intervals:
     """How often the steward does what it does by itself, in seconds."""
 
     lease_ttl: float = 3.0

@@ -1,6 +1,6 @@
 """Every control request is answered: junk at once, work in its turn, our own bugs too.
 
-    message -> admitted (`admission.py`) -> request -> its sender's line (`turns.py`) -> a task -> its handler -> answer
+    message -> admitted (`admission.py`) -> request -> its line (`fair_queue.py`) -> a task -> its handler -> answer
 
 One slow request delays nobody, and beats of presence wait in no line. A request that only waits for something gives
 its place to one that works (`idle`). What a service does is in the module its handlers come from; this one knows their
@@ -21,20 +21,20 @@ from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsErro
 from tidings.nats.aio import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
+from tidings.steward.admin_handlers import ADMIN_HANDLERS
 from tidings.steward.admission import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission
+from tidings.steward.agent_handlers import AGENT_HANDLERS, Handler
 from tidings.steward.arguments import check_arguments
 from tidings.steward.dead_mail import DEAD_MAIL_HANDLERS
+from tidings.steward.fair_queue import FairQueue
 from tidings.steward.finding import FINDING_HANDLERS
-from tidings.steward.governance import ADMIN_HANDLERS
 from tidings.steward.health import HEALTH_HANDLERS
 from tidings.steward.history import HISTORY_HANDLERS
 from tidings.steward.receipt_services import RECEIPT_HANDLERS
 from tidings.steward.requests import Request, answer, parse_request, refusal
 from tidings.steward.roster import ROSTER_HANDLERS
-from tidings.steward.services import AGENT_HANDLERS, Handler
 from tidings.steward.task_services import TASK_HANDLERS
 from tidings.steward.trace import TRACE_HANDLERS
-from tidings.steward.turns import Turns
 
 if TYPE_CHECKING:
     from tidings.steward.service import Steward
@@ -85,7 +85,9 @@ class Answering:
         self.steward = steward
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
         self.admission = Admission()
-        self.turns: Turns[tuple[PendingAnswer, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
+        self.turns: FairQueue[tuple[PendingAnswer, Request, Handler]] = FairQueue(
+            IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH
+        )
 
     def hear(self, connection: Connection, message: Msg) -> None:
         """A request of an agent, where it is read: what is too much ends here."""
