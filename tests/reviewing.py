@@ -12,6 +12,7 @@ import tidings
 from tidings.broker.jetstream import JetStream
 from tidings.endpoint.tasks import Job
 from tidings.steward.service import Steward
+from tidings.steward.task_rules import TaskBook
 from tidings.testing.real_space import DEFAULT_BUDGET, TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.wire import message as wire
 from tidings.wire import signing
@@ -34,9 +35,13 @@ def connect(space: RealSpace, name: str) -> tidings.Endpoint:
     return tidings.connect(space.home.name, name=name, home=space.home.home)
 
 
-def desk(space: RealSpace) -> Any:
+def steward_of(space: RealSpace) -> Steward:
     assert isinstance(space.steward, Steward)
-    return space.steward.desk
+    return space.steward
+
+
+def book_of(space: RealSpace) -> TaskBook:
+    return steward_of(space).tasks.holds.book
 
 
 async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:

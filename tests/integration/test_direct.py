@@ -477,7 +477,7 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         assert all(not answer["reached"] for answer in await asyncio.gather(*polls))
         assert space.steward is not None
         assert space.steward.receipts.waits.total() == 0
-        assert space.steward.answering.turns.running.total() == 0
+        assert space.steward.dispatcher.queue.running.total() == 0
 
 
 async def test_a_sender_that_listens_is_told_of_each_stage_without_asking(space: RealSpace) -> None:

@@ -47,7 +47,7 @@ from tidings.host import host as hosts
 from tidings.host.composing import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, open_mailbox
-from tidings.steward import retention
+from tidings.steward import side_streams
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -331,8 +331,8 @@ def test_nothing_is_tried_for_longer_than_the_space_remembers_what_it_had() -> N
 
     The log of a space is kept by size unless its people set an age, which the next test is about.
     """
-    assert composing.DEFAULT_MAX_AGE < retention.RECEIPTS_KEPT
-    assert composing.LONGEST_AGE <= retention.RECEIPTS_KEPT
+    assert composing.DEFAULT_MAX_AGE < side_streams.RECEIPTS_KEPT
+    assert composing.LONGEST_AGE <= side_streams.RECEIPTS_KEPT
     assert Space(op="", at="").keep_age is None
     with pytest.raises(UsageError, match="at most 2592000"):
         dm("too late", max_age=composing.LONGEST_AGE + 1)

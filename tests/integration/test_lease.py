@@ -86,7 +86,8 @@ async def test_a_stale_holder_is_refused_by_the_broker_whatever_it_believes(spac
         async with old.writer.lock:
             with pytest.raises(LeaseLost, match=new.holder_id):
                 await old.writer.write(
-                    space.subjects.member(ada.id, old.tag("general")), Member(op="x" * 8, state="in", pattern="general")
+                    space.subjects.member(ada.id, old.space.tag("general")),
+                    Member(op="x" * 8, state="in", pattern="general"),
                 )
         for connection in (core, old.js):
             with pytest.raises(ApiError) as refused:
@@ -212,7 +213,7 @@ async def test_a_write_that_a_paused_broker_did_not_answer_becomes_exactly_one_r
     steward = serving(space)
     steward.js.timeout = 0.3
     async with space.agent("ada") as ada:
-        subject = space.subjects.member(ada.id, steward.tag("general"))
+        subject = space.subjects.member(ada.id, steward.space.tag("general"))
         await pause(space.broker.pid)
         try:
             async with steward.writer.lock:
@@ -301,9 +302,9 @@ async def test_a_replaced_holder_cannot_move_the_floor_by_what_it_knew(space: Re
         await new.take(after=old.lease.holder_id)
         state = StateBucket(js, space.subjects)
         floor = await claim_floor(state, new.seq)
-        assert old.gate is not None
+        assert old.gate.state is not None
         with pytest.raises(ConflictError, match="under lease"):
-            await old.retention.run(old.gate, old.lease.seq)
+            await old.retention.run(old.gate.state, old.lease.seq)
         assert await read_floor(state) == floor
         assert await core.at("LOG_main", posted) is not None
     old.stop()

@@ -213,7 +213,7 @@ async def test_junk_on_ruling_subjects_is_void_and_counted_and_the_older_version
     assert space.steward is not None
     async with space.agent("ada") as ada, space.core() as js:
         joined = await ada.control.call("member", "join", pattern="general")
-        subject = space.subjects.member(ada.id, space.steward.tag("general"))
+        subject = space.subjects.member(ada.id, space.steward.space.tag("general"))
         acl = space.subjects.access(ada.id)
         record, access = await js.last("LOG_main", subject), await js.last("LOG_main", acl)
         assert record is not None
@@ -351,7 +351,7 @@ async def test_an_agent_cannot_write_a_ruling_even_through_a_reply(space: RealSp
     await space.add("bob")
     bob = await ledger_id(space, "bob") or ""
     assert space.steward is not None
-    subject = space.subjects.member(bob, space.steward.tag("general"))
+    subject = space.subjects.member(bob, space.steward.space.tag("general"))
     async with space.agent("mal") as mal, space.core() as js:
         head = (await js.info("LOG_main"))["state"]["last_seq"]
         await mal.connection.publish(space.subjects.chat(mal.id, "general"), b"{}", reply=subject)

@@ -15,9 +15,7 @@ from tidings.nats.errors import NatsError
 from tidings.space import administration
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import dispatch
-from tidings.steward.agent_handlers import Answer
-from tidings.steward.requests import Request
-from tidings.steward.service import Steward
+from tidings.steward.requests import Answer, Request
 from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
@@ -48,7 +46,7 @@ async def supervised(space: RealSpace) -> AsyncIterator[None]:
         if "withhold" in said:
             running.append(asyncio.create_task(withhold(said["withhold"])))
 
-    space.steward.tell_supervisor = heed
+    space.steward.life.tell_supervisor = heed
     yield
     await asyncio.gather(*running)
 
@@ -187,14 +185,17 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
     gate = asyncio.Event()
     most = 0
 
-    async def slow(steward: Steward, _request: Request) -> Answer:
+    assert space.steward is not None
+    dispatcher = space.steward.dispatcher
+
+    async def slow(_request: Request) -> Answer:
         nonlocal most
-        most = max(most, steward.answering.turns.running.total())
+        most = max(most, dispatcher.queue.running.total())
         await gate.wait()
         return {}
 
-    monkeypatch.setitem(dispatch.HANDLERS, ("member", "list"), slow)
-    monkeypatch.setattr(space.steward.answering.turns, "waiting", 200)  # type: ignore[union-attr]
+    monkeypatch.setitem(dispatcher.handlers, ("member", "list"), slow)
+    monkeypatch.setattr(dispatcher.queue, "waiting", 200)
     async with space.agent("ada") as ada, space.agent("mal") as mal:
         asked = [asyncio.create_task(mal.control.call("member", "list")) for _ in range(300)]
         done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

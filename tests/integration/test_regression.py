@@ -184,7 +184,7 @@ async def test_direct_messages_of_an_agent_the_log_forgot_are_kept_for_it(space:
     shutil.copytree(backup.folder / log_of_now.relative_to(space.home.store), log_of_now)
     space.broker.start()
     steward = await space.start_steward(replace(TEST_INTERVALS, mail_grace=0.1, mail=0.1))
-    assert steward.table.access_at(fred, steward.position) is None
+    assert steward.table.access_at(fred, steward.space.position) is None
     async with space.core() as js:
 
         async def only_of_fred() -> bool:

@@ -7,7 +7,8 @@ one. The steward writes the record and tends the broker's mailboxes; it never se
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -17,16 +18,17 @@ from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, Us
 from tidings.space import recall
 from tidings.space.state import EMPTIED_KEY
 from tidings.space.view import TableView
-from tidings.steward.agent_handlers import Answer, Handler, now, open_intervals
-from tidings.steward.operations import ADMIN
-from tidings.steward.requests import Request
-from tidings.steward.unread import tell_dropped, unread
+from tidings.steward.context import SpaceContext, now
+from tidings.steward.mail import Mail
+from tidings.steward.marks import Marks
+from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.signing_key import SigningKey
+from tidings.steward.store_watch import StoreWatch
+from tidings.steward.unread import UnreadMail
+from tidings.steward.writer import ADMIN, RulingWriter
 from tidings.wire.names import check_agent_id
 from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Member, Space
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
 
 ACK_WAIT_NS = int(ACK_WAIT * 1_000_000_000)
 PAGE = 500
@@ -34,55 +36,208 @@ PAGE_BYTES = 512 * 1024
 log = logging.getLogger(__name__)
 
 
-async def grant(steward: Steward, request: Request) -> Answer:
-    """Write an access record: a new agent, a widening or a narrowing. Mailboxes are made, lost rights closed."""
-    owner = check_agent_id(request.text("id"))
-    async with steward.writer.lock:
-        access = _access(request)
-        before = steward.table.access_at(owner, steward.position)
-        done = steward.writer.operations.outcome(ADMIN, request.op, steward.subjects.access(owner))
-        if done is not None and done.seq != _access_seq(steward, owner):
-            return {"seq": done.seq, "closed": []}  # done, and something newer is in force since
-        seq = done.seq if done else await _rule_access(steward, owner, access)
-        if access.succeeds:
-            await _inherit(steward, owner, access.succeeds, request.op)
-        closed = await close_uncovered(steward, owner)
-        if before is not None and any(not covers_any(access.read, pattern) for pattern in before.read):
-            await empty_delivery(steward, owner)  # also of channels it had left: what it may no longer read
-        await make_mailboxes(steward, owner)
-    return {"seq": seq, "closed": closed}
+@dataclass(frozen=True, slots=True)
+class AdminHandlers:
+    space: SpaceContext
+    writer: RulingWriter
+    signing_key: SigningKey
+    marks: Marks
+    store: StoreWatch
+    mail: Mail
+    unread: UnreadMail
 
+    @handles("admin", "grant")
+    async def grant(self, request: Request) -> Answer:
+        """Write an access record: a new agent, a widening or a narrowing. Mailboxes are made, lost rights closed."""
+        owner = check_agent_id(request.text("id"))
+        async with self.writer.lock:
+            access = _access(request)
+            before = self.space.access(owner)
+            done = self.writer.operations.outcome(ADMIN, request.op, self.space.subjects.access(owner))
+            if done is not None and done.seq != self.writer.access_seq(owner):
+                return {"seq": done.seq, "closed": []}  # done, and something newer is in force since
+            seq = done.seq if done else await self._rule_access(owner, access)
+            if access.succeeds:
+                await self._inherit(owner, access.succeeds, request.op)
+            closed = await self.close_uncovered(owner)
+            if before is not None and any(not covers_any(access.read, pattern) for pattern in before.read):
+                await self.empty_delivery(owner)  # also of channels it had left: what it may no longer read
+            await self.make_mailboxes(owner)
+        return {"seq": seq, "closed": closed}
 
-async def revoke(steward: Steward, request: Request) -> Answer:
-    """Write the revocation, close every membership, remove the mailboxes. Repeating it is harmless.
+    @handles("admin", "revoke")
+    async def revoke(self, request: Request) -> Answer:
+        """Write the revocation, close every membership, remove the mailboxes. Repeating it is harmless.
 
-    First of all whoever it concerns is told what was unread: afterwards nobody can say.
-    """
-    owner = check_agent_id(request.text("id"))
-    if (held := steward.active_access(owner)) is not None:
-        await _tell_dropped(steward, owner, held)
-    async with steward.writer.lock:
-        before = steward.table.access_at(owner, steward.position)
-        if before is None:
-            return {"seq": 0, "closed": []}
-        seq = _access_seq(steward, owner)
-        if not before.revoked:
-            record = msgspec.structs.replace(before, op=request.op, at=now(), revoked=True, jwt=None)
-            seq = await steward.writer.write(steward.subjects.access(owner), record)
-        closed = await close_uncovered(steward, owner)
-        await remove_mailboxes(steward, owner)
-    await steward.mail.give_back(owner)
-    return {"seq": seq, "closed": closed}
+        First of all whoever it concerns is told what was unread: afterwards nobody can say.
+        """
+        owner = check_agent_id(request.text("id"))
+        if (held := self.space.active_access(owner)) is not None:
+            await self._tell_dropped(owner, held)
+        async with self.writer.lock:
+            before = self.space.access(owner)
+            if before is None:
+                return {"seq": 0, "closed": []}
+            seq = self.writer.access_seq(owner)
+            if not before.revoked:
+                record = msgspec.structs.replace(before, op=request.op, at=now(), revoked=True, jwt=None)
+                seq = await self.writer.write(self.space.subjects.access(owner), record)
+            closed = await self.close_uncovered(owner)
+            await self.remove_mailboxes(owner)
+        await self.mail.give_back(owner)
+        return {"seq": seq, "closed": closed}
 
+    async def _tell_dropped(self, owner: str, access: Access) -> None:
+        """A mailbox that cannot be read must not keep its agent from being revoked; receipts still tell the senders."""
+        try:
+            await self.unread.tell_dropped(owner, access)
+        except LeaseLost:
+            raise
+        except TidingsError as error:
+            log.warning("what lay unread for %s could not be told: %s", access.name, error)
 
-async def _tell_dropped(steward: Steward, owner: str, access: Access) -> None:
-    """A mailbox that cannot be read must not keep its agent from being revoked; receipts still tell the senders."""
-    try:
-        await tell_dropped(steward, owner, access)
-    except LeaseLost:
-        raise
-    except TidingsError as error:
-        log.warning("what lay unread for %s could not be told: %s", access.name, error)
+    async def _rule_access(self, owner: str, access: Access) -> int:
+        before = self.space.access(owner)
+        if before is not None and before.name != access.name:
+            # whoever reads an old message names its sender by the record in force now
+            raise ConflictError(
+                f"{owner} is {before.name}, and an id keeps its name: add an agent {access.name} instead"
+            )
+        holder = self.space.table.owner_named(access.name)
+        if holder not in (None, owner, access.succeeds):
+            raise NameTaken(f"the name {access.name} belongs to {holder}; revoke it or choose another name")
+        return await self.writer.write(self.space.subjects.access(owner), access)
+
+    async def _inherit(self, owner: str, predecessor: str, op: str) -> None:
+        """A successor is in every channel its predecessor is in, from before the predecessor is cut: no gap."""
+        held = {interval.pattern for interval in self.space.open_intervals(owner)}
+        for interval in self.space.open_intervals(predecessor):
+            if interval.pattern not in held:
+                subject = self.space.subjects.member(owner, self.space.tag(interval.pattern))
+                record = Member(op=op, at=now(), state="in", pattern=interval.pattern)
+                await self.writer.write(subject, record)
+
+    async def close_uncovered(self, owner: str) -> list[str]:
+        """Close memberships the access in force does not cover, and empty the mailbox of what it may no longer read."""
+        closed = []
+        uncovered = list(self.space.table.uncovered(owner))
+        access = self.space.access(owner)
+        if access is not None and not access.revoked:
+            await self.store.note_closed(owner, uncovered)  # first: whoever finishes this finds nothing to tell
+        for interval in uncovered:
+            subject = self.space.subjects.member(owner, self.space.tag(interval.pattern))
+            record = Member(op=f"narrowed-{self.space.position}", at=now(), state="out", pattern=interval.pattern)
+            record = msgspec.structs.replace(record, ends=interval.joined)
+            await self.writer.write(subject, record)
+            closed.append(interval.pattern)
+        if closed:
+            await self.empty_delivery(owner)
+        return closed
+
+    async def empty_delivery(self, owner: str) -> None:
+        """Remove what lies unread in a mailbox. The pipeline finds the note and delivers again what is allowed."""
+        s = self.space.subjects
+        await self.note_emptied(owner)
+        await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
+
+    async def note_emptied(self, owner: str) -> None:
+        """Write down how far the owner had read: emptying moves the broker's own floor to the end."""
+        info = await self.space.consumer(self.space.subjects.delivery_stream, f"dlv_{owner}")
+        if info is None:
+            return  # it has no mailbox, or never had one
+        above = int(info["ack_floor"]["stream_seq"])
+        while True:
+            entry = await self.space.state.get(EMPTIED_KEY)
+            notes = entry.value if entry else {}
+            if notes.get(owner, above + 1) <= above:
+                return
+            try:
+                await self.space.state.put(EMPTIED_KEY, {**notes, owner: above}, entry.revision if entry else 0)
+            except ConflictError:
+                continue  # the pipeline just took a note away
+            return
+
+    async def make_mailboxes(self, owner: str) -> None:
+        s = self.space.subjects
+        await self._consumer(s.delivery_stream, f"dlv_{owner}", s.delivery(owner), 4)
+        await self._consumer(s.direct_stream, f"dm_{owner}", s.direct_inbox(owner), 64)
+
+    async def _consumer(self, stream: str, name: str, subject_filter: str, pending: int) -> None:
+        config: dict[str, Any] = {
+            "name": name,
+            "durable_name": name,
+            "filter_subject": subject_filter,
+            "ack_policy": "explicit",
+            "ack_wait": ACK_WAIT_NS,
+            "max_ack_pending": pending,
+            "deliver_policy": "all",
+            "max_waiting": 32,
+        }
+        await self.space.js.api(
+            f"CONSUMER.CREATE.{stream}.{name}.{subject_filter}", {"stream_name": stream, "config": config}
+        )
+
+    async def remove_mailboxes(self, owner: str) -> None:
+        s = self.space.subjects
+        for stream, name in ((s.delivery_stream, f"dlv_{owner}"), (s.direct_stream, f"dm_{owner}")):
+            try:
+                await self.space.js.api(f"CONSUMER.DELETE.{stream}.{name}")
+            except ApiError as error:
+                if error.err_code != NO_CONSUMER:
+                    raise
+        # Direct messages are left to `mail.py`, which tells their senders before it removes them.
+        await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
+
+    @handles("admin", "space_set")
+    async def space_set(self, request: Request) -> Answer:
+        """Change settings of the space; what is not named stays."""
+        async with self.writer.lock:
+            subject = self.space.subjects.space_record
+            if (done := self.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
+                return {"seq": done.seq, "space": self.space.settings()}
+            seq = await self.writer.write(
+                subject, changed_space(self.space.table.space_at(self.space.position), request)
+            )
+        return {"seq": seq, "space": self.space.settings()}
+
+    @handles("admin", "rotate_key")
+    async def rotate_key(self, request: Request) -> Answer:
+        """The old key signs a record that names the new one; from the next record on the new one rules."""
+        async with self.writer.lock:
+            seq = await self.signing_key.rotate(self.writer, request.op)
+        return {"seq": seq, "steward_key": self.space.table.steward_key}
+
+    @handles("admin", "table")
+    async def table(self, request: Request) -> Answer:
+        """The table as of a sequence, a page of owners at a time."""
+        seq = request.optional("seq", int)
+        offset = request.optional("offset", int) or 0
+        view = self.space.table.as_of(self.space.position if seq is None else min(seq, self.space.position))
+        fields = msgspec.to_builtins(view)
+        owners = sorted(set(view.members) | set(view.access))
+        page = _fitting(view, owners[offset : offset + PAGE])
+        fields["members"] = {owner: view.members[owner] for owner in page if owner in view.members}
+        fields["access"] = {owner: fields["access"][owner] for owner in page if owner in view.access}
+        following = offset + len(page)
+        return {"table": fields, "next": following if following < len(owners) else None, "owners": len(owners)}
+
+    @handles("admin", "issued")
+    async def issued(self, request: Request) -> Answer:
+        """Which operation is in force for each of the ids asked for: how an interrupted add is found."""
+        found: dict[str, Any] = {}
+        for owner in request.texts("ids"):
+            access = self.space.access(check_agent_id(owner))
+            if access is not None:
+                op, seq = self.writer.last_op[self.space.subjects.access(owner)]
+                found[owner] = {"op": op, "seq": seq, "revoked": access.revoked, "name": access.name}
+        return {"found": found}
+
+    @handles("admin", "acknowledge")
+    async def acknowledge(self, request: Request) -> Answer:
+        """The owner has seen that the log went backwards, and what came of it; health stops saying so."""
+        del request
+        recalled = recall.acknowledge(self.space.home, self.space.info.id)
+        return {"acknowledged": self.marks.acknowledge() + self.store.acknowledge() + recalled}
 
 
 def _access(request: Request) -> Access:
@@ -91,120 +246,6 @@ def _access(request: Request) -> Access:
         return msgspec.convert({**fields, "op": request.op, "at": now()}, Access)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(f"this is not an access record: {error}") from error
-
-
-async def _rule_access(steward: Steward, owner: str, access: Access) -> int:
-    before = steward.table.access_at(owner, steward.position)
-    if before is not None and before.name != access.name:
-        # whoever reads an old message names its sender by the record in force now
-        raise ConflictError(f"{owner} is {before.name}, and an id keeps its name: add an agent {access.name} instead")
-    holder = steward.table.owner_named(access.name)
-    if holder not in (None, owner, access.succeeds):
-        raise NameTaken(f"the name {access.name} belongs to {holder}; revoke it or choose another name")
-    return await steward.writer.write(steward.subjects.access(owner), access)
-
-
-def _access_seq(steward: Steward, owner: str) -> int:
-    return steward.writer.last_op.get(steward.subjects.access(owner), ("", 0))[1]
-
-
-async def _inherit(steward: Steward, owner: str, predecessor: str, op: str) -> None:
-    """A successor is in every channel its predecessor is in, from before the predecessor is cut: no gap."""
-    held = {interval.pattern for interval in open_intervals(steward, owner)}
-    for interval in open_intervals(steward, predecessor):
-        if interval.pattern not in held:
-            subject = steward.subjects.member(owner, steward.tag(interval.pattern))
-            record = Member(op=op, at=now(), state="in", pattern=interval.pattern)
-            await steward.writer.write(subject, record)
-
-
-async def close_uncovered(steward: Steward, owner: str) -> list[str]:
-    """Close memberships the access in force does not cover, and empty the mailbox of what it may no longer read."""
-    closed = []
-    uncovered = list(steward.table.uncovered(owner))
-    access = steward.table.access_at(owner, steward.position)
-    if access is not None and not access.revoked:
-        await steward.store.note_closed(owner, uncovered)  # first: whoever finishes this finds nothing to tell
-    for interval in uncovered:
-        subject = steward.subjects.member(owner, steward.tag(interval.pattern))
-        record = Member(op=f"narrowed-{steward.position}", at=now(), state="out", pattern=interval.pattern)
-        record = msgspec.structs.replace(record, ends=interval.joined)
-        await steward.writer.write(subject, record)
-        closed.append(interval.pattern)
-    if closed:
-        await empty_delivery(steward, owner)
-    return closed
-
-
-async def empty_delivery(steward: Steward, owner: str) -> None:
-    """Remove what lies unread in a mailbox. The pipeline finds the note and delivers again what is still allowed."""
-    s = steward.subjects
-    await note_emptied(steward, owner)
-    await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
-
-
-async def note_emptied(steward: Steward, owner: str) -> None:
-    """Write down how far the owner had read: emptying moves the broker's own floor to the end."""
-    s = steward.subjects
-    try:
-        info = await steward.js.api(f"CONSUMER.INFO.{s.delivery_stream}.dlv_{owner}")
-    except ApiError as error:
-        if error.err_code != NO_CONSUMER:
-            raise
-        return  # it has no mailbox, or never had one
-    above = int(info["ack_floor"]["stream_seq"])
-    while True:
-        entry = await steward.state.get(EMPTIED_KEY)
-        notes = entry.value if entry else {}
-        if notes.get(owner, above + 1) <= above:
-            return
-        try:
-            await steward.state.put(EMPTIED_KEY, {**notes, owner: above}, entry.revision if entry else 0)
-        except ConflictError:
-            continue  # the pipeline just took a note away
-        return
-
-
-async def make_mailboxes(steward: Steward, owner: str) -> None:
-    s = steward.subjects
-    await _consumer(steward, s.delivery_stream, f"dlv_{owner}", s.delivery(owner), 4)
-    await _consumer(steward, s.direct_stream, f"dm_{owner}", s.direct_inbox(owner), 64)
-
-
-async def _consumer(steward: Steward, stream: str, name: str, subject_filter: str, pending: int) -> None:
-    config: dict[str, Any] = {
-        "name": name,
-        "durable_name": name,
-        "filter_subject": subject_filter,
-        "ack_policy": "explicit",
-        "ack_wait": ACK_WAIT_NS,
-        "max_ack_pending": pending,
-        "deliver_policy": "all",
-        "max_waiting": 32,
-    }
-    await steward.js.api(f"CONSUMER.CREATE.{stream}.{name}.{subject_filter}", {"stream_name": stream, "config": config})
-
-
-async def remove_mailboxes(steward: Steward, owner: str) -> None:
-    s = steward.subjects
-    for stream, name in ((s.delivery_stream, f"dlv_{owner}"), (s.direct_stream, f"dm_{owner}")):
-        try:
-            await steward.js.api(f"CONSUMER.DELETE.{stream}.{name}")
-        except ApiError as error:
-            if error.err_code != NO_CONSUMER:
-                raise
-    # Direct messages are left to `mail.py`, which tells their senders before it removes them.
-    await steward.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
-
-
-async def space_set(steward: Steward, request: Request) -> Answer:
-    """Change settings of the space; what is not named stays."""
-    async with steward.writer.lock:
-        subject = steward.subjects.space_record
-        if (done := steward.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
-            return {"seq": done.seq, "space": steward.space_settings()}
-        seq = await steward.writer.write(subject, changed_space(steward.table.space_at(steward.position), request))
-    return {"seq": seq, "space": steward.space_settings()}
 
 
 def changed_space(before: Space, request: Request) -> Space:
@@ -225,27 +266,6 @@ def changed_space(before: Space, request: Request) -> Space:
         raise UsageError(f"space settings: {error}") from error
 
 
-async def rotate_key(steward: Steward, request: Request) -> Answer:
-    """The old key signs a record that names the new one; from the next record on the new one rules."""
-    async with steward.writer.lock:
-        seq = await steward.signing_key.rotate(request.op)
-    return {"seq": seq, "steward_key": steward.table.steward_key}
-
-
-async def table(steward: Steward, request: Request) -> Answer:
-    """The table as of a sequence, a page of owners at a time."""
-    seq = request.optional("seq", int)
-    offset = request.optional("offset", int) or 0
-    view = steward.table.as_of(steward.position if seq is None else min(seq, steward.position))
-    fields = msgspec.to_builtins(view)
-    owners = sorted(set(view.members) | set(view.access))
-    page = _fitting(view, owners[offset : offset + PAGE])
-    fields["members"] = {owner: view.members[owner] for owner in page if owner in view.members}
-    fields["access"] = {owner: fields["access"][owner] for owner in page if owner in view.access}
-    following = offset + len(page)
-    return {"table": fields, "next": following if following < len(owners) else None, "owners": len(owners)}
-
-
 def _fitting(view: TableView, owners: list[str]) -> list[str]:
     """As many of the owners as fit a page, at least one: their rows may be long."""
     used = 0
@@ -254,34 +274,3 @@ def _fitting(view: TableView, owners: list[str]) -> list[str]:
         if number and used > PAGE_BYTES:
             return owners[:number]
     return owners
-
-
-async def issued(steward: Steward, request: Request) -> Answer:
-    """Which operation is in force for each of the ids asked for: how an interrupted add is found."""
-    found: dict[str, Any] = {}
-    for owner in request.texts("ids"):
-        access = steward.table.access_at(check_agent_id(owner), steward.position)
-        if access is not None:
-            op, seq = steward.writer.last_op[steward.subjects.access(owner)]
-            found[owner] = {"op": op, "seq": seq, "revoked": access.revoked, "name": access.name}
-    return {"found": found}
-
-
-async def acknowledge(steward: Steward, request: Request) -> Answer:
-    """The owner has seen that the log went backwards, and what came of it; health stops saying so."""
-    del request
-    steward.doubts.clear()
-    recalled = recall.acknowledge(steward.home, steward.info.id)
-    return {"acknowledged": steward.marks.acknowledge() + steward.store.acknowledge() + recalled}
-
-
-ADMIN_HANDLERS: dict[tuple[str, str], Handler] = {
-    ("admin", "grant"): grant,
-    ("admin", "revoke"): revoke,
-    ("admin", "space_set"): space_set,
-    ("admin", "rotate_key"): rotate_key,
-    ("admin", "table"): table,
-    ("admin", "issued"): issued,
-    ("admin", "unread"): unread,
-    ("admin", "acknowledge"): acknowledge,
-}

@@ -23,7 +23,7 @@ from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
 from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
-from tidings.steward.agent_handlers import now
+from tidings.steward.context import now
 from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.subjects import Subjects
 
@@ -78,6 +78,8 @@ class Marks:
         self._prove = prove
         self._stamp: Stamp | None = None
         self._lock = asyncio.Lock()
+        #: agent -> a sequence at which it remembers another record than the log has
+        self.doubts: dict[str, int] = {}
         _move_out(home)
         self.file = self._load(space_id)
 
@@ -142,7 +144,7 @@ class Marks:
 
     # --- a log that went backwards ---
 
-    async def settle_epoch(self, regression: tuple[int, int] | None) -> None:
+    async def adopt_epoch(self, regression: tuple[int, int] | None) -> None:
         """Adopt the epoch of the log. If it went backwards, (was, agreed), give it a new one and remember that."""
         config = (await self.js.info(self.subjects.log_stream))["config"]
         self.file.epoch = config["metadata"][EPOCH_KEY]
@@ -199,6 +201,7 @@ class Marks:
 
     def acknowledge(self) -> int:
         """The owner has seen every regression; answers how many were new to it."""
+        self.doubts.clear()
         pending = self._unacknowledged()
         self.file.regressions = [msgspec.structs.replace(each, acknowledged=True) for each in self.file.regressions]
         damaged, self.file.damaged = self.file.damaged, None
