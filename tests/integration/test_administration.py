@@ -12,7 +12,7 @@ from tidings.broker.answers import NO_ROOM, ApiError
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
-from tidings.steward.marks import KEPT, Mark, thinned
+from tidings.steward.marks import KEPT, LogMark, thinned
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 
 
@@ -136,9 +136,9 @@ async def test_a_revocation_while_the_space_is_down_holds_from_its_first_moment(
 
 
 def test_marks_thin_out_but_reach_back_to_the_first() -> None:
-    marks: list[Mark] = []
+    marks: list[LogMark] = []
     for seq in range(1, 20_001):
-        marks = thinned([*marks, Mark(seq, seq, "s")])
+        marks = thinned([*marks, LogMark(seq, seq, "s")])
     assert len(marks) <= KEPT
     assert (marks[0].seq, marks[-1].seq) == (1, 20_000)
     assert [mark.seq for mark in marks] == sorted({mark.seq for mark in marks})

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tidings.errors import UsageError
-from tidings.steward.requests import Request, check_arguments
+from tidings.steward.requests import ControlRequest, check_arguments
 from tidings.testing.real_space import RealSpace
 from tidings.wire.ids import new_id
 from tidings.wire.operations import OPERATIONS, control_schema
@@ -34,7 +34,7 @@ def test_the_schema_refuses_what_the_steward_refuses_and_takes_what_it_takes() -
     assert set(schemas) == {" ".join(each) for each in OPERATIONS}
     for (service, do), operation in OPERATIONS.items():
         for name, value in itertools.product(operation.arguments, VALUES):
-            request = Request(service, "U", "op-12345", do, {name: value})
+            request = ControlRequest(service, "U", "op-12345", do, {name: value})
             body = {"op": request.op, "do": do, name: value}
             try:
                 check_arguments(request)

@@ -15,7 +15,7 @@ from tidings.nats.errors import NatsError
 from tidings.space import administration
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import dispatch
-from tidings.steward.requests import Answer, Request
+from tidings.steward.requests import Answer, ControlRequest
 from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
@@ -188,7 +188,7 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
     assert space.steward is not None
     dispatcher = space.steward.dispatcher
 
-    async def slow(_request: Request) -> Answer:
+    async def slow(_request: ControlRequest) -> Answer:
         nonlocal most
         most = max(most, dispatcher.queue.running.total())
         await gate.wait()

@@ -20,7 +20,7 @@ from tidings.space.state import StateBucket
 from tidings.steward import retention, side_streams, store_watch
 from tidings.steward.dead_letters import Letter
 from tidings.steward.intervals import Intervals
-from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
+from tidings.steward.retention import Retention, RetentionFloors, counted_parts, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.task_rules import TaskState
 from tidings.testing.generated import generate_log
@@ -55,7 +55,7 @@ async def post_many(agent: AgentClient, count: int, size: int = 100) -> list[int
     return [(await agent.post("general", b"x" * size))["seq"] for _ in range(count)]
 
 
-async def a_round(space: RealSpace) -> Floors:
+async def a_round(space: RealSpace) -> RetentionFloors:
     """Wait until retention has looked at the log as it is now."""
     before = serving(space).retention.last
     steward = serving(space)
@@ -71,12 +71,12 @@ async def a_round(space: RealSpace) -> Floors:
 def test_the_floor_is_the_least_of_what_counts() -> None:
     on, off = Space(op="x"), Space(op="x", parts=Parts(deliver="off", archive="off"))
     reported = {"deliver": 40, "archive": 30, "link.east": 20}
-    assert Floors(50, counted_parts(on, reported)).floor == 20
-    assert Floors(10, counted_parts(on, reported)).floor == 10
-    assert Floors(50, counted_parts(on, {"deliver": 40})).floor == 0
-    assert Floors(50, counted_parts(off, {})).floor == 50
-    assert Floors(50, counted_parts(on, {"deliver": 40, "archive": 30})).held_by == "archive"
-    assert Floors(10, counted_parts(on, reported)).held_by is None
+    assert RetentionFloors(50, counted_parts(on, reported)).floor == 20
+    assert RetentionFloors(10, counted_parts(on, reported)).floor == 10
+    assert RetentionFloors(50, counted_parts(on, {"deliver": 40})).floor == 0
+    assert RetentionFloors(50, counted_parts(off, {})).floor == 50
+    assert RetentionFloors(50, counted_parts(on, {"deliver": 40, "archive": 30})).held_by == "archive"
+    assert RetentionFloors(10, counted_parts(on, reported)).held_by is None
 
 
 async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_switched_off(space: RealSpace) -> None:

@@ -19,7 +19,7 @@ from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
-from tidings.steward.receipts import Receipts
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.store_reading import read_store
 from tidings.steward.task_handlers import TaskHandlers
 from tidings.steward.task_rules import TaskBook, TaskState
@@ -300,12 +300,12 @@ async def test_the_suite_finds_a_desk_that_lets_anybody_settle(tmp_path: Path, m
 async def test_the_suite_finds_a_desk_that_takes_unsigned_results_and_anybodys_receipts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def everybodys(self: Receipts, seq: int) -> tuple[str, str, str]:
+    async def everybodys(self: ReceiptStore, seq: int) -> tuple[str, str, str]:
         del self, seq
         return _MAL.id, "01890a5d-ac96-774b-bcce-b302099a8057", _Anybody(_MAL.id)
 
     monkeypatch.setattr(TaskHandlers, "_check_result", lambda *_: None)
-    monkeypatch.setattr(Receipts, "addressed", everybodys)
+    monkeypatch.setattr(ReceiptStore, "addressed", everybodys)
     names = {"forged_results", "receipts_of_others"}
     report = await _on_weak_space(tmp_path / "home", names)
     assert {result.name for result in report.broken} == names

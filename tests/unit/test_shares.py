@@ -11,7 +11,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
 from tidings.steward.intervals import Intervals
-from tidings.steward.receipts import Receipts
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects
 from tidings.wire.keys import KeyPair
@@ -85,7 +85,7 @@ class Told:
     def __init__(self) -> None:
         self.seqs: list[int] = []
 
-    tell_senders = Receipts.tell_senders
+    tell_senders = ReceiptStore.tell_senders
 
     def key_of(self, record: StoredRecord) -> tuple[str, str, str]:
         return ("", str(record.seq), "")
@@ -107,9 +107,9 @@ class Case:
             withhold=self.withheld.__setitem__, bar=self.withheld.__setitem__, sender_of=lambda _: None
         )
         store = SimpleNamespace(note_removed=self._note_removed)
-        table = SimpleNamespace(access_at=lambda owner, _: SimpleNamespace(name=owner, revoked=False), head=0, floor=0)
-        fakes: dict[str, Any] = {"info": SimpleNamespace(subjects=self.stream.subjects), "js": self.stream}
-        fakes |= {"home": None, "state": None, "table": table}
+        table = SimpleNamespace(subjects=self.stream.subjects, head=0, floor=0)
+        table.access_at = lambda owner, _: SimpleNamespace(name=owner, revoked=False)
+        fakes: dict[str, Any] = {"home": None, "info": None, "js": self.stream, "state": None, "table": table}
         space = SpaceContext(**fakes, intervals=Intervals(), secret=b"")
         self.shares = Shares(space, cast("Any", floods), cast("Any", self.told), cast("Any", store))
 

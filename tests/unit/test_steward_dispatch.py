@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import tidings.steward
+from declared_answers import wrong_with
 from tidings.steward import requests
-from tidings.steward.requests import HANDLED, Answer, Request, handlers_of, handles
+from tidings.steward.requests import HANDLED, Answer, ControlRequest, handlers_of, handles
+from tidings.wire.answers import ANSWERS
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.subjects import SERVICES
 
@@ -17,7 +19,7 @@ from tidings.wire.subjects import SERVICES
 def test_every_operation_has_a_handler_and_every_handler_an_operation() -> None:
     for module in pkgutil.iter_modules(tidings.steward.__path__):
         importlib.import_module(f"tidings.steward.{module.name}")
-    assert set(HANDLED) == set(OPERATIONS)
+    assert set(HANDLED) == set(OPERATIONS) == set(ANSWERS)
     assert {service for service, _ in OPERATIONS} <= set(SERVICES)
 
 
@@ -27,7 +29,7 @@ def test_a_handler_of_an_operation_that_is_not_declared_cannot_be_defined() -> N
 
 
 def test_an_operation_has_one_handler() -> None:
-    async def another(_: object, request: Request) -> Answer:
+    async def another(_: object, request: ControlRequest) -> Answer:
         return request.arguments
 
     with pytest.raises(LookupError, match="member join has two handlers"):
@@ -39,7 +41,7 @@ def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch:
 
     class One:
         @handles("member", "list")
-        async def memberships(self, request: Request) -> Answer:
+        async def memberships(self, request: ControlRequest) -> Answer:
             return request.arguments
 
     with pytest.raises(LookupError) as refused:
@@ -60,3 +62,10 @@ def test_no_part_takes_the_steward_itself() -> None:
             for argument in node.args.args
         ]
         assert "steward" not in taken or path.name == "supervisor.py", path.name
+
+
+def test_an_answer_is_held_against_what_the_table_declares() -> None:
+    assert wrong_with("member", "list", {"memberships": [{"pattern": "a", "joined": 1}], "seq": 1}) is None
+    assert wrong_with("member", "list", {"memberships": []}) == ("member list: Object missing required field `seq`")
+    assert wrong_with("member", "list", {"memberships": [{"pattern": "a", "joined": 1, "left": 2}], "seq": 1})
+    assert wrong_with("task", "claim", {"task": None}) is None

@@ -10,8 +10,8 @@ from tidings.steward.task_queue import place_of
 from tidings.steward.task_rules import (
     MAX_ATTEMPTS,
     OUTCOMES_KEPT,
+    EndedTask,
     TaskBook,
-    TaskOutcome,
     TaskState,
     asked_deadline,
     give,
@@ -29,8 +29,8 @@ def task(seq: int, **fields: object) -> TaskState:
     return TaskState(seq=seq, time_ns=seq * 10, role="r", asker="ada", id=f"id-{seq}", **fields)  # type: ignore[arg-type]
 
 
-def ended(state: TaskState, how: str, record: int) -> TaskOutcome:
-    return TaskOutcome(
+def ended(state: TaskState, how: str, record: int) -> EndedTask:
+    return EndedTask(
         seq=state.seq,
         time_ns=state.time_ns,
         role=state.role,
@@ -52,7 +52,7 @@ class Desk(RuleBasedStateMachine):
         self.book = TaskBook()
         self.now = 1_000.0
         self.records = 0
-        self.done: dict[int, TaskOutcome] = {}
+        self.done: dict[int, EndedTask] = {}
         self.last_attempt: dict[int, int] = {}
         self.written: dict[int, TaskState] = {}
 

@@ -21,7 +21,7 @@ from tidings.space.view import TableView
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.signing_key import SigningKey
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.unread import UnreadMail
@@ -47,7 +47,7 @@ class AdminHandlers:
     unread: UnreadMail
 
     @handles("admin", "grant")
-    async def grant(self, request: Request) -> Answer:
+    async def grant(self, request: ControlRequest) -> Answer:
         """Write an access record: a new agent, a widening or a narrowing. Mailboxes are made, lost rights closed."""
         owner = check_agent_id(request.text("id"))
         async with self.writer.lock:
@@ -61,12 +61,12 @@ class AdminHandlers:
                 await self._inherit(owner, access.succeeds, request.op)
             closed = await self.close_uncovered(owner)
             if before is not None and any(not covers_any(access.read, pattern) for pattern in before.read):
-                await self.empty_delivery(owner)  # also of channels it had left: what it may no longer read
+                await self.empty_mailbox(owner)  # also of channels it had left: what it may no longer read
             await self.make_mailboxes(owner)
         return {"seq": seq, "closed": closed}
 
     @handles("admin", "revoke")
-    async def revoke(self, request: Request) -> Answer:
+    async def revoke(self, request: ControlRequest) -> Answer:
         """Write the revocation, close every membership, remove the mailboxes. Repeating it is harmless.
 
         First of all whoever it concerns is told what was unread: afterwards nobody can say.
@@ -131,10 +131,10 @@ class AdminHandlers:
             await self.writer.write(subject, record)
             closed.append(interval.pattern)
         if closed:
-            await self.empty_delivery(owner)
+            await self.empty_mailbox(owner)
         return closed
 
-    async def empty_delivery(self, owner: str) -> None:
+    async def empty_mailbox(self, owner: str) -> None:
         """Remove what lies unread in a mailbox. The pipeline finds the note and delivers again what is allowed."""
         s = self.space.subjects
         await self.note_emptied(owner)
@@ -189,7 +189,7 @@ class AdminHandlers:
         await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
 
     @handles("admin", "space_set")
-    async def space_set(self, request: Request) -> Answer:
+    async def space_set(self, request: ControlRequest) -> Answer:
         """Change settings of the space; what is not named stays."""
         async with self.writer.lock:
             subject = self.space.subjects.space_record
@@ -201,14 +201,14 @@ class AdminHandlers:
         return {"seq": seq, "space": self.space.settings()}
 
     @handles("admin", "rotate_key")
-    async def rotate_key(self, request: Request) -> Answer:
+    async def rotate_key(self, request: ControlRequest) -> Answer:
         """The old key signs a record that names the new one; from the next record on the new one rules."""
         async with self.writer.lock:
             seq = await self.signing_key.rotate(self.writer, request.op)
         return {"seq": seq, "steward_key": self.space.table.steward_key}
 
     @handles("admin", "table")
-    async def table(self, request: Request) -> Answer:
+    async def table(self, request: ControlRequest) -> Answer:
         """The table as of a sequence, a page of owners at a time."""
         seq = request.optional("seq", int)
         offset = request.optional("offset", int) or 0
@@ -222,7 +222,7 @@ class AdminHandlers:
         return {"table": fields, "next": following if following < len(owners) else None, "owners": len(owners)}
 
     @handles("admin", "issued")
-    async def issued(self, request: Request) -> Answer:
+    async def issued(self, request: ControlRequest) -> Answer:
         """Which operation is in force for each of the ids asked for: how an interrupted add is found."""
         found: dict[str, Any] = {}
         for owner in request.texts("ids"):
@@ -233,14 +233,14 @@ class AdminHandlers:
         return {"found": found}
 
     @handles("admin", "acknowledge")
-    async def acknowledge(self, request: Request) -> Answer:
+    async def acknowledge(self, request: ControlRequest) -> Answer:
         """The owner has seen that the log went backwards, and what came of it; health stops saying so."""
         del request
         recalled = recall.acknowledge(self.space.home, self.space.info.id)
         return {"acknowledged": self.marks.acknowledge() + self.store.acknowledge() + recalled}
 
 
-def _access(request: Request) -> Access:
+def _access(request: ControlRequest) -> Access:
     fields = {name: value for name, value in request.arguments.items() if name != "id"}
     try:
         return msgspec.convert({**fields, "op": request.op, "at": now()}, Access)
@@ -248,7 +248,7 @@ def _access(request: Request) -> Access:
         raise UsageError(f"this is not an access record: {error}") from error
 
 
-def changed_space(before: Space, request: Request) -> Space:
+def changed_space(before: Space, request: ControlRequest) -> Space:
     base = msgspec.to_builtins(before)
     wanted = dict(request.arguments)
     for nested in ("defaults", "parts"):

@@ -20,7 +20,7 @@ from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
 from tidings.steward.lease import StewardLease
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
 from tidings.steward.writer import Completed, RulingWriter
 from tidings.wire.marks import Stamp
@@ -63,7 +63,7 @@ class AgentHandlers:
         self.join_rate = JoinRate()
 
     @handles("member", "join")
-    async def join(self, request: Request) -> Answer:
+    async def join(self, request: ControlRequest) -> Answer:
         pattern = check_pattern(request.text("pattern"))
         async with self.writer.lock:
             access = self.space.access_of(request.sender)
@@ -96,7 +96,7 @@ class AgentHandlers:
             **await self.agreement(request, int(facts["head"])),
         }
 
-    async def agreement(self, request: Request, head: int) -> dict[str, Any]:
+    async def agreement(self, request: ControlRequest, head: int) -> dict[str, Any]:
         """Which log this is and, if the caller knew another one, up to where both are the same.
 
         What it remembers decides for itself alone; for everybody a new epoch begins only if a steward vouched for it.
@@ -131,7 +131,7 @@ class AgentHandlers:
             raise ConflictError("too many joins in a short time: wait a moment and ask again")
 
     @handles("member", "leave")
-    async def leave(self, request: Request) -> Answer:
+    async def leave(self, request: ControlRequest) -> Answer:
         """Close the membership that `joined` names, or the open one. Needs no read access: it works after a narrowing.
 
         A leave that comes late or twice ends what it named and nothing that was opened since. `open` is the sequence of
@@ -162,12 +162,12 @@ class AgentHandlers:
         return next((stay.left for stay in stays), None)
 
     @handles("member", "list")
-    async def memberships(self, request: Request) -> Answer:
+    async def memberships(self, request: ControlRequest) -> Answer:
         held = self.space.open_intervals(request.sender)
         return {"memberships": [{"pattern": i.pattern, "joined": i.joined} for i in held], "seq": self.space.position}
 
     @handles("member", "members")
-    async def members(self, request: Request) -> Answer:
+    async def members(self, request: ControlRequest) -> Answer:
         """Who is in a channel, for those who may read it."""
         channel = check_channel(request.text("channel"))
         access = self.space.access_of(request.sender)
@@ -178,7 +178,7 @@ class AgentHandlers:
         return {"members": (shown := _within_page(rows)), "next": _next(owners, shown), "seq": self.space.position}
 
     @handles("member", "deaf")
-    async def deaf(self, request: Request) -> Answer:
+    async def deaf(self, request: ControlRequest) -> Answer:
         """Which of these agents do not get what is said in a channel, and why: for whoever may post or read there."""
         channel, ids = check_channel(request.text("channel")), request.arguments.get("ids")
         access = self.space.access_of(request.sender)
@@ -191,7 +191,7 @@ class AgentHandlers:
         return {"deaf": {each: reason for each, reason in reasons.items() if each not in inside}, "seq": at}
 
     @handles("channel", "list")
-    async def channel_list(self, request: Request) -> Answer:
+    async def channel_list(self, request: ControlRequest) -> Answer:
         """Channels with a record or a member, as far as the caller may read them: is it in them, members, activity."""
         access = self.space.access_of(request.sender)
         known = [name for name in self.space.table.channel_names(self.space.position) if not self._is_removed(name)]
@@ -214,7 +214,7 @@ class AgentHandlers:
         return record is not None and not record.listed and not self._crowd(name)["members"]
 
     @handles("channel", "info")
-    async def channel_info(self, request: Request) -> Answer:
+    async def channel_info(self, request: ControlRequest) -> Answer:
         """What holds on a channel, and to those who may read it also how many are in it and what goes on there."""
         channel = check_channel(request.text("channel"))
         access = self.space.access_of(request.sender)
@@ -255,7 +255,7 @@ class AgentHandlers:
         return {"last": last, "messages": count, "per_hour": round(count / hours, 2)}
 
     @handles("channel", "set")
-    async def channel_set(self, request: Request) -> Answer:
+    async def channel_set(self, request: ControlRequest) -> Answer:
         name = check_channel(request.text("channel"))
         async with self.writer.lock:
             access = self.space.access_of(request.sender)
@@ -272,12 +272,12 @@ class AgentHandlers:
         return {**self.space.channel_facts(name), "seq": seq}
 
     @handles("space", "info")
-    async def space_info(self, request: Request) -> Answer:
+    async def space_info(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         return {"space": self.space.settings(), "seq": self.space.position}
 
     @handles("access", "get")
-    async def own_access(self, request: Request) -> Answer:
+    async def own_access(self, request: ControlRequest) -> Answer:
         """The caller's access with its current token, which is no secret without the seed."""
         access = self.space.access_of(request.sender)
         return {"access": msgspec.to_builtins(access), "seq": self.space.position}
@@ -286,7 +286,7 @@ class AgentHandlers:
         return next((i for i in self.space.open_intervals(owner) if i.pattern == pattern), None)
 
 
-def read_claims(request: Request) -> list[Stamp]:
+def read_claims(request: ControlRequest) -> list[Stamp]:
     """What a reader remembers of the log, newest first."""
     given = request.optional("marks", list) or []
     try:
@@ -311,7 +311,7 @@ class JoinRate:
         return left >= 1
 
 
-def _after(keys: Iterable[str], request: Request) -> list[str]:
+def _after(keys: Iterable[str], request: ControlRequest) -> list[str]:
     """What is left of a listing, in order."""
     after = request.optional("after", str) or ""
     return sorted(key for key in keys if key > after)
@@ -331,7 +331,7 @@ def _next(keys: Sequence[str], shown: Sequence[Any]) -> str | None:
     return keys[len(shown) - 1] if len(shown) < len(keys) else None
 
 
-def changed_channel(before: Channel | None, name: str, request: Request) -> Channel:
+def changed_channel(before: Channel | None, name: str, request: ControlRequest) -> Channel:
     """The channel's record with what the request names changed, and nothing else."""
     base = msgspec.to_builtins(before) if before else {"name": name}
     base["listed"] = True  # one that is set after it was removed is there again

@@ -57,7 +57,7 @@ class SpaceContext:
 
     @property
     def subjects(self) -> Subjects:
-        return self.info.subjects
+        return self.table.subjects
 
     @property
     def streams(self) -> tuple[str, ...]:

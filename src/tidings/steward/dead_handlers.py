@@ -20,9 +20,9 @@ from tidings.errors import UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import KINDS, DeadLetters, Letter
 from tidings.steward.history import encoded, replay_of
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.task_handlers import task_seq
-from tidings.steward.task_rules import TaskOutcome, TaskState
+from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.tasks import TaskQueues
 from tidings.wire.envelope import Received
 from tidings.wire.patterns import covers_any
@@ -42,7 +42,7 @@ class DeadHandlers:
     tasks: TaskQueues
 
     @handles("dead", "put")
-    async def put(self, request: Request) -> Answer:
+    async def put(self, request: ControlRequest) -> Answer:
         """Keep a message that was for the caller: `kind` (direct or channel), `seq`, `error`, `attempts`."""
         access = self.space.access_of(request.sender)
         kind, seq = request.text("kind"), request.optional("seq", int) or 0
@@ -83,7 +83,7 @@ class DeadHandlers:
         return is_known or replay_of(self.space, owner, channel).shows(record.seq, record.time_ns)
 
     @handles("dead", "wanted")
-    async def wanted(self, request: Request) -> Answer:
+    async def wanted(self, request: ControlRequest) -> Answer:
         """The caller's letters that are to be retried, oldest first, with their messages, as far as those are there."""
         self.space.access_of(request.sender)
         found: list[dict[str, Any]] = []
@@ -97,7 +97,7 @@ class DeadHandlers:
             found.append({**self._letter_line(letter), "record": encoded(record) if record else None})
         return {"letters": found, "more": len(found) < len(letters)}
 
-    def _letter(self, request: Request) -> Letter:
+    def _letter(self, request: ControlRequest) -> Letter:
         ref = request.text("letter")
         for letter in self.letters.of(request.sender):
             if letter.ref == ref:
@@ -119,12 +119,12 @@ class DeadHandlers:
             "at": letter.at,
         }
 
-    async def _show_letter(self, request: Request) -> Answer:
+    async def _show_letter(self, request: ControlRequest) -> Answer:
         letter = self._letter(request)
         record = await self.letters.message(letter)
         return {**self._letter_line(letter), "record": encoded(record) if record else None}
 
-    async def _retry_letter(self, request: Request) -> Answer:
+    async def _retry_letter(self, request: ControlRequest) -> Answer:
         """Hand it out again, to the program that receives for the caller now or later."""
         letter = self._letter(request)
         record = await self.letters.message(letter)
@@ -135,7 +135,7 @@ class DeadHandlers:
             await self.letters.keep(msgspec.structs.replace(letter, state="wanted"), payload)
         return {"letter": letter.ref, "state": "wanted"}
 
-    async def _drop_letter(self, request: Request) -> Answer:
+    async def _drop_letter(self, request: ControlRequest) -> Answer:
         """For good. What is dropped already is dropped: whoever is done with a retried letter may ask twice."""
         ref = request.text("letter")
         for letter in self.letters.of(request.sender):
@@ -145,21 +145,21 @@ class DeadHandlers:
 
     # --- of tasks, or of both ---
 
-    def _concerns(self, outcome: TaskOutcome, agent: str) -> bool:
+    def _concerns(self, outcome: EndedTask, agent: str) -> bool:
         return self._asked(outcome, agent) or self.space.holds_role(agent, outcome.role)
 
-    def _asked(self, task: TaskOutcome | TaskState, agent: str) -> bool:
+    def _asked(self, task: EndedTask | TaskState, agent: str) -> bool:
         """Did the agent ask it, with its key of now or one it had before a rotation?"""
         return task.asker == agent or task.asker in self.space.predecessors(agent)
 
-    def _dead(self, request: Request) -> TaskOutcome:
+    def _dead(self, request: ControlRequest) -> EndedTask:
         found = self.tasks.holds.book.outcomes.get(task_seq(request))
         is_dead = found is not None and found.state == TaskStatus.DEAD and found.seq not in self.tasks.holds.book.open
         if found is None or not is_dead or not self._concerns(found, request.sender):
             raise UsageError(f"there is no dead letter {task_seq(request)} of yours: `tidings dead list` shows them")
         return found
 
-    def _task_line(self, outcome: TaskOutcome) -> dict[str, Any]:
+    def _task_line(self, outcome: EndedTask) -> dict[str, Any]:
         return {
             "seq": outcome.seq,
             "id": outcome.id,
@@ -174,7 +174,7 @@ class DeadHandlers:
         }
 
     @handles("dead", "list")
-    async def list_letters(self, request: Request) -> Answer:
+    async def list_letters(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         book = self.tasks.holds.book
         found = [
@@ -186,7 +186,7 @@ class DeadHandlers:
         return {"dead": found[:LISTED], "more": len(found) > LISTED, "mail": mail}
 
     @handles("dead", "show")
-    async def show(self, request: Request) -> Answer:
+    async def show(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         if request.arguments.get("letter") is not None:
             return await self._show_letter(request)
@@ -195,7 +195,7 @@ class DeadHandlers:
         return {**self._task_line(dead), "record": encoded(record) if record else None}
 
     @handles("dead", "retry")
-    async def retry(self, request: Request) -> Answer:
+    async def retry(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         if request.arguments.get("letter") is not None:
             return await self._retry_letter(request)
@@ -211,7 +211,7 @@ class DeadHandlers:
         return {"state": TaskStatus.QUEUED, "seq": dead.seq}
 
     @handles("dead", "drop")
-    async def drop(self, request: Request) -> Answer:
+    async def drop(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         if request.arguments.get("letter") is not None:
             return await self._drop_letter(request)

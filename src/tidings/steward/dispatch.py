@@ -24,7 +24,15 @@ from tidings.nats.errors import NatsError
 from tidings.steward.context import Lifecycle
 from tidings.steward.fair_queue import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission, FairQueue
 from tidings.steward.lease import StewardLease
-from tidings.steward.requests import Handler, Request, answer, check_arguments, handlers_of, parse_request, refusal
+from tidings.steward.requests import (
+    ControlRequest,
+    Handler,
+    answer,
+    check_arguments,
+    handlers_of,
+    parse_request,
+    refusal,
+)
 from tidings.wire.subjects import Subjects
 
 #: requests worked on at once, of one sender, and how many more of it may wait
@@ -70,7 +78,7 @@ class Dispatcher:
         self.handlers: dict[tuple[str, str], Handler] = {}
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
         self.admission = Admission()
-        self.queue: FairQueue[tuple[PendingAnswer, Request, Handler]] = FairQueue(
+        self.queue: FairQueue[tuple[PendingAnswer, ControlRequest, Handler]] = FairQueue(
             IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH
         )
 
@@ -132,7 +140,7 @@ class Dispatcher:
         finally:
             self.queue.reclaim(sender)
 
-    async def _work(self, asked: PendingAnswer, request: Request, handler: Handler) -> None:
+    async def _work(self, asked: PendingAnswer, request: ControlRequest, handler: Handler) -> None:
         _asking.set(request.sender)
         try:
             reply = await self._answer_of(request, handler)
@@ -141,7 +149,7 @@ class Dispatcher:
             self._begin_work()
         await asked.reply(reply)
 
-    async def _answer_of(self, request: Request, handler: Handler) -> bytes:
+    async def _answer_of(self, request: ControlRequest, handler: Handler) -> bytes:
         try:
             if not self.lease.is_fresh:
                 await self.lease.prove()  # paused past a takeover, our table speaks of the past

@@ -25,8 +25,8 @@ from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
-from tidings.steward.receipts import Receipts
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.retention import Retention
 from tidings.steward.shares import Shares
 from tidings.steward.side_streams import SideStreams
@@ -55,7 +55,7 @@ class HealthReport:
     floods: FloodWatch
     voids: VoidWatch
     mail: Mail
-    receipts: Receipts
+    receipts: ReceiptStore
     letters: DeadLetters
     tasks: TaskQueues
     #: of requests
@@ -64,12 +64,12 @@ class HealthReport:
     started: float
 
     @handles("health", "ping")
-    async def ping(self, request: Request) -> Answer:
+    async def ping(self, request: ControlRequest) -> Answer:
         del request
         return await self.facts()
 
     @handles("health", "describe")
-    async def describe_operations(self, request: Request) -> Answer:
+    async def describe_operations(self, request: ControlRequest) -> Answer:
         """The table of operations, for whoever writes a client in another language: those it may ask for."""
         del request
         return {"operations": describe(AGENT_SERVICES)}

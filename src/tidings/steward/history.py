@@ -23,7 +23,7 @@ from tidings.space.membership import Interval
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.wire.names import check_pattern
 from tidings.wire.patterns import covers, covers_any, is_concrete
 from tidings.wire.subjects import Chat, Via
@@ -46,7 +46,7 @@ class HistoryHandlers:
         self.pages = ConcurrencyLimit(AT_ONCE, PER_SENDER, refusal)
 
     @handles("history", "page")
-    async def page(self, request: Request) -> Answer:
+    async def page(self, request: ControlRequest) -> Answer:
         """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named.
 
         Both bounded by `limit` and by bytes. `channel` may be a pattern. `next`, given as `before` or `after`,
@@ -68,7 +68,7 @@ class HistoryHandlers:
             return await self._read_page(request, channel, limit, before, after)
 
     async def _read_page(
-        self, request: Request, channel: str, limit: int, before: int | None, after: int | None
+        self, request: ControlRequest, channel: str, limit: int, before: int | None, after: int | None
     ) -> Answer:
         head = await self.space.log_head()
         since = request.optional("since_ns", int) or 0
@@ -169,7 +169,7 @@ class HistoryHandlers:
         return older + newer, complete
 
     @handles("confirm", "record")
-    async def confirm(self, request: Request) -> Answer:
+    async def confirm(self, request: ControlRequest) -> Answer:
         """Is the record at `seq` the caller's own, and which message is it? For those who are told `duplicate`."""
         seq = request.optional("seq", int)
         kind = request.arguments.get("stream", "log")

@@ -47,5 +47,5 @@ class Intervals:
     task_ack_wait: float = 30.0
     #: before a failed task is tried again; doubles with each try
     task_backoff: float = 2.0
-    #: settled tasks are kept longer than the broker remembers message ids, so that a repeat is known as one
+    #: tasks that ended are kept longer than the broker remembers message ids, so that a repeat is known as one
     task_keep: float = 900.0

@@ -23,8 +23,8 @@ from tidings.errors import ConfigError
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
 from tidings.steward.quotas import MOST_INVENTED
-from tidings.steward.receipts import Receipts
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.retention import archive_needs
 from tidings.wire.names import check_agent_id
 from tidings.wire.states import ReceiptStage
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Mail:
-    def __init__(self, space: SpaceContext, receipts: Receipts) -> None:
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore) -> None:
         self.space = space
         self.receipts = receipts
         self.stream = space.subjects.direct_stream
@@ -70,7 +70,7 @@ class Mail:
         return removed
 
     @handles("receipt", "room")
-    async def room(self, request: Request) -> Answer:
+    async def room(self, request: ControlRequest) -> Answer:
         """Make room in a mailbox that is full of what the caller sent and its target has read."""
         self.space.access_of(request.sender)
         return {"made": await self.make_room(request.sender, check_agent_id(request.text("to")))}

@@ -31,7 +31,7 @@ KEPT = 1_000
 log = logging.getLogger(__name__)
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class LogMark(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     time_ns: int
     subject: str
@@ -52,7 +52,7 @@ class MarkFile(msgspec.Struct):
     #: id of the space whose log this is; another one of the same name has a log of its own
     space: str = ""
     epoch: str = ""
-    marks: list[Mark] = []
+    marks: list[LogMark] = []
     regressions: list[Regression] = []
     #: epochs of this space that only readers remember: marks and log were put back together
     ended: list[str] = []
@@ -60,7 +60,7 @@ class MarkFile(msgspec.Struct):
     damaged: str | None = None
 
 
-def thinned(marks: list[Mark]) -> list[Mark]:
+def thinned(marks: list[LogMark]) -> list[LogMark]:
     """At most KEPT marks: dense where they are new, ever sparser the further back, but always back to the first."""
     return marks if len(marks) <= KEPT else [*marks[: KEPT // 2 : 2], *marks[KEPT // 2 :]]
 
@@ -114,7 +114,7 @@ class Marks:
         stored = await self.js.at(self.subjects.log_stream, head)
         if stored is None:
             return  # removed by retention since; the older marks still stand
-        self.file.marks = thinned([*self.file.marks, Mark(stored.seq, stored.time_ns, stored.subject)])
+        self.file.marks = thinned([*self.file.marks, LogMark(stored.seq, stored.time_ns, stored.subject)])
         self.save()
 
     async def newest_agreed(self, head: int, floor: int) -> tuple[int, int] | None:
@@ -130,7 +130,7 @@ class Marks:
                 disagreed = disagreed or mark.seq
         return (disagreed, 0) if disagreed else None
 
-    async def _confirms(self, mark: Mark) -> bool:
+    async def _confirms(self, mark: LogMark) -> bool:
         stored = await self.js.at(self.subjects.log_stream, mark.seq)
         return stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject)
 

@@ -25,7 +25,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.errors import DeniedError, TidingsError, UsageError
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
-from tidings.steward.requests import Answer, Idle, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, Idle, handles
 from tidings.wire.names import check_agent_id
 from tidings.wire.operations import RECEIPT_WAIT
 from tidings.wire.states import READER_STAGES, ReceiptStage
@@ -64,7 +64,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ReceiptNews:
     """One stage one message of a sender reached. `n` is its sequence in AUD."""
 
     n: int
@@ -76,7 +76,7 @@ class News:
     channel: str | None = None
 
 
-class Receipts:
+class ReceiptStore:
     """The memory of receipts, over AUD."""
 
     def __init__(self, space: SpaceContext, idle: Idle) -> None:
@@ -90,7 +90,7 @@ class Receipts:
         self.waits: Counter[str] = Counter()
         self.unrecorded = 0
         self.newest = 0
-        self._news: OrderedDict[str, deque[News]] = OrderedDict()
+        self._news: OrderedDict[str, deque[ReceiptNews]] = OrderedDict()
         self._watching: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._changed: defaultdict[Key, set[asyncio.Event]] = defaultdict(set)
         self._reading = asyncio.Lock()
@@ -135,7 +135,7 @@ class Receipts:
         life = self.lives.setdefault(key, Life(seq, why=why, channel=channel))
         if stage not in life.stages:
             life.why = life.why or why
-            self._spread(News(0, key, seq, stage, at, why, channel), n)
+            self._spread(ReceiptNews(0, key, seq, stage, at, why, channel), n)
         life.stages.setdefault(stage, at)
         self.lives.move_to_end(key)
         if channel is None:
@@ -147,7 +147,7 @@ class Receipts:
         for event in self._changed.get(key, ()):
             event.set()
 
-    def _spread(self, said: News, n: int | None) -> None:
+    def _spread(self, said: ReceiptNews, n: int | None) -> None:
         self.newest = max(self.newest + 1, n or 0)
         key = said.key
         news = self._news.setdefault(key[0], deque(maxlen=NEWS_EACH))
@@ -158,7 +158,7 @@ class Receipts:
         for event in self._watching.get(key[0], ()):
             event.set()
 
-    def news_since(self, sender: str, n: int) -> list[News]:
+    def news_since(self, sender: str, n: int) -> list[ReceiptNews]:
         """What the newest receipts of a sender's messages say that is newer than `n`."""
         return [each for each in self._news.get(sender, ()) if each.n > n]
 
@@ -214,7 +214,7 @@ class Receipts:
         await self._until(lambda: reached(self.stage_of(key), stage), self._changed, key, key[0], seconds)
         return self.stage_of(key)
 
-    async def watch(self, sender: str, n: int, seconds: float) -> tuple[list[News], bool]:
+    async def watch(self, sender: str, n: int, seconds: float) -> tuple[list[ReceiptNews], bool]:
         """What is newer than `n`, waiting for it; and whether there was room to wait."""
         waited = await self._until(
             lambda: bool(self.news_since(sender, n)), self._watching, sender, sender, seconds, MOST_WATCHES_EACH
@@ -309,12 +309,12 @@ class ReceiptHandlers:
     wait for its receipts, or watch them. Every request is answered: at once if there is no room to wait.
     """
 
-    def __init__(self, space: SpaceContext, receipts: Receipts) -> None:
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore) -> None:
         self.space = space
         self.receipts = receipts
 
     @handles("receipt", "put")
-    async def put(self, request: Request) -> Answer:
+    async def put(self, request: ControlRequest) -> Answer:
         """`receipts`: [{seq, stage}], or one `seq` and `stage`. What is not addressed to the caller is refused.
 
         Who tells late adds `sender` and `id`: a message whose record has gone is known by them if it was told of
@@ -341,7 +341,7 @@ class ReceiptHandlers:
             raise DeniedError(f"the direct message {refused[0]} is not addressed to you, or is gone")
         return {"new": await self.receipts.write(accepted), "refused": refused}
 
-    def _known(self, request: Request, told: Told) -> Key | None:
+    def _known(self, request: ControlRequest, told: Told) -> Key | None:
         """The message by what was told of it before."""
         key = (*told.of, request.sender) if told.of is not None else None
         return key if key in self.receipts.lives else None
@@ -356,7 +356,7 @@ class ReceiptHandlers:
         return found
 
     @handles("receipt", "wait")
-    async def wait(self, request: Request) -> Answer:
+    async def wait(self, request: ControlRequest) -> Answer:
         """Wait for a receipt of a message of one's own: the key begins with who asks, so nobody sees another's."""
         self.space.access_of(request.sender)
         key = (request.sender, request.message_id(), check_agent_id(request.text("to")))
@@ -374,13 +374,13 @@ class ReceiptHandlers:
         stages, why = (dict(life.stages), life.why) if life else ({}, "")
         return {"stage": found, "reached": reached(found, stage), "stages": stages, "why": why}
 
-    async def _stored_stage(self, request: Request, key: Key) -> ReceiptStage:
+    async def _stored_stage(self, request: ControlRequest, key: Key) -> ReceiptStage:
         """`confirmed` if the record is where the caller says; without a place nothing is searched for."""
         seq = request.optional("seq", int)
         return ReceiptStage.CONFIRMED if seq and await self.receipts.addressed(seq) == key else ReceiptStage.UNKNOWN
 
     @handles("receipt", "watch")
-    async def watch(self, request: Request) -> Answer:
+    async def watch(self, request: ControlRequest) -> Answer:
         """Receipts of the caller's own messages newer than `since`, waiting for the first.
 
         `cursor` is the next `since`. `waited` false: too many wait already, so ask again later, not at once.
@@ -431,7 +431,7 @@ def _one_told(item: Mapping[str, Any]) -> Told:
     return Told(seq, ReceiptStage(stage), of)
 
 
-def _seconds(request: Request) -> float:
+def _seconds(request: ControlRequest) -> float:
     value = request.arguments.get("timeout", request.arguments.get("wait", RECEIPT_WAIT))
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise UsageError("receipt wait: `timeout` is a number of seconds")

@@ -28,7 +28,7 @@ Idle = Callable[[], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ControlRequest:
     """One control request. The sender is the broker's word, not the payload's."""
 
     service: str
@@ -62,7 +62,7 @@ class Request:
         return mid
 
 
-Handler = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[ControlRequest], Awaitable[Answer]]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Answer]])
 #: (service, do) -> the function that handles it, of every module that was loaded
 HANDLED: dict[tuple[str, str], str] = {}
@@ -95,7 +95,7 @@ def handlers_of(*parts: object) -> dict[tuple[str, str], Handler]:
     return found
 
 
-def parse_request(subjects: Subjects, subject: str, payload: bytes) -> Request:
+def parse_request(subjects: Subjects, subject: str, payload: bytes) -> ControlRequest:
     parsed = subjects.parse(subject)
     if not isinstance(parsed, Control):
         raise UsageError(
@@ -112,7 +112,7 @@ def parse_request(subjects: Subjects, subject: str, payload: bytes) -> Request:
     op, do = body.pop("op", None), body.pop("do", None)
     if not isinstance(op, str) or not 8 <= len(op) <= 64 or not isinstance(do, str):
         raise UsageError("a control request needs `op` (8 to 64 characters, yours to choose) and `do`")
-    return Request(parsed.service, parsed.sender, op, do, body)
+    return ControlRequest(parsed.service, parsed.sender, op, do, body)
 
 
 def answer(result: Mapping[str, Any]) -> bytes:
@@ -128,7 +128,7 @@ def refusal(error: BaseException) -> bytes:
     return json.dumps({"ok": False, "error": {"code": code, "message": message[:1000]}}).encode()
 
 
-def check_arguments(request: Request) -> None:
+def check_arguments(request: ControlRequest) -> None:
     """Raise UsageError for a verb, an argument or a kind of value that the table does not know."""
     operation = OPERATIONS.get((request.service, request.do))
     if operation is None:
@@ -145,7 +145,7 @@ def check_arguments(request: Request) -> None:
             raise UsageError(f"{request.service} {request.do}: `{name}` must be {kind.words}")
 
 
-def _no_such_verb(request: Request) -> str:
+def _no_such_verb(request: ControlRequest) -> str:
     verbs = [do for service, do in OPERATIONS if service == request.service]
     known = f"its verbs are {', '.join(sorted(verbs))}" if verbs else "it has no verbs yet"
     return f"the service {request.service} has no {request.do[:64]!r}: {known}"

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Floors:
+class RetentionFloors:
     """What each part says; None means the part does not count."""
 
     limit: int
@@ -69,7 +69,7 @@ class Retention:
         self.state = state
         self.stream = table.subjects.log_stream
         self.filters = (f"{table.subjects.root}.chat.>", f"{table.subjects.root}.via.>")
-        self.last: Floors | None = None
+        self.last: RetentionFloors | None = None
         #: records it took out of the log
         self.removed = 0
         #: how far each ruling subject was cut already: the table remembers versions the log no longer has
@@ -83,11 +83,11 @@ class Retention:
         self.removed += removed
         return removed
 
-    async def _floors(self, gate: GateState) -> Floors:
+    async def _floors(self, gate: GateState) -> RetentionFloors:
         space = self.table.space_at(max(self.table.head, self.table.floor))
         reported = {name: await self._part_floor(name) for name in ("deliver", "archive")}
         floors = {name: seq for name, seq in reported.items() if seq is not None}
-        return Floors(await self._limit(space, gate), counted_parts(space, floors))
+        return RetentionFloors(await self._limit(space, gate), counted_parts(space, floors))
 
     async def _part_floor(self, part: str) -> int | None:
         entry = await self.state.get(archive_floor_key("log") if part == "archive" else f"floor.{part}")

@@ -21,7 +21,7 @@ from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext
 from tidings.steward.history import encoded
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster import RosterTable, pages
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.writer import RulingWriter
@@ -85,7 +85,7 @@ class RosterService:
             self.table.admit([parsed.owner])
 
     @handles("presence", "beat")
-    async def beat(self, request: Request) -> Answer:
+    async def beat(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         self.table.beat(request.sender, read_beat(request.arguments), time.monotonic(), time.time())
         return {"boot": self.boot}
@@ -153,7 +153,7 @@ class RosterService:
     # --- requests ---
 
     @handles("roster", "snapshot")
-    async def snapshot(self, request: Request) -> Answer:
+    async def snapshot(self, request: ControlRequest) -> Answer:
         """A page of the directory, in order of ids; `after` continues it. Deltas above the first `n` come on top."""
         self.space.access_of(request.sender)
         after = request.optional("after", str) or ""
@@ -177,7 +177,7 @@ class RosterService:
         }
 
     @handles("roster", "names")
-    async def names(self, request: Request) -> Answer:
+    async def names(self, request: ControlRequest) -> Answer:
         """Who ids are, by their access records: also agents that are revoked, which no roster lists."""
         self.space.access_of(request.sender)
         ids = request.arguments.get("ids")
@@ -187,7 +187,7 @@ class RosterService:
         return {"names": {each: {"name": a.name, "roles": list(a.roles)} for each, a in known.items() if a is not None}}
 
     @handles("session", "take")
-    async def take_session(self, request: Request) -> Answer:
+    async def take_session(self, request: ControlRequest) -> Answer:
         """Receive as this session. `held`: the number it had, so that asking again never wins over a newer one."""
         self.space.access_of(request.sender)
         session, held, ended = request.text("session"), request.optional("held", int), request.optional("ended", int)
@@ -199,23 +199,23 @@ class RosterService:
         table = self.table
         renews = held is not None and table.is_held_by(request.sender, session)
         number, superseded = table.take(request.sender, session, held, now_ms, ended=ended, heard=time.monotonic())
-        unsettled = 0 if superseded or renews else await self._unsettled(request.sender)
+        unsettled = 0 if superseded or renews else await self._in_hand(request.sender)
         return {"number": number, "superseded": superseded, "boot": self.boot, "unsettled": unsettled}
 
     @handles("session", "release")
-    async def release_session(self, request: Request) -> Answer:
+    async def release_session(self, request: ControlRequest) -> Answer:
         """This session receives no longer, and nobody took its place."""
         self.space.access_of(request.sender)
         self.table.release(request.sender, request.text("session"))
         return {}
 
     @handles("session", "ended")
-    async def ended_session(self, request: Request) -> Answer:
+    async def ended_session(self, request: ControlRequest) -> Answer:
         """Did the session that receives for the asker end? Its number if it did, for `take`; None while it may live."""
         self.space.access_of(request.sender)
         return {"ended": self.table.ended(request.sender, time.monotonic())}
 
-    async def _unsettled(self, owner: str) -> int:
+    async def _in_hand(self, owner: str) -> int:
         """Frames of this agent that a session had in hand and left: the broker brings them after its patience."""
         try:
             info = await self.space.consumer(self.space.subjects.delivery_stream, f"dlv_{owner}")
@@ -223,7 +223,7 @@ class RosterService:
             info = None
         return int(info.get("num_ack_pending", 0)) if info else 0
 
-    def _attention(self, request: Request) -> dict[str, Any]:
+    def _attention(self, request: ControlRequest) -> dict[str, Any]:
         standing = self.attention.of(request.sender)
         running = self.table.running(request.sender, but=request.optional("session", str) or "")
         return {
@@ -233,13 +233,13 @@ class RosterService:
         }
 
     @handles("attention", "get")
-    async def get_attention(self, request: Request) -> dict[str, Any]:
+    async def get_attention(self, request: ControlRequest) -> dict[str, Any]:
         """The caller's standing attention, and what its running session says now, if another than `session` runs."""
         self.space.access_of(request.sender)
         return self._attention(request)
 
     @handles("attention", "set")
-    async def set_attention(self, request: Request) -> dict[str, Any]:
+    async def set_attention(self, request: ControlRequest) -> dict[str, Any]:
         """Change mode, levels of channels, or both."""
         self.space.access_of(request.sender)
         mode, levels = request.optional("mode", str), request.optional("channels", dict) or {}

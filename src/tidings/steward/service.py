@@ -44,7 +44,7 @@ from tidings.steward.lease import StewardLease
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
-from tidings.steward.receipts import ReceiptHandlers, Receipts
+from tidings.steward.receipts import ReceiptHandlers, ReceiptStore
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.roster import RosterTable
 from tidings.steward.roster_service import RosterService
@@ -235,7 +235,7 @@ class Steward:
         self.roster = RosterService(space, rows, writer, self.marks, self.store, backstop)
         self.floods = FloodWatch(space, writer, self.gate, life)
         self.dispatcher = Dispatcher(self.subjects, self.lease, life, self.floods.bar)
-        self.receipts = Receipts(space, self.dispatcher.idle)
+        self.receipts = ReceiptStore(space, self.dispatcher.idle)
         self.tasks = TaskQueues(space, self.lease.seq, self.letters, self.store, self.dispatcher.idle, life.fail)
         self.mail = Mail(space, self.receipts)
         self.voids = VoidWatch(space, writer, self.receipts)

@@ -27,7 +27,7 @@ from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT
 from tidings.steward.quotas import FloodWatch
-from tidings.steward.receipts import Receipts
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_store import MSG_ID
@@ -106,7 +106,7 @@ class _Sum:
 
 
 class Shares:
-    def __init__(self, space: SpaceContext, floods: FloodWatch, receipts: Receipts, store: StoreWatch) -> None:
+    def __init__(self, space: SpaceContext, floods: FloodWatch, receipts: ReceiptStore, store: StoreWatch) -> None:
         self.space = space
         self.floods = floods
         self.receipts = receipts

@@ -14,9 +14,9 @@ from typing import Any
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.history import encoded
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster import RosterTable
-from tidings.steward.task_rules import TaskOutcome, TaskState, is_overdue
+from tidings.steward.task_rules import EndedTask, TaskState, is_overdue
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
 from tidings.wire.ids import is_message_id
@@ -35,7 +35,7 @@ class TaskHandlers:
         self._started = started
 
     @handles("task", "claim")
-    async def claim(self, request: Request) -> Answer:
+    async def claim(self, request: ControlRequest) -> Answer:
         role, seconds, session = check_role(request.text("role")), _wait(request), request.optional("session", str)
         access = self.space.access_of(request.sender)
         if role not in access.roles:
@@ -61,13 +61,13 @@ class TaskHandlers:
         }
 
     @handles("task", "beat")
-    async def beat(self, request: Request) -> Answer:
+    async def beat(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         task = await self.tasks.holds.beat(request.sender, task_seq(request), request.optional("session", str))
         return {"state": TaskStatus.HELD, "attempt": task.attempt, "deadline": task.deadline}
 
     @handles("task", "done")
-    async def done(self, request: Request) -> Answer:
+    async def done(self, request: ControlRequest) -> Answer:
         """A signed result; repeating it gives the same answer."""
         self.space.access_of(request.sender)
         holds, seq, session = self.tasks.holds, task_seq(request), request.optional("session", str)
@@ -94,14 +94,14 @@ class TaskHandlers:
             raise MalformedMessage(f"the result of task {task.seq} claims to be from {message.sender.id}")
 
     @handles("task", "fail")
-    async def fail(self, request: Request) -> Answer:
+    async def fail(self, request: ControlRequest) -> Answer:
         self.space.access_of(request.sender)
         holds, seq, reason = self.tasks.holds, task_seq(request), request.text("reason")
         retry = request.optional("retry", bool)
         async with holds.lock:
             known = holds.book.open.get(seq) or holds.book.outcomes.get(seq)
             if known is not None and known.ended_by == request.op:
-                outcome = known if isinstance(known, TaskOutcome) else None
+                outcome = known if isinstance(known, EndedTask) else None
             else:
                 task = holds.held(request.sender, seq, request.optional("session", str))
                 if request.optional("untouched", bool):
@@ -118,7 +118,7 @@ class TaskHandlers:
         return {"state": TaskStatus.QUEUED}
 
     @handles("task", "check")
-    async def check(self, request: Request) -> Answer:
+    async def check(self, request: ControlRequest) -> Answer:
         """How many agents hold a role, how many of them are here, and when one was last seen.
 
         `online` is None while the steward is too young to know: those who are here have not all beaten yet.
@@ -133,13 +133,13 @@ class TaskHandlers:
         return {"holders": len(rows), "online": online if knows else None, "last_seen": seen}
 
     @handles("task", "room")
-    async def room(self, request: Request) -> Answer:
+    async def room(self, request: ControlRequest) -> Answer:
         """Make room for an asker whose share of a queue is full of what ended."""
         self.space.access_of(request.sender)
         return {"made": await self.tasks.upkeep.make_room(request.sender, check_role(request.text("role")))}
 
     @handles("task", "result")
-    async def result(self, request: Request) -> Answer:
+    async def result(self, request: ControlRequest) -> Answer:
         """What became of a task, for whoever asked it, with its key of now or one before a rotation (`asker`)."""
         self.space.access_of(request.sender)
         message_id, seq, seconds = request.text("id"), request.optional("seq", int), _wait(request)
@@ -161,7 +161,7 @@ class TaskHandlers:
                     found = await tasks.find(asker, message_id, seq)
         return {**await self._told(found), "asker": asker}
 
-    async def _told(self, found: TaskState | TaskOutcome | str) -> Answer:
+    async def _told(self, found: TaskState | EndedTask | str) -> Answer:
         if isinstance(found, str):
             return {"state": found}
         facts: dict[str, Any] = {
@@ -182,19 +182,19 @@ class TaskHandlers:
         return {**facts, "state": TaskStatus.DONE, "result": base64.b64encode(payload).decode(), "sig": signature}
 
 
-def _wait(request: Request) -> float:
+def _wait(request: ControlRequest) -> float:
     value = request.arguments.get("wait", 0)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= TASK_WAIT:
         raise UsageError(f"{request.service} {request.do}: `wait` is 0 to {TASK_WAIT:.0f} seconds")
     return float(value)
 
 
-def task_seq(request: Request) -> int:
+def task_seq(request: ControlRequest) -> int:
     seq = request.optional("seq", int)
     if seq is None or seq < 1:
         raise UsageError(f"{request.service} {request.do} needs `seq`, the number of a task")
     return int(seq)
 
 
-def _is_final(found: TaskState | TaskOutcome | str) -> bool:
-    return isinstance(found, TaskOutcome) or found in (TaskStatus.GONE, TaskStatus.UNKNOWN)
+def _is_final(found: TaskState | EndedTask | str) -> bool:
+    return isinstance(found, EndedTask) or found in (TaskStatus.GONE, TaskStatus.UNKNOWN)

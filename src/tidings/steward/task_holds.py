@@ -27,8 +27,8 @@ from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import BEYOND_BOUND, DeadLetters, bytes_of_tasks, excess
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_rules import (
+    EndedTask,
     TaskBook,
-    TaskOutcome,
     TaskState,
     asked_deadline,
     put_back,
@@ -107,7 +107,7 @@ class TaskHolds:
         self.book.put(task)
         return task
 
-    def done_before(self, worker: str, seq: int, session: str | None) -> TaskOutcome | None:
+    def done_before(self, worker: str, seq: int, session: str | None) -> EndedTask | None:
         """The result this very worker gave before; another session of it hears that it lost the task."""
         found = self.book.outcomes.get(seq)
         if found is None or seq in self.book.open or found.state != TaskStatus.DONE or found.worker != worker:
@@ -116,7 +116,7 @@ class TaskHolds:
             raise Superseded(f"this session lost task {seq}: another session of the same agent did it")
         return found
 
-    async def finish(self, task: TaskState, payload: bytes, signature: str) -> TaskOutcome:
+    async def finish(self, task: TaskState, payload: bytes, signature: str) -> EndedTask:
         """Write the result, then let go of the task. The caller checked the result."""
         try:
             outcome = await self.records.write_result(task, payload, signature)
@@ -133,7 +133,7 @@ class TaskHolds:
 
     async def give_back(
         self, task: TaskState, reason: str, op: str, *, pause: float, cause: TaskCause
-    ) -> TaskOutcome | None:
+    ) -> EndedTask | None:
         """End a hold without a result: the next worker's turn, or the dead letters."""
         waiting = take_back(task, reason, time.time(), pause=pause, op=op)
         if waiting is None:
@@ -152,7 +152,7 @@ class TaskHolds:
 
     async def bury(
         self, task: TaskState, cause: TaskCause, reason: str, *, op: str = "", record: StoredRecord | None = None
-    ) -> TaskOutcome:
+    ) -> EndedTask:
         task = with_reason(task, reason)
         found = record or await self.records.task_record(task)
         outcome = await self.records.write_dead(task, cause, found, op, most=self._room_for_dead(task.asker, found))
@@ -182,14 +182,14 @@ class TaskHolds:
             return MAX_MESSAGE
         return MAX_MESSAGE if len(self.book.dead_of(asker)) < MOST_DEAD_WHOLE else SMALL_DEAD
 
-    async def _let_go(self, task: TaskState, outcome: TaskOutcome) -> None:
+    async def _let_go(self, task: TaskState, outcome: EndedTask) -> None:
         self.book.end(outcome)
         self.counts[outcome.state] += 1
         await self.acknowledge(task)
         self.changed(task)
         self.slots.free(task.seq)
 
-    async def revive(self, dead: TaskOutcome) -> None:
+    async def revive(self, dead: EndedTask) -> None:
         """Queue a dead letter again, with all its tries; from its dead letter, since its record is acknowledged."""
         if await self.records.dead_record(dead.record) is None:
             raise UsageError(f"task {dead.seq} was too large to keep, or is gone: ask again")

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """How far the queue of a role is: everything up to `acked` is over, nothing above `delivered` was ever pulled."""
 
     acked: int = 0
@@ -84,14 +84,14 @@ class TaskIntake:
             f"CONSUMER.CREATE.{self.stream}.{name}.{subject_filter}", {"stream_name": self.stream, "config": config}
         )
 
-    async def place(self, role: str) -> Place:
+    async def place(self, role: str) -> QueuePlace:
         """Where the queue of a role stands; nothing was pulled if nobody ever claimed."""
         info = await self.space.consumer(self.stream, f"task_{role}")
         if info is None:
-            return Place()
+            return QueuePlace()
         delivered = int(info["delivered"]["stream_seq"])
         self._pulled[role] = max(delivered, self._pulled.get(role, 0))
-        return Place(int(info["ack_floor"]["stream_seq"]), delivered, int(info["num_pending"]))
+        return QueuePlace(int(info["ack_floor"]["stream_seq"]), delivered, int(info["num_pending"]))
 
     async def was_pulled(self, role: str, seq: int) -> bool:
         """Could this record have been handed out before? Costs a round trip once per role, not once per task."""

@@ -67,7 +67,7 @@ class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.attempt - self.attempts_before
 
 
-class TaskOutcome(Struct, frozen=True, kw_only=True):
+class EndedTask(Struct, frozen=True, kw_only=True):
     """What became of a task. `record` is its sequence in AUD (done) or DEAD, `size` the bytes it takes there."""
 
     seq: int
@@ -156,7 +156,7 @@ class TaskBook:
 
     def __init__(self) -> None:
         self.open: dict[int, TaskState] = {}
-        self.outcomes: OrderedDict[int, TaskOutcome] = OrderedDict()
+        self.outcomes: OrderedDict[int, EndedTask] = OrderedDict()
         self._held: dict[str, int] = {}
         self._by_id: dict[tuple[str, str], int] = {}
 
@@ -177,23 +177,23 @@ class TaskBook:
     def _waiting(self, role: str) -> Iterator[TaskState]:
         return (task for task in self.open.values() if task.role == role and task.worker is None)
 
-    def find(self, asker: str, message_id: str) -> TaskState | TaskOutcome | None:
+    def find(self, asker: str, message_id: str) -> TaskState | EndedTask | None:
         seq = self._by_id.get((asker, message_id))
         if seq is None:
             return None
         return self.open.get(seq) or self.outcomes.get(seq)
 
-    def dead_of(self, asker: str) -> list[TaskOutcome]:
+    def dead_of(self, asker: str) -> list[EndedTask]:
         """The dead letters of an asker that are not tried again now, oldest first."""
         mine = (each for each in self.outcomes.values() if each.asker == asker and each.state == TaskStatus.DEAD)
         return [each for each in mine if each.seq not in self.open]
 
-    def revived_of(self, asker: str) -> list[TaskOutcome]:
+    def revived_of(self, asker: str) -> list[EndedTask]:
         """Its dead letters that are tried again now: they are kept until that has an end."""
         mine = (each for each in self.outcomes.values() if each.asker == asker and each.state == TaskStatus.DEAD)
         return [each for each in mine if each.seq in self.open]
 
-    def outcome_of(self, seq: int, time_ns: int) -> TaskOutcome | None:
+    def outcome_of(self, seq: int, time_ns: int) -> EndedTask | None:
         """What became of exactly this record."""
         found = self.outcomes.get(seq)
         return found if found is not None and found.time_ns == time_ns and seq not in self.open else None
@@ -206,7 +206,7 @@ class TaskBook:
         known = task or self.outcomes.get(seq)
         if known is None or worker not in known.workers:
             raise DeniedError(f"this agent holds no task {seq}: tasks are claimed first")
-        if isinstance(known, TaskOutcome):
+        if isinstance(known, EndedTask):
             by = f" by {known.worker}" if known.state == TaskStatus.DONE else f" ({known.cause})"
             raise ConflictError(f"this agent lost task {seq}: it is {known.state}{by}")
         if known.worker is None:
@@ -225,7 +225,7 @@ class TaskBook:
         self.open[task.seq] = task
         self._by_id[task.asker, task.id] = task.seq
 
-    def end(self, outcome: TaskOutcome) -> None:
+    def end(self, outcome: EndedTask) -> None:
         """Final for what was done; a dead letter may be revived by putting the task again."""
         before = self.outcomes.get(outcome.seq)
         assert before is None or before.time_ns != outcome.time_ns or before.state != TaskStatus.DONE, "done is final"
@@ -244,7 +244,7 @@ class TaskBook:
         """A dead letter is no longer kept; that there was one is, so that its task is not handed out again."""
         self.outcomes[seq] = msgspec.structs.replace(self.outcomes[seq], state=TaskStatus.DROPPED)
 
-    def dead_below(self, record: int) -> list[TaskOutcome]:
+    def dead_below(self, record: int) -> list[EndedTask]:
         """The dead letters that lie below a sequence of their stream and are not tried again now."""
         dead = (each for each in self.outcomes.values() if each.state == TaskStatus.DEAD and each.record < record)
         return [each for each in dead if each.seq not in self.open]

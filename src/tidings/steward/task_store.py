@@ -24,7 +24,7 @@ from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError
 from tidings.space.state import StateBucket
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
-from tidings.steward.task_rules import OUTCOMES_KEPT, TaskOutcome, TaskState
+from tidings.steward.task_rules import OUTCOMES_KEPT, EndedTask, TaskState
 from tidings.wire.headers import values_of
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import TaskCause, TaskStatus
@@ -127,9 +127,9 @@ class TaskRecords:
     js: JetStream
     subjects: Subjects
 
-    async def write_result(self, task: TaskState, payload: bytes, signature: str) -> TaskOutcome:
+    async def write_result(self, task: TaskState, payload: bytes, signature: str) -> EndedTask:
         assert task.worker is not None
-        facts = TaskOutcome(**_known(task), state=TaskStatus.DONE, record=0, worker=task.worker, at=time.time())
+        facts = EndedTask(**_known(task), state=TaskStatus.DONE, record=0, worker=task.worker, at=time.time())
         headers = {
             SIGNATURE_HEADER: signature,
             TASK_HEADER: _header(facts),
@@ -139,9 +139,9 @@ class TaskRecords:
 
     async def write_dead(
         self, task: TaskState, cause: TaskCause, record: StoredRecord | None, op: str, *, most: int = MAX_MESSAGE
-    ) -> TaskOutcome:
+    ) -> EndedTask:
         """The record as it was, and why nobody finished it. One above `most` bytes keeps its digest only."""
-        facts = TaskOutcome(
+        facts = EndedTask(
             **_known(task),
             state=TaskStatus.DEAD,
             record=0,
@@ -160,7 +160,7 @@ class TaskRecords:
         headers = {TASK_HEADER: _header(facts, **more), MSG_ID: f"dead-{task.seq}-{task.time_ns}-{task.attempt}"}
         return await self._write(self._dead_subject(task.seq), payload, headers, facts)
 
-    async def write_dropped(self, dead: TaskOutcome, by: str) -> TaskOutcome:
+    async def write_dropped(self, dead: EndedTask, by: str) -> EndedTask:
         """What remains of a dead letter somebody dropped: that there was one."""
         facts = msgspec.structs.replace(dead, state=TaskStatus.DROPPED, at=time.time())
         headers = {TASK_HEADER: _header(facts, by=by), MSG_ID: f"drop-{dead.record}"}
@@ -174,7 +174,7 @@ class TaskRecords:
     def _dead_subject(self, seq: int) -> str:
         return self.subjects.dead("task", str(seq))
 
-    async def _write(self, subject: str, payload: bytes, headers: dict[str, str], facts: TaskOutcome) -> TaskOutcome:
+    async def _write(self, subject: str, payload: bytes, headers: dict[str, str], facts: EndedTask) -> EndedTask:
         size = RECORD_OVERHEAD + len(subject) + len(payload) + sum(len(k) + len(v) for k, v in headers.items())
         for attempt in range(ATTEMPTS):
             try:
@@ -188,7 +188,7 @@ class TaskRecords:
 
     # --- reading ---
 
-    async def outcomes(self) -> AsyncIterator[TaskOutcome]:
+    async def outcomes(self) -> AsyncIterator[EndedTask]:
         """What became of the newest tasks, results first: a result outweighs a dead letter."""
         for stream, subject_filter, back in (
             (self.subjects.audit_stream, f"{self.subjects.root}.aud.result.*", OUTCOMES_KEPT * OTHERS_IN_AUDIT),
@@ -201,7 +201,7 @@ class TaskRecords:
                     if facts is not None:
                         yield msgspec.structs.replace(facts[0], record=record.seq, size=stored_size(record))
 
-    async def result_of(self, outcome: TaskOutcome) -> tuple[bytes, str] | None:
+    async def result_of(self, outcome: EndedTask) -> tuple[bytes, str] | None:
         """Payload and signature of a result."""
         record = await self.js.at(self.subjects.audit_stream, outcome.record)
         if record is None:
@@ -232,14 +232,14 @@ def _known(task: TaskState) -> dict[str, Any]:
     return {name: getattr(task, name) for name in names}
 
 
-def _header(facts: TaskOutcome, **more: Any) -> str:
+def _header(facts: EndedTask, **more: Any) -> str:
     return json.dumps({**msgspec.to_builtins(facts), **more}, separators=(",", ":"))
 
 
-def _facts(record: StoredRecord) -> tuple[TaskOutcome, dict[str, Any]] | None:
+def _facts(record: StoredRecord) -> tuple[EndedTask, dict[str, Any]] | None:
     values = values_of(record.own_fields() or (), TASK_HEADER)
     try:
         document = json.loads(values[-1])
-        return msgspec.convert(document, TaskOutcome), document
+        return msgspec.convert(document, EndedTask), document
     except (IndexError, ValueError, msgspec.ValidationError):
         return None  # not written by this code: it ends nothing

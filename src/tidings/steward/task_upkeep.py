@@ -14,7 +14,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.steward.retention import archive_needs
 from tidings.steward.task_holds import TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
-from tidings.steward.task_rules import TASK_PART, TaskOutcome, TaskState, is_overdue, is_silent
+from tidings.steward.task_rules import TASK_PART, EndedTask, TaskState, is_overdue, is_silent
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
 
@@ -31,7 +31,7 @@ ENDED_COUNTED = 1_000
 ROOM = 500
 
 
-class Due(NamedTuple):
+class QueuedDeadline(NamedTuple):
     at: float
     seq: int
     time_ns: int
@@ -56,7 +56,7 @@ class QueuedDeadlines:
         #: deadlines that are not remembered because their asker, or everybody, has too many
         self.unwatched = 0
         self._position = 1
-        self._due: list[Due] = []
+        self._due: list[QueuedDeadline] = []
         self._each: Counter[str] = Counter()
 
     async def sweep(self) -> None:
@@ -98,9 +98,9 @@ class QueuedDeadlines:
             return
         task, refused = self.holds.read(record, None)
         if refused is None and task.due is not None:
-            self._remember(Due(task.due, task.seq, task.time_ns, task.asker))
+            self._remember(QueuedDeadline(task.due, task.seq, task.time_ns, task.asker))
 
-    def _remember(self, due: Due) -> None:
+    def _remember(self, due: QueuedDeadline) -> None:
         if self._each[due.asker] >= WATCHED_EACH or len(self._due) >= WATCHED:
             self.unwatched += 1
             return
@@ -109,7 +109,7 @@ class QueuedDeadlines:
 
     # --- burying ---
 
-    async def _expire(self, due: Due) -> None:
+    async def _expire(self, due: QueuedDeadline) -> None:
         holds = self.holds
         if due.seq in holds.book.open or holds.book.outcome_of(due.seq, due.time_ns) is not None:
             return
@@ -122,7 +122,7 @@ class QueuedDeadlines:
             later = time.time() + self.space.intervals.task_ack_wait
             self._remember(due._replace(at=later, asked_again=due.asked_again + 1))
 
-    async def bury_unclaimed(self, task: TaskState, record: StoredRecord) -> TaskState | TaskOutcome | str:
+    async def bury_unclaimed(self, task: TaskState, record: StoredRecord) -> TaskState | EndedTask | str:
         """Bury a queued task if its deadline has passed; the answer is what is known of it then.
 
         `unheard`: the broker delivered it to a steward that never heard of its end, so only the broker can say
@@ -139,7 +139,7 @@ class QueuedDeadlines:
                 return "unheard"
             return await holds.bury(task, TaskCause.DEADLINE, "nobody took it in time", record=record)
 
-    async def _whereabouts(self, task: TaskState, record: StoredRecord) -> TaskState | TaskOutcome | str:
+    async def _whereabouts(self, task: TaskState, record: StoredRecord) -> TaskState | EndedTask | str:
         """What the book says, else whether the broker takes it for ended; what was never pulled is queued."""
         known = self.holds.book.find(task.asker, task.id)
         if known is not None:

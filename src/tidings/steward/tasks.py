@@ -25,7 +25,7 @@ from tidings.steward.requests import Idle
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_holds import TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
-from tidings.steward.task_rules import TaskOutcome, TaskState
+from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.task_upkeep import QueuedDeadlines, TaskUpkeep
 from tidings.wire.states import TaskStatus
 from tidings.wire.subjects import Task
@@ -83,7 +83,7 @@ class TaskQueues:
 
     # --- one task ---
 
-    async def locate(self, agent: str, message_id: str, seq: int | None) -> tuple[str, TaskState | TaskOutcome | str]:
+    async def locate(self, agent: str, message_id: str, seq: int | None) -> tuple[str, TaskState | EndedTask | str]:
         """Who asked a task, this agent or a key it had before a rotation, and where it is."""
         for asker in (agent, *self.space.predecessors(agent)):
             found = await self.find(asker, message_id, seq)
@@ -91,7 +91,7 @@ class TaskQueues:
                 return asker, found
         return agent, TaskStatus.UNKNOWN
 
-    async def find(self, asker: str, message_id: str, seq: int | None) -> TaskState | TaskOutcome | str:
+    async def find(self, asker: str, message_id: str, seq: int | None) -> TaskState | EndedTask | str:
         """A task of this asker, wherever it is: `queued`, `gone` or `unknown` if the book does not have it."""
         found = self.holds.book.find(asker, message_id)
         if found is not None:

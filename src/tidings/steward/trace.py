@@ -20,9 +20,9 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
-from tidings.steward.receipts import Receipts
-from tidings.steward.requests import Answer, Request, handles
-from tidings.steward.task_rules import TaskOutcome, TaskState
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, void_of
 from tidings.wire.ids import id_time_ms, is_message_id
@@ -45,7 +45,7 @@ AHEAD = 2 * 3600.0
 
 
 class TraceHandlers:
-    def __init__(self, space: SpaceContext, receipts: Receipts, tasks: TaskQueues) -> None:
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore, tasks: TaskQueues) -> None:
         self.space = space
         self.receipts = receipts
         self.tasks = tasks
@@ -53,7 +53,7 @@ class TraceHandlers:
         self.searches = ConcurrencyLimit(1, MOST_EACH, refusal, MOST)
 
     @handles("trace", "get")
-    async def trace(self, request: Request) -> Answer:
+    async def trace(self, request: ControlRequest) -> Answer:
         """Where a message of the caller's own, sent or received, is stored, and what became of it."""
         self.space.access_of(request.sender)
         caller, mid = request.sender, request.message_id()
@@ -162,7 +162,7 @@ class TraceHandlers:
     # --- is it stored? ---
 
     @handles("trace", "find")
-    async def find(self, request: Request) -> Answer:
+    async def find(self, request: ControlRequest) -> Answer:
         """`kind`, `to` and `id` of a message, `since` when it was first tried, `after` the last sequence looked at."""
         self.space.access_of(request.sender)
         mid, after = request.message_id(), request.optional("after", int) or 0
@@ -177,7 +177,7 @@ class TraceHandlers:
         return {"seq": found, "state": "stored" if found else "unknown", "next": last}
 
     @handles("trace", "which")
-    async def which(self, request: Request) -> Answer:
+    async def which(self, request: ControlRequest) -> Answer:
         """`kind`, `to` and `ids` of messages, `since` the first of them was tried, `after` as with `find`.
 
         What is named may be there: readers may refuse it. What is not named, up to `next`, is not.
@@ -191,7 +191,7 @@ class TraceHandlers:
             found, last = await self._gather(stream, subject, start, frozenset(ids))
         return {"found": sorted(known | found), "next": last}
 
-    def _place(self, request: Request) -> tuple[str, str]:
+    def _place(self, request: ControlRequest) -> tuple[str, str]:
         """The stream and the subject of the caller's own messages of that kind to that destination."""
         s, to, kind = self.space.subjects, request.text("to"), request.text("kind")
         if kind == "chat":
@@ -202,7 +202,7 @@ class TraceHandlers:
             return s.task_stream, s.task(check_role(to), request.sender)
         raise UsageError("trace find: `kind` is chat, dm or task")
 
-    async def _remembered(self, request: Request, mid: str) -> int | None:
+    async def _remembered(self, request: ControlRequest, mid: str) -> int | None:
         """Where receipts or the fate of a task say that it was."""
         caller, to = request.sender, request.text("to")
         if request.text("kind") == "dm":
@@ -256,7 +256,7 @@ class TraceHandlers:
         return opened is not None and opened.message.id == mid
 
 
-def _task_life(found: TaskState | TaskOutcome | str, line: dict[str, Any]) -> dict[str, Any]:
+def _task_life(found: TaskState | EndedTask | str, line: dict[str, Any]) -> dict[str, Any]:
     """The receipts of a task: claimed is delivered, done or failed is read."""
     if isinstance(found, str):
         return {
@@ -271,7 +271,7 @@ def _task_life(found: TaskState | TaskOutcome | str, line: dict[str, Any]) -> di
         stages[ReceiptStage.DELIVERED] = _time(found.claimed_at)
     state: str = TaskStatus.CLAIMED if found.worker else TaskStatus.QUEUED
     cause = None
-    if isinstance(found, TaskOutcome):
+    if isinstance(found, EndedTask):
         stages[_last_stage(found)] = _time(found.at)
         state, cause = found.state, found.cause
     return {
@@ -289,7 +289,7 @@ def _task_life(found: TaskState | TaskOutcome | str, line: dict[str, Any]) -> di
     }
 
 
-def _last_stage(outcome: TaskOutcome) -> ReceiptStage:
+def _last_stage(outcome: EndedTask) -> ReceiptStage:
     if outcome.state == TaskStatus.DONE or outcome.attempt:
         return ReceiptStage.READ
     return ReceiptStage.UNDELIVERABLE if outcome.cause == TaskCause.MALFORMED else ReceiptStage.EXPIRED
@@ -299,14 +299,14 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _ids(request: Request) -> tuple[str, ...]:
+def _ids(request: ControlRequest) -> tuple[str, ...]:
     ids = request.texts("ids")
     if not 0 < len(ids) <= MOST_IDS or not all(is_message_id(mid) for mid in ids):
         raise UsageError(f"trace which: `ids` are 1 to {MOST_IDS} message ids")
     return ids
 
 
-def _since(request: Request, mid: str) -> float | None:
+def _since(request: ControlRequest, mid: str) -> float | None:
     """Seconds since 1970 from which channel messages are looked at; a mailbox or queue is small enough for all of it.
 
     A clock that was ahead made an id of the future: nothing is stored later than now.

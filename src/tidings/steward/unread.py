@@ -20,8 +20,8 @@ from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.damage import Removed
 from tidings.steward.dead_letters import DeadLetters
-from tidings.steward.receipts import Receipts
-from tidings.steward.requests import Answer, Request, handles
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.store_watch import StoreWatch
 from tidings.wire.frames import decode_frame
 from tidings.wire.names import check_agent_id
@@ -71,7 +71,7 @@ def in_words(counts: dict[str, int]) -> str:
 @dataclass(frozen=True, slots=True)
 class UnreadMail:
     space: SpaceContext
-    receipts: Receipts
+    receipts: ReceiptStore
     letters: DeadLetters
     store: StoreWatch
     backstop: BackstopWatch
@@ -86,7 +86,7 @@ class UnreadMail:
         )
 
     async def _mailbox(self, stream: str, consumer: str) -> tuple[int, int]:
-        """How many records of a mailbox are not settled, and after which sequence they lie."""
+        """How many records of a mailbox are not acknowledged, and after which sequence they lie."""
         info = await self.space.consumer(stream, consumer)
         if info is None:
             return 0, 0
@@ -170,7 +170,7 @@ class UnreadMail:
         return holder if held is not None and held.succeeds == owner else None
 
     @handles("admin", "unread")
-    async def unread(self, request: Request) -> Answer:
+    async def unread(self, request: ControlRequest) -> Answer:
         """How much would be dropped with the key of an agent."""
         counts = (await self.unread_of(check_agent_id(request.text("id")))).counts()
         return {**counts, "words": in_words(counts)}

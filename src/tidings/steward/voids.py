@@ -21,7 +21,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, WireError
 from tidings.space.fold import Table
 from tidings.steward.context import SpaceContext
-from tidings.steward.receipts import Receipts
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.writer import RulingWriter
 from tidings.wire.envelope import RULED_OUT, Refused, open_record
 from tidings.wire.headers import Headers, values_of
@@ -56,7 +56,7 @@ _ID_ONLY = msgspec.json.Decoder(_IdOnly)
 
 
 class VoidWatch:
-    def __init__(self, space: SpaceContext, writer: RulingWriter, receipts: Receipts) -> None:
+    def __init__(self, space: SpaceContext, writer: RulingWriter, receipts: ReceiptStore) -> None:
         self.space = space
         self.writer = writer
         self.receipts = receipts
