@@ -48,7 +48,7 @@ async def populate(space: RealSpace, channels: list[str], members: int) -> list[
         for number, channel in enumerate(channels):
             for index in range(members):
                 owner = agents[(number * members + index) % len(agents)]
-                subject = space.subjects.member(owner.id, steward.tag(channel))
+                subject = space.subjects.member(owner.id, steward.space.tag(channel))
                 await steward.writer.write(subject, Member(op=f"m{number}.{index}", state="in", pattern=channel))
     return agents
 

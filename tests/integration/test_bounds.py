@@ -59,7 +59,7 @@ async def watched(space: RealSpace) -> AsyncIterator[list[dict[str, Any]]]:
 
     watcher = Watcher(space.home, cut=cut, note=notes.append)
     assert space.steward is not None
-    space.steward.tell_supervisor = lambda said: _heed(watcher, said)
+    space.steward.life.tell_supervisor = lambda said: _heed(watcher, said)
     running = asyncio.create_task(watcher.keep())
     try:
         await eventually(lambda: bool(notes))
@@ -230,7 +230,7 @@ async def supervised(space: RealSpace) -> AsyncIterator[None]:
         if asked:
             running.append(asyncio.create_task(cut(asked["id"], asked["why"], void="bar" in said)))
 
-    space.steward.tell_supervisor = heed
+    space.steward.life.tell_supervisor = heed
     yield
     await asyncio.gather(*running)
 
@@ -325,7 +325,7 @@ async def test_a_flood_of_control_requests_is_cut_and_others_go_on(space: RealSp
         await eventually(lambda: "control requests or" in withheld(space, "mal"))
         await vic.control.call("member", "list")
         assert space.steward is not None
-        assert space.steward.answering.counts["not_admitted"] > 0
+        assert space.steward.dispatcher.counts["not_admitted"] > 0
 
 
 async def test_connections_that_do_not_read_cost_the_broker_little_and_are_cut(space: RealSpace) -> None:

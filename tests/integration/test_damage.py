@@ -11,8 +11,7 @@ import pytest
 import tidings
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConfigError
-from tidings.steward.damage import Removed
-from tidings.steward.sealing import seal_known_damage
+from tidings.steward.damage import Removed, seal_known_damage
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

@@ -15,11 +15,11 @@ from tidings.endpoint import mailbox as endpoint_mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
-from tidings.steward import governance
-from tidings.steward.pace import Pace
+from tidings.steward import admin_handlers
+from tidings.steward.intervals import Intervals
 from tidings.testing.history import History
 from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.ids import new_id
@@ -77,7 +77,7 @@ def says(client: AgentClient, text: str) -> Message:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """A mailbox whose deliveries come again after a second."""
-    monkeypatch.setattr(governance, "ACK_WAIT_NS", 1_000_000_000)
+    monkeypatch.setattr(admin_handlers, "ACK_WAIT_NS", 1_000_000_000)
     monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 0.3)
     return 1.0
 
@@ -478,7 +478,7 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         assert all(not answer["reached"] for answer in await asyncio.gather(*polls))
         assert space.steward is not None
         assert space.steward.receipts.waits.total() == 0
-        assert space.steward.answering.turns.running.total() == 0
+        assert space.steward.dispatcher.queue.running.total() == 0
 
 
 async def test_a_sender_that_listens_is_told_of_each_stage_without_asking(space: RealSpace) -> None:
@@ -609,8 +609,8 @@ async def test_read_mail_waits_for_the_archive_unless_it_is_switched_off(space: 
 
 
 async def test_unread_mail_expires_and_its_sender_is_told(tmp_path: Path) -> None:
-    pace = type(TEST_PACE)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_ttl=1.0)
-    async with real_space(tmp_path / "home", pace=pace) as space:
+    intervals = type(TEST_INTERVALS)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_ttl=1.0)
+    async with real_space(tmp_path / "home", intervals=intervals) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada:
             told: list[Any] = []
@@ -630,8 +630,8 @@ async def test_unread_mail_expires_and_its_sender_is_told(tmp_path: Path) -> Non
 
 
 async def test_mail_to_nobody_or_to_a_revoked_agent_is_told_undeliverable(tmp_path: Path) -> None:
-    pace = type(TEST_PACE)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_grace=0.5)
-    async with real_space(tmp_path / "home", pace=pace) as space:
+    intervals = type(TEST_INTERVALS)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_grace=0.5)
+    async with real_space(tmp_path / "home", intervals=intervals) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada:
             told: list[Any] = []
@@ -667,7 +667,7 @@ async def test_a_thousand_unread_from_one_sender_fill_its_share_of_a_mailbox_onl
 
 async def test_a_busy_pair_of_a_new_space_is_never_full_of_what_was_read(tmp_path: Path) -> None:
     """At the pace of a real space, so that no round of the steward comes in between: reading makes room by itself."""
-    async with real_space(tmp_path / "home", pace=Pace(mail=600)) as space:
+    async with real_space(tmp_path / "home", intervals=Intervals(mail=600)) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada, connect(space, "bob") as bob:
             for _ in range(11):

@@ -48,9 +48,9 @@ from tidings.host import host as hosts
 from tidings.host.compose import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, open_mailbox
-from tidings.steward import retention
+from tidings.steward import side_streams
 from tidings.testing.processes import pause as pause_process
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
@@ -332,8 +332,8 @@ def test_nothing_is_tried_for_longer_than_the_space_remembers_what_it_had() -> N
 
     The log of a space is kept by size unless its people set an age, which the next test is about.
     """
-    assert composing.DEFAULT_MAX_AGE < retention.RECEIPTS_KEPT
-    assert composing.LONGEST_AGE <= retention.RECEIPTS_KEPT
+    assert composing.DEFAULT_MAX_AGE < side_streams.RECEIPTS_KEPT
+    assert composing.LONGEST_AGE <= side_streams.RECEIPTS_KEPT
     assert Space(op="", at="").keep_age is None
     with pytest.raises(UsageError, match="at most 2592000"):
         dm("too late", max_age=composing.LONGEST_AGE + 1)
@@ -680,7 +680,7 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_sessions, "ASK_FOR_END", 0.2)
-    pace = dataclasses.replace(TEST_PACE, presence=1.0)
+    intervals = dataclasses.replace(TEST_INTERVALS, presence=1.0)
     answers: list[int | None] = []
     ended = SessionLease.ended
 
@@ -689,7 +689,7 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
         return answers[-1]
 
     monkeypatch.setattr(SessionLease, "ended", noted)
-    async with real_space(tmp_path / "home", pace=pace) as space, host_in(tmp_path / "host") as host:
+    async with real_space(tmp_path / "home", intervals=intervals) as space, host_in(tmp_path / "host") as host:
         await space.add("ada")
         await space.add("bob")
         bob = await adopt(host, space, "bob", receive=True)

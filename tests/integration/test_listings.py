@@ -7,7 +7,7 @@ import pytest
 import tidings
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UsageError
-from tidings.steward import services
+from tidings.steward import agent_handlers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.roster import Attention
@@ -47,8 +47,8 @@ async def test_who_may_only_post_is_not_told_what_goes_on(space: RealSpace) -> N
 async def test_listings_longer_than_a_page_are_followed_to_their_end(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "CHANNELS_PER_PAGE", 3)
-    monkeypatch.setattr(services, "PAGE_BYTES", 200)
+    monkeypatch.setattr(agent_handlers, "CHANNELS_PER_PAGE", 3)
+    monkeypatch.setattr(agent_handlers, "PAGE_BYTES", 200)
     names = [f"team.c{number}" for number in range(8)]
     for name in ("ada", "bob", "cid", "eve"):
         await space.add(name, read=["team.>", "general"], post=["team.>"], manage=["team.>"])

@@ -115,5 +115,5 @@ async def test_recall_says_what_is_no_longer_there(space: RealSpace) -> None:
         await eventually(lambda: steward.table.floor > seqs[2], what="retention removes them")
         assert (await ada.recall("general", seqs[0] - 1)).gone >= seqs[2]
         assert (await ada.history("general")).gone >= seqs[2]
-        later = await ada.recall("general", steward.position)
+        later = await ada.recall("general", steward.space.position)
         assert later.gone == 0, "nothing that was asked for"

@@ -11,10 +11,9 @@ from tidings.broker.jetstream_api import ApiError
 from tidings.endpoint import redelivery
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
-from tidings.steward import backstop, dead_mail
-from tidings.steward.dead_mail import Letter
-from tidings.steward.health import health_of
-from tidings.testing.real_space import TEST_PACE, RealSpace
+from tidings.steward import backstop, dead_letters
+from tidings.steward.dead_letters import Letter
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 from tools.frames import stub_pipeline
 
@@ -80,7 +79,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
             await ada.connection.call("dead", "put", kind="direct", seq=first.seq, error="mine", attempts=1)
         assert (await ada.receipt(first, "delivered", timeout=10)).stage == "delivered", "and it was not read"
         assert pair.steward is not None
-        assert (await health_of(pair.steward))["mail"]["dead"] == 67
+        assert (await pair.steward.health.facts())["mail"]["dead"] == 67
 
 
 @pytest.mark.requirement("D10")
@@ -91,7 +90,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
     monkeypatch.setattr(redelivery, "RETRY_PAUSE", 0.02)
     steward = pair.steward
     assert steward is not None
-    keep = steward.dead_mail.keep
+    keep = steward.letters.keep
     full = ApiError("publish", {"err_code": 10077, "description": "maximum bytes exceeded"})
     failures: list[Exception] = [LogFull("no room"), full, ZeroDivisionError()]
     unsettled: list[int] = []
@@ -102,7 +101,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
             raise failures.pop(0)
         return await keep(letter, payload)
 
-    monkeypatch.setattr(steward.dead_mail, "keep", failing)
+    monkeypatch.setattr(steward.letters, "keep", failing)
     async with connect(pair, "ada") as ada, connect(pair, "bob", retry=QUICK) as bob:
         worker, errors = Worker(bob), list[BaseException]()
         bob.on("error", errors.append)
@@ -133,7 +132,7 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             await bob.connection.call("dead", "retry", letter=channel)
             await eventually(lambda: worker.done == ["poison in public"], what="the mended program has it")
         await pair.stop_steward()
-        await pair.start_steward(TEST_PACE)
+        await pair.start_steward(TEST_INTERVALS)
         async with connect(pair, "bob", receive=False) as bob:
             await eventually(lambda: bob.roster.loaded)
             assert [each["letter"] for each in await letters(bob)] == [direct], "kept by the next steward"
@@ -158,7 +157,7 @@ async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A letter of a direct message is the only copy left: its record went when it was settled."""
-    monkeypatch.setattr(dead_mail, "MOST_EACH", 2)
+    monkeypatch.setattr(dead_letters, "MOST_EACH", 2)
     heard: list[tidings.Notice] = []
     async with connect(pair, "ada") as ada, connect(pair, "bob", retry=QUICK) as bob:
         bob.on("notice", heard.append)
@@ -171,7 +170,7 @@ async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_
         assert "1 of your dead letters was removed because you had more than one agent may keep" in heard[0].text
         assert len(await letters(bob)) == 2
     await pair.stop_steward()
-    await pair.start_steward(TEST_PACE)
+    await pair.start_steward(TEST_INTERVALS)
     later: list[tidings.Notice] = []
     endpoint = connect(pair, "bob", receive=False)
     endpoint.on("notice", later.append)

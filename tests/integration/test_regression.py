@@ -15,7 +15,7 @@ from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
-from tidings.testing.real_space import TEST_PACE, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
 
@@ -184,8 +184,8 @@ async def test_direct_messages_of_an_agent_the_log_forgot_are_kept_for_it(space:
     shutil.rmtree(log_of_now)
     shutil.copytree(backup.folder / log_of_now.relative_to(space.home.store), log_of_now)
     space.broker.start()
-    steward = await space.start_steward(replace(TEST_PACE, mail_grace=0.1, mail=0.1))
-    assert steward.table.access_at(fred, steward.position) is None
+    steward = await space.start_steward(replace(TEST_INTERVALS, mail_grace=0.1, mail=0.1))
+    assert steward.table.access_at(fred, steward.space.position) is None
     async with space.core() as js:
 
         async def only_of_fred() -> bool:

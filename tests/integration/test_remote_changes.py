@@ -10,7 +10,7 @@ from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.membership import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
 from tidings.space.agents import AgentFile
-from tidings.testing.real_space import TEST_PACE, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 
 
@@ -36,7 +36,7 @@ async def test_an_operation_takes_effect_once_whatever_happened_in_between_and_w
         for steward in ("the same", "the next"):
             if steward == "the next":
                 await pair.stop_steward()
-                await pair.start_steward(TEST_PACE)
+                await pair.start_steward(TEST_INTERVALS)
             again = await ask("leave", "leave-one-B")
             assert (again["state"], again["seq"], again["open"]) == ("left", left["seq"], newer["seq"])
             late = await ask("leave", f"late-leave-{steward}", joined=joined["seq"])
@@ -219,7 +219,7 @@ async def test_whoever_was_away_while_its_access_was_narrowed_and_restored_is_to
     for steward in ("the same", "the next"):
         if steward == "the next":
             await space.stop_steward()
-            await space.start_steward(TEST_PACE)
+            await space.start_steward(TEST_INTERVALS)
         heard = await told_while_joining(space, "ada", "ops")
         assert [(each.kind, each.channel, each.is_loss) for each in heard] == [("membership", "ops", True)]
         assert "Being given access again does not open it: join again" in heard[0].text

@@ -392,7 +392,7 @@ async def test_every_request_of_these_services_is_answered_and_junk_is_counted(s
                 assert json.loads(reply.data)["ok"] is False, (service, body)
         beat = {"session": "session-1", "status": "idle"}
         assert (await ada.control.call("presence", "beat", **beat))["boot"] == space.steward.roster.boot
-        counts = space.steward.answering.counts
+        counts = space.steward.dispatcher.counts
         refused = counts["refused"]
         await ada.connection.publish(space.subjects.control("presence", ada.id), b"junk")
         await ada.connection.flush()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tidings
-from reviewing import PACE, connect, desk, one, results_in, reviewers, signed_result
+from reviewing import PACE, book_of, connect, one, results_in, reviewers, signed_result
 from tidings.errors import (
     ConflictError,
     OutcomeUnknown,
@@ -164,7 +164,7 @@ async def test_holds_survive_a_steward_killed_with_9_and_beats_resume_with_the_n
         doomed.signal(signal.SIGKILL)
         await doomed.ended()
         await space.start_steward(PACE, after=doomed.holder)
-        held = desk(space).book.open[ticket.seq]
+        held = book_of(space).open[ticket.seq]
         assert (held.worker, held.session, held.attempt) == (bob.id, bob._tasks.session, 1)
         # the next steward is quicker to call a worker silent; bob still beats at the pace of the one that died
         told = await insist(lambda: bob.connection.call("task", "beat", seq=job.seq, session=bob._tasks.session))

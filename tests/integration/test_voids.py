@@ -8,9 +8,8 @@ import tidings
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.notices import Notice
 from tidings.errors import ConnectionLost
-from tidings.steward.health import health_of
 from tidings.steward.store_reading import read_store
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.envelope import RULED_OUT
@@ -64,11 +63,11 @@ async def test_a_message_with_reserved_headers_is_told_to_its_sender_as_void_and
         assert (known.stage, "KV-Foo" in known.why) == ("void", True)
         assert (await bob.trace(next(iter(void))))["stored"] == [], "nobody else is told"
         assert pair.steward is not None
-        assert (await health_of(pair.steward))["void_messages"] == {"header": 4}
+        assert (await pair.steward.health.facts())["void_messages"] == {"header": 4}
         await ada.send("general", "a good one")
         assert (await bob.next_message(10)).text == "a good one"
     await pair.stop_steward()
-    await pair.start_steward(TEST_PACE)
+    await pair.start_steward(TEST_INTERVALS)
     async with connect(pair, "ada", channels=["general"]) as ada:
         assert (await ada.trace(direct))["receipts"][0]["stage"] == "void", "and it is remembered"
         again: list[Notice] = []
@@ -118,7 +117,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         await eventually(lambda: steward.voids.found == {"ruling": 2}, what="it is found")
         (receipt,) = (await bob.control.call("trace", "get", id=late.id))["receipts"]
         assert receipt["why"] == f"{RULED_OUT}: its sender might not post in #random"
-        assert (await health_of(steward))["void_messages"] == {"ruling": 2}
+        assert (await steward.health.facts())["void_messages"] == {"ruling": 2}
     assert (await read_store(space.home)).void == {"ruling": 2}, "and whoever reads the store counts the same"
 
 

@@ -73,7 +73,7 @@ async def settle_in(space: RealSpace, channel: str, members: Iterable[KeyPair]) 
     """Agents and memberships, written as the steward would: signed rulings under its lease."""
     steward = space.steward
     assert steward is not None
-    tag = steward.tag(channel)
+    tag = steward.space.tag(channel)
     async with steward.writer.lock:
         for index, agent in enumerate(members):
             access = Access(op=f"a{index}", name=f"agent{index}", read=(">",), post=(">",))

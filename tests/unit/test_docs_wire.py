@@ -9,10 +9,10 @@ from tidings.endpoint.pull import PULL_BYTES
 from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM
 from tidings.broker.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
 from tidings.endpoint.tasks import MAX_RESULT
+from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
-from tidings.steward.receipt_services import MOST_RECEIPTS
+from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.steward.requests import MAX_REQUEST
-from tidings.steward.services import MOST_CLAIMS
 from tidings.steward.task_rules import TASK_PART
 from tidings.wire import envelope, frames, headers, message, names, roster, seal, signing, subjects
 from tidings.wire.operations import TASK_WAIT

@@ -13,8 +13,7 @@ from tidings.broker import jwt
 from tidings.endpoint.identity import bundle_identity
 from tidings.errors import MalformedFrame, MalformedRecord, TidingsError, UsageError, WireError
 from tidings.space.control import read_answer
-from tidings.steward.arguments import check_arguments
-from tidings.steward.requests import parse_request
+from tidings.steward.requests import check_arguments, parse_request
 from tidings.wire import frames, roster, rulings, schema, signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers

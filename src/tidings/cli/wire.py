@@ -353,8 +353,7 @@ def _judge_ruling(subjects: Subjects, subject: str, fields: headers.Fields, payl
 
 
 def _judge_request(subjects: Subjects, subject: str, payload: bytes, parsed: Control) -> Verdict:
-    from tidings.steward.arguments import check_arguments
-    from tidings.steward.requests import parse_request
+    from tidings.steward.requests import check_arguments, parse_request
 
     try:
         request = parse_request(subjects, subject, payload)

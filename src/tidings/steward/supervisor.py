@@ -41,8 +41,8 @@ from tidings.space.administration import broker_config
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT
 from tidings.steward.admin_process import AdminProcess, error_of, spawn
+from tidings.steward.damage import seal_known_damage
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
-from tidings.steward.sealing import seal_known_damage
 from tidings.steward.watcher import Breach, Watcher
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id

@@ -3,7 +3,8 @@
     request   td.<space>.ctl.<service>.<sender>   {"op": ..., "do": ..., argument: value, ...}
     answer    {"ok": true, ...}   or   {"ok": false, "error": {"code": ..., "message": ...}}
 
-From it come the checking of requests, the answer to `health describe`, `control.schema.json` and docs/control.md.
+From it come the checking of requests, the dispatch to handlers, the answer to `health describe`, `control.schema.json`
+and docs/control.md; what each answers with is in `answers.py`.
 `null` is the same as leaving an argument out; what a value means is the handler's to say. An operation with `once`
 takes effect once for each `op` of its sender, whatever happened in between; any other may be repeated.
 """
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidings.wire.answers import ANSWERS
 from tidings.wire.roster import Beat
 from tidings.wire.rulings import Access, Channel, Space
 
@@ -56,6 +58,8 @@ class Operation(NamedTuple):
     waits: float = 0.0
     #: programs may ask it through the host of their machine too: it concerns no session, and holds no secret
     host: bool = False
+    #: what it answers with, a TypedDict of `answers.py`
+    answer: Any = None
 
 
 def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
@@ -203,7 +207,9 @@ _TABLE: tuple[Operation, ...] = (
     Operation("admin", "unread", "What an agent has not read.", {"id": TEXT}),
     Operation("admin", "acknowledge", "What was lost has been seen to.", {}),
 )
-OPERATIONS: Mapping[tuple[str, str], Operation] = {(each.service, each.do): each for each in _TABLE}
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    (each.service, each.do): each._replace(answer=ANSWERS[each.service, each.do]) for each in _TABLE
+}
 
 
 def describe(services: Iterable[str]) -> list[dict[str, Any]]:
@@ -218,10 +224,25 @@ def describe(services: Iterable[str]) -> list[dict[str, Any]]:
             "once": each.once,
             "waits": each.waits,
             "host": each.host,
+            "answer": sorted(answer_fields(each)),
         }
-        for each in _TABLE
+        for each in OPERATIONS.values()
         if each.service in wanted
     ]
+
+
+def answer_fields(operation: Operation) -> dict[str, bool]:
+    """The fields of an answer, and which of them are always there."""
+    answer = operation.answer
+    return {name: name in answer.__required_keys__ for name in answer.__annotations__}
+
+
+def answer_schema() -> dict[str, Any]:
+    """JSON Schema of every answer that is not a refusal, by `<service> <do> answer`, and of what they are made of."""
+    kinds = [each.answer for each in OPERATIONS.values()]
+    references, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    said = {"description": "besides `ok`, which is true"}
+    return parts | {f"{s} {do} answer": {**said, **each} for (s, do), each in zip(OPERATIONS, references, strict=True)}
 
 
 def control_schema() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How many control requests are worked on, decided without a steward."""
 
-from tidings.steward.admission import (
+from tidings.steward.fair_queue import (
     BYTES_AHEAD,
     MOST_BYTES_AHEAD,
     MOST_REQUESTS_AHEAD,

@@ -3,11 +3,11 @@
 import pytest
 
 from tidings.errors import ConflictError
-from tidings.steward.operations import ADMIN, Completed, Operations
+from tidings.steward.writer import ADMIN, Completed, OperationDedup
 
 
 def test_an_operation_is_answered_as_it_was_and_refused_for_anything_else() -> None:
-    operations = Operations()
+    operations = OperationDedup()
     operations.note("ada", "op-1", Completed("member.a", 7, "opened"))
     operations.note("ada", "op-1", Completed("member.a", 9, "opened"))
     assert operations.outcome("ada", "op-1", "member.a", "opened", "resumed") == Completed("member.a", 7, "opened")
@@ -18,13 +18,13 @@ def test_an_operation_is_answered_as_it_was_and_refused_for_anything_else() -> N
 
 
 def test_administrators_do_one_thing_in_several_steps() -> None:
-    operations = Operations()
+    operations = OperationDedup()
     operations.note(ADMIN, "op-1", Completed("acl.a", 7, "set"))
     assert operations.outcome(ADMIN, "op-1", "acl.b") is None
 
 
 def test_the_memory_of_operations_is_bounded_for_each_who_chooses_them() -> None:
-    operations = Operations(kept=3)
+    operations = OperationDedup(kept=3)
     operations.note("ada", "only", Completed("member.a", 1, "opened"))
     for number in range(9):
         operations.note("bob", f"op-{number}", Completed("member.b", number, "opened"))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.steward.fair_queue import FairQueue
 from tidings.steward.quotas import (
     DEFAULT_BYTES,
     DEFAULT_RECORDS,
@@ -17,7 +18,6 @@ from tidings.steward.quotas import (
     strata,
     usage_of,
 )
-from tidings.steward.turns import Turns
 from tidings.wire.rulings import Space
 
 LIMITS = Limits(records=100, size=10_000)
@@ -111,7 +111,7 @@ def test_the_reason_says_since_when_how_much_and_what_would_have_been_right() ->
 
 
 def test_one_senders_many_do_not_keep_another_from_its_turn() -> None:
-    turns: Turns[str] = Turns(most=8, each=2, waiting=100)
+    turns: FairQueue[str] = FairQueue(most=8, each=2, waiting=100)
     assert all(turns.offer("mal", f"mal {n}") for n in range(100))
     assert turns.offer("ada", "ada 0")
     assert [turns.take() for _ in range(4)] == ["mal 0", "ada 0", "mal 1", None]
@@ -120,14 +120,14 @@ def test_one_senders_many_do_not_keep_another_from_its_turn() -> None:
 
 
 def test_a_line_that_is_full_takes_no_more_and_only_that_line() -> None:
-    turns: Turns[int] = Turns(most=1, each=1, waiting=2)
+    turns: FairQueue[int] = FairQueue(most=1, each=1, waiting=2)
     assert [turns.offer("mal", n) for n in range(3)] == [True, True, False]
     assert turns.offer("ada", 1)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["offer", "take", "release"]), st.sampled_from("abc")), max_size=200))
 def test_turns_never_run_more_than_they_may_and_lose_nothing(steps: list[tuple[str, str]]) -> None:
-    turns: Turns[tuple[str, int]] = Turns(most=3, each=2, waiting=5)
+    turns: FairQueue[tuple[str, int]] = FairQueue(most=3, each=2, waiting=5)
     offered: list[tuple[str, int]] = []
     taken: list[tuple[str, int]] = []
     running: Counter[str] = Counter()

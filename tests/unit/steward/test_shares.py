@@ -8,7 +8,10 @@ from typing import Any, cast
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
+from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
+from tidings.steward.intervals import Intervals
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects
 from tidings.wire.keys import KeyPair
@@ -82,6 +85,8 @@ class Told:
     def __init__(self) -> None:
         self.seqs: list[int] = []
 
+    tell_senders = ReceiptStore.tell_senders
+
     def key_of(self, record: StoredRecord) -> tuple[str, str, str]:
         return ("", str(record.seq), "")
 
@@ -101,17 +106,12 @@ class Case:
         floods = SimpleNamespace(
             withhold=self.withheld.__setitem__, bar=self.withheld.__setitem__, sender_of=lambda _: None
         )
-        steward = SimpleNamespace(
-            subjects=self.stream.subjects,
-            js=self.stream,
-            floods=floods,
-            receipts=self.told,
-            store=SimpleNamespace(note_removed=self._note_removed),
-            table=SimpleNamespace(access_at=lambda *_: None),
-            position=0,
-            active_access=lambda owner: owner,
-        )
-        self.shares = Shares(cast("Any", steward))
+        store = SimpleNamespace(note_removed=self._note_removed)
+        table = SimpleNamespace(subjects=self.stream.subjects, head=0, floor=0)
+        table.access_at = lambda owner, _: SimpleNamespace(name=owner, revoked=False)
+        fakes: dict[str, Any] = {"home": None, "info": None, "js": self.stream, "state": None, "table": table}
+        space = SpaceContext(**fakes, intervals=Intervals(), secret=b"")
+        self.shares = Shares(space, cast("Any", floods), cast("Any", self.told), cast("Any", store))
 
     async def _note_removed(self, removed: list[Removed]) -> None:
         self.removed += removed

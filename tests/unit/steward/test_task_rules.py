@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tidings.errors import ConflictError, DeniedError
-from tidings.steward.task_intake import place_of
+from tidings.steward.task_queue import place_of
 from tidings.steward.task_rules import (
     MAX_ATTEMPTS,
-    SETTLED_KEPT,
-    Settled,
+    OUTCOMES_KEPT,
+    EndedTask,
     TaskBook,
     TaskState,
     asked_deadline,
@@ -29,8 +29,8 @@ def task(seq: int, **fields: object) -> TaskState:
     return TaskState(seq=seq, time_ns=seq * 10, role="r", asker="ada", id=f"id-{seq}", **fields)  # type: ignore[arg-type]
 
 
-def ended(state: TaskState, how: str, record: int) -> Settled:
-    return Settled(
+def ended(state: TaskState, how: str, record: int) -> EndedTask:
+    return EndedTask(
         seq=state.seq,
         time_ns=state.time_ns,
         role=state.role,
@@ -52,7 +52,7 @@ class Desk(RuleBasedStateMachine):
         self.book = TaskBook()
         self.now = 1_000.0
         self.records = 0
-        self.done: dict[int, Settled] = {}
+        self.done: dict[int, EndedTask] = {}
         self.last_attempt: dict[int, int] = {}
         self.written: dict[int, TaskState] = {}
 
@@ -62,15 +62,15 @@ class Desk(RuleBasedStateMachine):
 
     def end(self, state: TaskState, how: str) -> None:
         self.records += 1
-        settled = ended(state, how, self.records)
-        self.book.settle(settled)
+        outcome = ended(state, how, self.records)
+        self.book.end(outcome)
         self.written.pop(state.seq, None)
         if how == "done":
-            self.done[state.seq] = settled
+            self.done[state.seq] = outcome
 
     @rule(seq=st.integers(1, 6))
     def arrives(self, seq: int) -> None:
-        if seq not in self.book.open and self.book.settled_as(seq, seq * 10) is None:
+        if seq not in self.book.open and self.book.outcome_of(seq, seq * 10) is None:
             self.book.put(task(seq))
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -106,7 +106,7 @@ class Desk(RuleBasedStateMachine):
 
     @rule(seq=st.integers(1, 6))
     def is_revived(self, seq: int) -> None:
-        dead = self.book.settled_as(seq, seq * 10)
+        dead = self.book.outcome_of(seq, seq * 10)
         if dead is not None and dead.state == "dead":
             self.keep(task(seq, attempt=dead.attempt, attempts_before=dead.attempt, revived_from=dead.record))
 
@@ -119,8 +119,8 @@ class Desk(RuleBasedStateMachine):
     def the_steward_restarts(self) -> None:
         """What was written down is all it knows; what was never handed out comes from the broker again."""
         again = TaskBook()
-        for settled in self.book.settled.values():
-            again.settle(settled)
+        for outcome in self.book.outcomes.values():
+            again.end(outcome)
         for state in self.written.values():
             again.put(msgspec.convert(msgspec.to_builtins(state), TaskState))
         self.book = again
@@ -136,8 +136,8 @@ class Desk(RuleBasedStateMachine):
 
     @invariant()
     def done_is_final(self) -> None:
-        for seq, settled in self.done.items():
-            assert self.book.settled_as(seq, settled.time_ns) == settled
+        for seq, outcome in self.done.items():
+            assert self.book.outcome_of(seq, outcome.time_ns) == outcome
             assert seq not in self.book.open
 
     @invariant()
@@ -182,9 +182,9 @@ def test_pauses_double_and_end() -> None:
 
 def test_the_memory_of_settled_tasks_is_bounded() -> None:
     book = TaskBook()
-    for seq in range(SETTLED_KEPT + 10):
-        book.settle(ended(task(seq + 1), "done", seq))
-    assert len(book.settled) == len(book._by_id) == SETTLED_KEPT
+    for seq in range(OUTCOMES_KEPT + 10):
+        book.end(ended(task(seq + 1), "done", seq))
+    assert len(book.outcomes) == len(book._by_id) == OUTCOMES_KEPT
     assert book.find("ada", "id-1") is None
 
 

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.steward.damage import ABOVE_FLOOR, ENDS_EARLIER, Damage, without_known
+from tidings.steward.damage import ABOVE_FLOOR, ENDS_EARLIER, Damage, Gaps, _without, without_known
 from tidings.steward.store_reading import Defect, StoreReport
-from tidings.steward.unreadable import Gaps, _without
 
 
 def record(seq: int) -> StoredRecord:

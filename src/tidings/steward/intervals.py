@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Intervals:
     """How often the steward does what it does by itself, in seconds."""
 
     lease_ttl: float = 3.0
@@ -47,5 +47,5 @@ class Pace:
     task_ack_wait: float = 30.0
     #: before a failed task is tried again; doubles with each try
     task_backoff: float = 2.0
-    #: settled tasks are kept longer than the broker remembers message ids, so that a repeat is known as one
+    #: tasks that ended are kept longer than the broker remembers message ids, so that a repeat is known as one
     task_keep: float = 900.0

@@ -1,59 +1,45 @@
 """Every control request is answered: junk at once, work in its turn, our own bugs too.
 
-    message -> admitted (`admission.py`) -> request -> its sender's line (`turns.py`) -> a task -> its handler -> answer
+    message -> admitted -> request -> its sender's line (`fair_queue.py`) -> a task -> its handler -> answer
 
 One slow request delays nobody, and beats of presence wait in no line. A request that only waits for something gives
-its place to one that works (`idle`). What a service does is in the module its handlers come from; this one knows their
-names, and that a lost lease ends the steward.
+its place to one that works (`idle`). Which handler serves an operation is what the parts say (`handles`), held against
+the table in `wire/operations.py`; this module knows none of them, and that a lost lease ends the steward.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError, TooLarge
 from tidings.nats.aio import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
-from tidings.steward.admission import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission
-from tidings.steward.arguments import check_arguments
-from tidings.steward.dead_mail import DEAD_MAIL_HANDLERS
-from tidings.steward.finding import FINDING_HANDLERS
-from tidings.steward.governance import ADMIN_HANDLERS
-from tidings.steward.health import HEALTH_HANDLERS
-from tidings.steward.history import HISTORY_HANDLERS
-from tidings.steward.receipt_services import RECEIPT_HANDLERS
-from tidings.steward.requests import Request, answer, parse_request, refusal
-from tidings.steward.roster import ROSTER_HANDLERS
-from tidings.steward.services import AGENT_HANDLERS, Handler
-from tidings.steward.task_services import TASK_HANDLERS
-from tidings.steward.trace import TRACE_HANDLERS
-from tidings.steward.turns import Turns
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
+from tidings.space.lease import StewardLease
+from tidings.steward.context import Lifecycle
+from tidings.steward.fair_queue import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission, FairQueue
+from tidings.steward.requests import (
+    ControlRequest,
+    Handler,
+    answer,
+    check_arguments,
+    handlers_of,
+    parse_request,
+    refusal,
+)
+from tidings.wire.subjects import Subjects
 
 #: requests worked on at once, of one sender, and how many more of it may wait
 IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH = 64, 16, 1_000
 MAX_ANSWER = 1_000_000
-HANDLERS: dict[tuple[str, str], Handler] = {
-    **AGENT_HANDLERS,
-    **HISTORY_HANDLERS,
-    **ROSTER_HANDLERS,
-    **RECEIPT_HANDLERS,
-    **TRACE_HANDLERS,
-    **FINDING_HANDLERS,
-    **TASK_HANDLERS,
-    **DEAD_MAIL_HANDLERS,
-    **ADMIN_HANDLERS,
-    **HEALTH_HANDLERS,
-}
+#: taken where they are read: they wait for nobody, and cost less than a task
+AT_ONCE = frozenset({("presence", "beat")})
 TOO_MANY = refusal(
     ConflictError(f"more than {REQUESTS:,} control requests or {BYTES / 1e6:.0f} MB a second: wait, then ask again")
 )
@@ -78,14 +64,27 @@ class PendingAnswer(NamedTuple):
             await self.connection.publish(self.message.reply, payload)
 
 
-class Answering:
+class Dispatcher:
     """The requests of one space, under one steward."""
 
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
+    def __init__(
+        self, subjects: Subjects, lease: StewardLease, life: Lifecycle, bar: Callable[[str, str], None]
+    ) -> None:
+        """`bar`: hears whose credential must go, and why."""
+        self.subjects = subjects
+        self.lease = lease
+        self.life = life
+        self._bar = bar
+        self.handlers: dict[tuple[str, str], Handler] = {}
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
         self.admission = Admission()
-        self.turns: Turns[tuple[PendingAnswer, Request, Handler]] = Turns(IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH)
+        self.queue: FairQueue[tuple[PendingAnswer, ControlRequest, Handler]] = FairQueue(
+            IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH
+        )
+
+    def serve(self, *parts: object) -> None:
+        """Answer with the handlers these parts have. LookupError if the table declares an operation nobody handles."""
+        self.handlers = handlers_of(*parts)
 
     def hear(self, connection: Connection, message: Msg) -> None:
         """A request of an agent, where it is read: what is too much ends here."""
@@ -93,13 +92,13 @@ class Answering:
         sender = message.subject.rpartition(".")[2]
         admitted = self.admission.judge(sender, len(message.data), time.monotonic())
         if admitted == "yes":
-            self.steward.spawn(self._take(asked))
+            self.life.spawn(self._take(asked))
             return
         self.counts["not_admitted"] += 1
         if admitted == "later":
-            self.steward.spawn(asked.reply(TOO_MANY))
+            self.life.spawn(asked.reply(TOO_MANY))
         else:
-            self.steward.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
+            self._bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
 
     async def take(self, connection: Connection, message: Msg) -> None:
         """A request of an administrator, on whichever connection it is heard."""
@@ -110,14 +109,15 @@ class Answering:
         message = asked.message
         self.counts["requests"] += 1
         try:
-            request = parse_request(self.steward.subjects, message.subject, message.data)
+            request = parse_request(self.subjects, message.subject, message.data)
             check_arguments(request)
-            if request.service == "presence":
-                await asked.reply(answer(self.steward.roster.beat(request)))
+            handler = self.handlers[request.service, request.do]
+            if (request.service, request.do) in AT_ONCE:
+                await asked.reply(answer(await handler(request)))
                 return
-            if not self.turns.offer(request.sender, (asked, request, HANDLERS[request.service, request.do])):
+            if not self.queue.offer(request.sender, (asked, request, handler)):
                 raise ConflictError(
-                    f"{self.turns.waiting:,} requests of yours wait already: wait for their answers, then ask again"
+                    f"{self.queue.waiting:,} requests of yours wait already: wait for their answers, then ask again"
                 )
         except TidingsError as error:
             self.counts["refused"] += 1
@@ -126,36 +126,36 @@ class Answering:
         self._begin_work()
 
     def _begin_work(self) -> None:
-        while (turn := self.turns.take()) is not None:
-            self.steward.spawn(self._work(*turn))
+        while (work := self.queue.take()) is not None:
+            self.life.spawn(self._work(*work))
 
     @asynccontextmanager
     async def idle(self) -> AsyncIterator[None]:
         """A request that only waits gives its slot to one that works."""
         sender = _asking.get()
-        self.turns.release(sender)
+        self.queue.release(sender)
         self._begin_work()
         try:
             yield
         finally:
-            self.turns.reclaim(sender)
+            self.queue.reclaim(sender)
 
-    async def _work(self, asked: PendingAnswer, request: Request, handler: Handler) -> None:
+    async def _work(self, asked: PendingAnswer, request: ControlRequest, handler: Handler) -> None:
         _asking.set(request.sender)
         try:
             reply = await self._answer_of(request, handler)
         finally:
-            self.turns.release(request.sender)
+            self.queue.release(request.sender)
             self._begin_work()
         await asked.reply(reply)
 
-    async def _answer_of(self, request: Request, handler: Handler) -> bytes:
+    async def _answer_of(self, request: ControlRequest, handler: Handler) -> bytes:
         try:
-            if not self.steward.lease.is_fresh:
-                await self.steward.lease.prove()  # paused past a takeover, our table speaks of the past
-            return answer(await handler(self.steward, request))
+            if not self.lease.is_fresh:
+                await self.lease.prove()  # paused past a takeover, our table speaks of the past
+            return answer(await handler(request))
         except LeaseLost as error:
-            self.steward.fail(error)
+            self.life.fail(error)
             return refusal(OutcomeUnknown(f"this steward was replaced ({error}): ask again with the same op"))
         except TidingsError as error:
             self.counts["refused"] += 1
