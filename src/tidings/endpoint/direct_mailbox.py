@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tidings.broker.acks import Delivery
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.interface import Receipt
-from tidings.endpoint.mailbox import ACK_PATIENCE, Mailbox, PendingAck
+from tidings.endpoint.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
 from tidings.endpoint.notices import of_void
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.errors import WireError
@@ -34,7 +34,7 @@ EXPIRES = 10.0
 SENT_KEPT = 1_024
 
 
-class DirectMailbox(Mailbox[tuple[PendingAck, Incoming]]):
+class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
     """The direct messages of one endpoint, both ways."""
 
     def __init__(self, endpoint: Endpoint) -> None:

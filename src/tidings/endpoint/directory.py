@@ -77,7 +77,7 @@ def short_id(agent_id: str) -> str:
     return f"{agent_id[:SHOWN_OF_ID]}…"
 
 
-class Directory:
+class NameDirectory:
     """Names of ids, as the access records have them."""
 
     def __init__(

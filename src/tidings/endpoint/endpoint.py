@@ -24,7 +24,7 @@ from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection, State
 from tidings.endpoint.direct_mailbox import DirectMailbox
-from tidings.endpoint.directory import Directory, speaking_as
+from tidings.endpoint.directory import NameDirectory, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past, wakes
@@ -119,7 +119,7 @@ class Endpoint(AgentInterface):
         self.identity: Identity = await self._find_identity()
         self.connection = AgentConnection(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
         self.roster = Roster(self.connection, self.events.emit)
-        self.directory = Directory(self.connection, self.roster.rows, self.roster.left)
+        self.directory = NameDirectory(self.connection, self.roster.rows, self.roster.left)
         self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(
             self.connection, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session

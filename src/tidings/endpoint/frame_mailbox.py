@@ -22,7 +22,7 @@ from tidings.broker.acks import ACK_WAIT, Delivery
 from tidings.broker.client import Connection
 from tidings.broker.private_files import write_private
 from tidings.endpoint.channels import Channels
-from tidings.endpoint.mailbox import REFUSED_PAUSE, Mailbox, PendingAck
+from tidings.endpoint.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
 from tidings.endpoint.notices import FrameGap
 from tidings.endpoint.read_state import Sequences
 from tidings.endpoint.records import LiveRecord
@@ -131,7 +131,7 @@ class AckBatch:
             self.waiting.add(record.identity)
 
 
-class FrameMailbox(Mailbox[tuple[PendingAck, Frame, int]]):
+class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
     """The durable copies of one endpoint."""
 
     def __init__(self, endpoint: Endpoint, channels: Channels) -> None:

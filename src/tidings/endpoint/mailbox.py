@@ -2,7 +2,7 @@
 
     pull -> opened -> handed to the inbox -> settled by the application -> acknowledged
 
-`Mailbox` is the loop that direct messages and frames of durable copies share; `direct_mailbox.py` and
+`AgentMailbox` is the loop that direct messages and frames of durable copies share; `direct_mailbox.py` and
 `frame_mailbox.py` say what is opened and when it is settled. Nothing is acknowledged before it is settled: what the
 application holds is kept in progress, what it did not settle is given back. A pull does not survive its connection, so
 every session begins with a new one.
@@ -203,7 +203,7 @@ class PendingAcks(dict[int, PendingAck]):
 # --- the loop ---
 
 
-class Mailbox(Generic[T]):
+class AgentMailbox(Generic[T]):
     """One mailbox of an endpoint. `T` is what was opened and waits to be handed over."""
 
     def __init__(self, endpoint: Endpoint, stream: str, consumer: str) -> None:

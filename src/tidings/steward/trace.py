@@ -29,7 +29,7 @@ from tidings.wire.ids import id_time_ms, is_message_id
 from tidings.wire.names import check_agent_id, check_channel, check_role, is_agent_id
 from tidings.wire.states import ReceiptStage, TaskCause, TaskStatus
 from tidings.wire.subjects import Chat, Direct, Task
-from tidings.wire.times import moment, seconds_of
+from tidings.wire.times import moment, record_time, seconds_of
 
 #: how far from the time in its id a message is looked for, and how many bytes are looked at
 NEAR = timedelta(minutes=10)
