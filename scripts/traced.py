@@ -11,7 +11,6 @@ Comprehensions and lambdas belong to the function they stand in.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import sys
 import threading
@@ -97,19 +96,8 @@ async def client(home: str) -> None:
     """A program that sends through the host."""
     import tidings
 
-    if "via" in inspect.signature(tidings.connect).parameters:
-        options: dict[str, Any] = {"name": "ada", "home": home, "via": "host"}
-        async with tidings.connect("main", **options) as ada:
-            await obey({"send": lambda: ada.send("general", "hello")})
-    else:
-        from tidings.host.client import HostClient
-
-        from tidings.endpoint.identity import local_identity
-        from tidings.space.home import SpaceHome
-
-        identity = await local_identity(SpaceHome(Path(home), "main"), "ada")
-        session = await asyncio.to_thread(HostClient(Path(home)).session, identity)
-        await obey({"send": lambda: asyncio.to_thread(session.send, channel="general", text="hello")})
+    async with tidings.connect("main", name="ada", home=home, via="host", receive=False) as ada:
+        await obey({"send": lambda: ada.send("general", "hello")})
 
 
 def host(home: str) -> None:

@@ -15,13 +15,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidings.endpoint.peers import resolve_among
-from tidings.endpoint.returned import Retry
-
+from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.incoming import Events, Incoming, Past
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.message_json import content_json, read_message
+from tidings.endpoint.redelivery import Retry
 from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
 from tidings.errors import (
     AuthRevoked,

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tidings.testing.frames import stub_pipeline
 
 from node_client import installed, prove, vectors_hold
 from tidings.testing.real_space import RealSpace
+from tools.frames import stub_pipeline
 
 pytestmark = pytest.mark.timeout(240)
 

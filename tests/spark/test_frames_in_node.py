@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tidings.testing.delivering import delivering
 
 from node_client import installed, prove
 from tidings.testing.real_space import RealSpace
+from tools.delivering import delivering
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tidings.endpoint.delivery import GAP_PATIENCE
-from tidings.endpoint.pull import PULL_BYTES
 
 from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM
 from tidings.broker.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
+from tidings.endpoint.frame_mailbox import GAP_PATIENCE
+from tidings.endpoint.mailbox import PULL_BYTES
 from tidings.endpoint.tasks import MAX_RESULT
 from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
@@ -17,7 +17,7 @@ from tidings.steward.task_rules import TASK_PART
 from tidings.wire import envelope, frames, headers, message, names, roster, seal, signing, subjects
 from tidings.wire.operations import TASK_WAIT
 
-TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
 FLAT = " ".join(TEXT.split())
 PHRASES = [
     f"JSON object of at most {message.MAX_PAYLOAD:,} bytes",
