@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PROGRESS := progress() { "$$@" & pid=$$!; while [ -t 2 ] && kill -0 $$pid 2>/dev/null; do printf '\r  %s s, %s MB ' $$SECONDS "$$(du -sm $(VENV) 2>/dev/null | cut -f1)" >&2; sleep 1; done; [ -t 2 ] && printf '\r\033[K' >&2; wait $$pid; }
 PYTEST := $(BIN)/pytest -n 3 --durations=15
 
-.PHONY: help demo test check dist faults bench lock schema docs clean
+.PHONY: help demo test check count dist release faults bench lock schema docs clean
 help:           ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
@@ -43,6 +43,12 @@ check: $(STAMP) ## style, types, import directions
 dist: $(STAMP)  ## build a wheel and a source archive into dist/
 	@rm -rf dist && $(BIN)/python -m hatchling build -t wheel -t sdist -d dist
 
+release: $(STAMP) ## show what a release of this version would do; with RELEASE=1 do it
+	@$(BIN)/python scripts/release.py $(if $(filter 1,$(RELEASE)),--do)
+
+count: $(STAMP) ## how far a message goes, how often a name or an operation is spelled, lines of src
+	@$(BIN)/python scripts/count.py
+
 faults: $(STAMP) ## longer chaos and more seeds
 	@TIDINGS_DEEP=1 $(PYTEST) -m "faults or slow" --timeout 900
 
@@ -52,9 +58,10 @@ bench: $(STAMP) ## measurements; docs/performance.md says what they mean
 schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
 	@$(BIN)/python -m tidings.wire.schema
 
-docs: $(STAMP) ## regenerate docs/errors.md and docs/control.md from the tree of errors and the table of operations
+docs: $(STAMP) ## regenerate docs/errors.md, docs/control.md and docs/host-api.md from the code
 	@$(BIN)/python -m tidings.cli.error_page docs/errors.md
 	@$(BIN)/python -m tidings.cli.operation_page docs/control.md
+	@$(BIN)/python -m tidings.cli.http_page docs/host-api.md
 
 lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \

@@ -23,13 +23,13 @@ from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.pipeline.session import SessionSettings, start_session
-from tidings.testing.delivering import RunningJob, delivering
-from tidings.testing.pouring import pour
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
 from tidings.wire.rulings import Access, Member
+from tools.delivering import RunningJob, delivering
+from tools.pouring import pour
 
 COPIES = 150_000
 WINDOW = 8_000
@@ -48,7 +48,7 @@ async def populate(space: RealSpace, channels: list[str], members: int) -> list[
         for number, channel in enumerate(channels):
             for index in range(members):
                 owner = agents[(number * members + index) % len(agents)]
-                subject = space.subjects.member(owner.id, steward.tag(channel))
+                subject = space.subjects.member(owner.id, steward.space.tag(channel))
                 await steward.writer.write(subject, Member(op=f"m{number}.{index}", state="in", pattern=channel))
     return agents
 

@@ -1,4 +1,4 @@
-"""What a neighbour notices while one agent floods a space: the attacks of `tidings.testing.attacks` on a real one.
+"""What a neighbour notices while one agent floods a space: the attacks of `tools.attacks` on a real one.
 
     victim_p95_ms     the worst of what the victim asks ten times a second meanwhile: control requests, posts, direct
                       messages, tasks, and twice a second a new connection; what is refused, or not answered within
@@ -34,10 +34,10 @@ from tidings.space.agents import AgentFile, Ledger
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome
 from tidings.steward.status import collect, resident_bytes
-from tidings.testing.attacks import ATTACKS
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender
+from tools import attacks
 
 PATIENCE = 5.0
 PACE = 0.1
@@ -48,7 +48,7 @@ def chosen_options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each attack")
     parser.add_argument("--budget", type=int, default=512 * 1024 * 1024, help="bytes the log may take")
-    parser.add_argument("--only", nargs="*", choices=sorted(ATTACKS), help="run only these")
+    parser.add_argument("--only", nargs="*", choices=sorted(attacks.ATTACKS), help="run only these")
     return parser.parse_args()
 
 
@@ -63,7 +63,7 @@ class Victim:
         self.name = name
         self.taken: dict[str, list[float]] = {}
         self.failed: dict[str, int] = {}
-        self.link: Any = None
+        self.connection: Any = None
 
     async def work(self, seconds: float) -> None:
         """Everything is asked at its time whether or not what was asked before is answered: a stall counts in full."""
@@ -108,23 +108,23 @@ class Victim:
         await close_quietly(link)
 
     async def connect(self) -> None:
-        self.link = await connect(self.info.url, self.path, self.key.id, name=self.name)
+        self.connection = await connect(self.info.url, self.path, self.key.id, name=self.name)
 
     async def _ask(self) -> None:
-        await Control(self.link, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
+        await Control(self.connection, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
 
     async def _publish(self, kind: str, subject: str, destination: str) -> None:
         composed = wire.compose(Sender(self.key.id, self.name), text="as every day")
         signature = signing.sign(self.key, self.info.id, kind, destination, composed.raw)
-        reply = await self.link.request(subject, composed.raw, timeout=PATIENCE, headers={"Td-Sig": signature})
+        reply = await self.connection.request(subject, composed.raw, timeout=PATIENCE, headers={"Td-Sig": signature})
         said = json.loads(reply.data)
         if said.get("error"):
             raise TidingsError(said["error"]["description"])
 
     async def close(self) -> None:
-        if self.link is not None:
-            await close_quietly(self.link)
-        self.link = None
+        if self.connection is not None:
+            await close_quietly(self.connection)
+        self.connection = None
 
     def p95(self) -> dict[str, float]:
         """Of each kind of request."""
@@ -149,7 +149,7 @@ async def one_attack(home: SpaceHome, victim: Victim, name: str, seconds: float)
     async with administer(home, "flood bench") as admin:
         granted = await admin.add(AgentFile(mal, read=("general",), post=("general", "general.>")))
     info = home.read_info()
-    command = [sys.executable, "-m", "tidings.testing.attacks", name, "--url", info.url, "--space", info.name]
+    command = [sys.executable, attacks.__file__, name, "--url", info.url, "--space", info.name]
     command += ["--creds", str(home.agent_creds(mal)), "--seconds", str(seconds)]
     copied = home.root / f"{mal}.creds"  # an attacker keeps what it was given
     copied.write_bytes(home.agent_creds(mal).read_bytes())
@@ -197,7 +197,7 @@ async def measure(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any
         "idle": {"victim_p95_ms": max(victim.p95().values()), "broker_peak_mb": round(peak / 1e6, 1)}
     }
     print(f"  {'idle':<14} {found['idle']}", flush=True)
-    for name in options.only or ATTACKS:
+    for name in options.only or attacks.ATTACKS:
         found[name] = await one_attack(home, victim, name, options.seconds)
         found[name]["unhealthy_after"] = await quiet(home)
         print(f"  {name:<14} {found[name]}", flush=True)

@@ -23,7 +23,7 @@ from typing import Any
 import tidings
 from measuring import report
 from tidings.broker.acks import ACK
-from tidings.endpoint.pull import pull
+from tidings.endpoint.mailbox import pull
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire.frames import decode_frame, open_block
@@ -125,7 +125,7 @@ async def measure(root: Path, count: int, idle: float) -> dict[str, float]:
     async with real_space(root / "home") as space:
         for name in ("ada", "bob", "cal"):
             await space.add(name)
-        arguments = ("-m", "tidings.pipeline.child", "--home", str(space.home.home), "--space", "main")
+        arguments = ("-m", "tidings.pipeline.process", "--home", str(space.home.home), "--space", "main")
         async with child(*arguments) as pipeline:
             while not (await pipeline.line(120)).get("ready"):
                 continue

@@ -9,6 +9,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,6 +23,9 @@ import nats
 from tidings import __version__
 from tidings.broker.server import find_binary, free_port, greeting
 from tidings.broker.streams import MINUTE_NS
+
+#: `tools` of the tests are what a log is filled and a space is flooded with here too
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 Measure = Callable[[], Awaitable[float]]
 

@@ -20,9 +20,10 @@ from pyspark.sql import SparkSession
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.broker.blocking import WorkerConnection
-from tidings.pipeline.reading import Missing, Place, StreamReader
+from tidings.broker.records import Missing
 from tidings.pipeline.session import SessionSettings, start_session
 from tidings.pipeline.source import NatsSource
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.wire.headers import encode_headers
 from tidings.wire.ids import new_id
 
@@ -47,7 +48,7 @@ def fill(url: str) -> None:
 
 
 def bare_rate(url: str) -> float:
-    reader = StreamReader(Place(url, None, "BARE"))
+    reader = StreamReader(StreamLocation(url, None, "BARE"))
     started = time.perf_counter()
     total = sum(len(r.payload) for r in reader.read(1, RECORDS) if not isinstance(r, Missing))
     seconds = time.perf_counter() - started

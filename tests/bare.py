@@ -45,9 +45,10 @@ class BareServer:
     def api(self, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         connection = self.connect()
         try:
-            answer = connection.api(operation, body or {})
+            reply = connection.request(f"$JS.API.{operation}", json.dumps(body or {}).encode())
         finally:
             connection.close()
+        answer: dict[str, Any] = json.loads(reply.payload)
         assert "error" not in answer, answer
         return answer
 

@@ -14,11 +14,11 @@ from typing import Any
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp_types import CallToolResult, TextResourceContents
 
+import tidings
+from blocking_host import HostClient, Session
 from tidings.endpoint.identity import local_identity
 from tidings.host.claims import Claims
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import Daemon
-from tidings.mcp.host_desk import HostDesk
 from tidings.mcp.server import build_server
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -112,10 +112,9 @@ async def coding_here(space: RealSpace, *names: str) -> AsyncIterator[list[Codin
     async with AsyncExitStack() as stack:
         found = []
         for name in names:
-            session = await peer(space, name)
-            desk = HostDesk(lambda: HostClient(space.home.home), lambda _, opened=session: opened)  # type: ignore[misc]
-            stack.push_async_callback(asyncio.to_thread, desk.close)
-            found.append(CodingAgent(await stack.enter_async_context(Client(build_server(desk)))))
+            connected = tidings.connect(space.home.name, name=name, home=space.home.home, via="host")
+            agent = await stack.enter_async_context(connected)
+            found.append(CodingAgent(await stack.enter_async_context(Client(build_server(agent)))))
         for each in found:
             await each.connected()
         yield found

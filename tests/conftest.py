@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from bare import BareServer, bare_server
 from crowd import Crowd, gathered
+from declared_answers import held_to_the_table
 from terminal import Terminal
 from tidings.errors import PrerequisiteMissing
 from tidings.testing.real_space import RealSpace, real_space
@@ -114,6 +115,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareServer]:
     """A nats-server with JetStream and nothing of ours, for what needs no space."""
     with bare_server(tmp_path_factory.mktemp("bare")) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def declared_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with held_to_the_table(monkeypatch):
+        yield
 
 
 @pytest.fixture

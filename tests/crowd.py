@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tidings.space.agents import AgentFile
-from tidings.testing.delivering import Mailbox, empty_mailbox, owed
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.message import Mention, Message, Sender, compose
+from tools.delivering import Mailbox, empty_mailbox, owed
 
 AGENTS = ("ada", "bob", "cal", "dan")
 Crowd = dict[str, AgentClient]

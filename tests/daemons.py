@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from blocking_host import Event, HostClient, Session
 from tidings.endpoint.identity import local_identity
-from tidings.host.client import Event, HostClient, Session
 from tidings.host.daemon import Daemon
-from tidings.host.serving import PeerChecked
+from tidings.host.http_server import PeerChecked
 from tidings.host.sockets import connect, socket_path
 from tidings.testing.real_space import RealSpace
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing
 from tidings.wire.ids import new_id
@@ -11,7 +12,7 @@ from tidings.wire.keys import KeyPair
 
 
 def connect(space: RealSpace, name: str, *channels: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect("main", name=name, channels=channels, home=space.home.home, **options)
+    return connect_directly("main", name=name, channels=channels, home=space.home.home, **options)
 
 
 def body(sender: AgentClient | tidings.Endpoint, text: str = "hello", **changes: object) -> bytes:

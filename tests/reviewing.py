@@ -12,18 +12,19 @@ import tidings
 from tidings.broker.jetstream import JetStream
 from tidings.endpoint.tasks import Job
 from tidings.steward.service import Steward
-from tidings.testing.real_space import DEFAULT_BUDGET, TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.steward.task_rules import TaskBook
+from tidings.testing.real_space import DEFAULT_BUDGET, TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender
 
-PACE = replace(TEST_PACE, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
+PACE = replace(TEST_INTERVALS, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
 
 
 @asynccontextmanager
 async def reviewers(home: Path, budget: int = DEFAULT_BUDGET) -> AsyncIterator[RealSpace]:
     """A space with ada, who asks, and bob and cat, who review; holds are short."""
-    async with real_space(home, pace=PACE, budget=budget) as running:
+    async with real_space(home, intervals=PACE, budget=budget) as running:
         await running.add("ada")
         await running.add("bob", roles=["reviewer"])
         await running.add("cat", roles=["reviewer"])
@@ -34,9 +35,13 @@ def connect(space: RealSpace, name: str) -> tidings.Endpoint:
     return tidings.connect(space.home.name, name=name, home=space.home.home)
 
 
-def desk(space: RealSpace) -> Any:
+def steward_of(space: RealSpace) -> Steward:
     assert isinstance(space.steward, Steward)
-    return space.steward.desk
+    return space.steward
+
+
+def book_of(space: RealSpace) -> TaskBook:
+    return steward_of(space).tasks.holds.book
 
 
 async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:

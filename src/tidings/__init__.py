@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import TidingsError
+from tidings.version import __version__
 
 if TYPE_CHECKING:
-    from tidings.endpoint.connecting import connect
-    from tidings.endpoint.endpoint import Endpoint, Receipt
-    from tidings.endpoint.facade import history, send
+    from tidings.connecting import connect
+    from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.interface import AgentInterface, Receipt
     from tidings.endpoint.notices import Notice
-    from tidings.endpoint.returned import Retry
+    from tidings.endpoint.redelivery import Retry
     from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
+    from tidings.sync_api import history, send
     from tidings.wire.roster import Agent
 
-__version__ = "0.1.0"
 __all__ = [
     "Agent",
+    "AgentInterface",
     "Endpoint",
     "Incoming",
     "Job",
@@ -36,14 +38,15 @@ __all__ = [
 
 _LAZY = {
     "Agent": "tidings.wire.roster",
-    "connect": "tidings.endpoint.connecting",
+    "AgentInterface": "tidings.endpoint.interface",
+    "connect": "tidings.connecting",
     "Endpoint": "tidings.endpoint.endpoint",
-    "Receipt": "tidings.endpoint.endpoint",
+    "Receipt": "tidings.endpoint.interface",
     "Incoming": "tidings.endpoint.incoming",
-    "Retry": "tidings.endpoint.returned",
+    "Retry": "tidings.endpoint.redelivery",
     "Notice": "tidings.endpoint.notices",
-    "send": "tidings.endpoint.facade",
-    "history": "tidings.endpoint.facade",
+    "send": "tidings.sync_api",
+    "history": "tidings.sync_api",
     "Job": "tidings.endpoint.tasks",
     "TaskResult": "tidings.endpoint.tasks",
     "TaskTicket": "tidings.endpoint.tasks",

@@ -21,8 +21,8 @@ async def test_the_class_of_a_channel_is_the_same_to_everyone_from_one_sequence_
     async with connect(pair, "ada") as ada, connect(pair, "carol") as carol:
         assert (await ada.join("general")).cls == "durable"
         live: dict[str, Any] = {"class": "live"}
-        changed = await carol.link.call("channel", "set", channel="general", **live)
-        info = await ada.link.call("channel", "info", channel="general")
+        changed = await carol.connection.call("channel", "set", channel="general", **live)
+        info = await ada.connection.call("channel", "info", channel="general")
         assert (info["class"], (await carol.join("general")).cls) == ("live", "live")
         assert pair.steward is not None
         assert pair.steward.table.class_at("general", changed["seq"] - 1) == "durable"
@@ -51,7 +51,7 @@ async def test_what_was_missed_while_away_from_the_broker_is_surfaced_once(pair:
         bob.reconnect()
         await eventually(lambda: len(bob.inbox) == 50)
         bob.reconnect()
-        await eventually(lambda: bob.link.rebuilds == 2 and bob.state == "ready")
+        await eventually(lambda: bob.connection.rebuilds == 2 and bob.state == "ready")
         await send()
         for _ in range(51):
             history.took("bob", await bob.next_message(10))
@@ -68,7 +68,7 @@ async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_ei
     history = History()
     async with connect(pair, "bob", "general") as bob, connect(pair, "ada") as ada:
         channels = bob._channels
-        membership, after = channels.memberships["general"], bob._history.after
+        membership, after = channels.memberships["general"], bob._log.since
 
         async def send() -> None:
             confirmed = history.sending("ada", "general")
@@ -84,7 +84,7 @@ async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_ei
                     assert len(bob.inbox) == 5
             return await after(channel, start, limit)
 
-        bob._history.after = crossed  # type: ignore[method-assign]
+        bob._log.since = crossed  # type: ignore[method-assign]
         bob.reconnect()
         await eventually(lambda: membership.contiguous and bool(history.events), what="bob has caught up")
         await send()
@@ -103,7 +103,7 @@ async def test_a_join_outside_its_access_is_refused_by_the_broker_and_leaves_not
         with pytest.raises(DeniedError):
             await ada.join("secret")
         assert (ada.joined, errors) == ([], [])
-        assert (await ada.link.call("member", "list"))["memberships"] == []
+        assert (await ada.connection.call("member", "list"))["memberships"] == []
 
 
 @pytest.mark.requirement("C13")
@@ -113,7 +113,7 @@ async def test_a_narrowing_drops_the_channel_closes_its_membership_and_keeps_the
         async with pair.administer() as admin:
             await admin.set_access("cat", AgentFile("cat", read=("general",), post=("general",)))
         await eventually(lambda: cat.joined == ["general"], within=15, what="the endpoint drops the channel")
-        held = (await cat.link.call("member", "list"))["memberships"]
+        held = (await cat.connection.call("member", "list"))["memberships"]
         assert [each["pattern"] for each in held] == ["general"]
         with pytest.raises(DeniedError):
             await cat.history("ops")

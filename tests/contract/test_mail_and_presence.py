@@ -12,7 +12,7 @@ import pytest
 
 from foreign import ask_for, body, connect, write_to
 from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 
 PRESENT = Path(__file__).parent / "present_child.py"
@@ -21,7 +21,7 @@ PRESENT = Path(__file__).parent / "present_child.py"
 @pytest.fixture
 async def brisk(tmp_path: Path) -> AsyncIterator[RealSpace]:
     """A space in which a second of silence is offline."""
-    async with real_space(tmp_path / "home", pace=replace(TEST_PACE, presence=1.0)) as space:
+    async with real_space(tmp_path / "home", intervals=replace(TEST_INTERVALS, presence=1.0)) as space:
         await space.add("ada")
         await space.add("bob")
         yield space

@@ -82,7 +82,7 @@ async def test_a_message_sent_twice_under_one_id_is_stored_once(pair: RealSpace)
         count = json.loads(again.data)["state"]["messages"]
         composed = json.loads(stored.payload)
         assert composed["id"] == name
-        raw = await ada.link.connection.request(
+        raw = await ada.connection.current.request(
             stored.subject, stored.payload, headers=dict(stored.own_fields() or ()), timeout=5
         )
         assert json.loads(raw.data)["duplicate"] is True
@@ -203,10 +203,10 @@ async def test_an_endpoint_does_all_it_offers_without_one_violation_in_the_broke
         await ada.access()
         await ada.refresh_access()
         ada.set_status("working", "a test")
-        await cat.link.call("channel", "set", channel="general", description="talk")
-        await ada.link.call("dead", "list")
+        await cat.connection.call("channel", "set", channel="general", description="talk")
+        await ada.connection.call("dead", "list")
         ada.reconnect()
-        await eventually(lambda: ada.link.rebuilds == 1 and ada.state == "ready")
+        await eventually(lambda: ada.connection.rebuilds == 1 and ada.state == "ready")
         await ada.leave("general")
     assert "violation" not in pair.broker.config.log_file.read_text().lower()
     async with pair.agent("ada") as raw:

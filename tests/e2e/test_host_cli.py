@@ -21,26 +21,27 @@ from typing import Any
 
 import pytest
 
+from blocking_host import HostClient, Session
 from command_lines import parse
 from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
 from tidings.broker.private_files import lock_holder, private_dir
+from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
-from tidings.cli import outbox as outbox_cli
-from tidings.cli import systemd, through_host
+from tidings.host import endpoint as host_endpoint
+from tidings.host import http_client, routes_mail
 from tidings.host import inbox as inbox_store
-from tidings.host import ipc_mail
-from tidings.host.client import HostClient, Session
 from tidings.host.daemon import lock_path
+from tidings.host.http_server import PeerChecked
 from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
-from tidings.store.looking import look
-from tidings.testing.frames import stub_pipeline
+from tidings.store.snapshot import look
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost
 from tidings.wire.ids import new_id
+from tools.frames import stub_pipeline
 
 
 async def run(terminal: Terminal, *words: str) -> subprocess.CompletedProcess[str]:
@@ -466,8 +467,12 @@ async def test_a_host_that_goes_away_before_it_has_a_session_is_done_without(
     terminal: Terminal, pair: RealSpace, monkeypatch: pytest.MonkeyPatch, leaves: Any
 ) -> None:
     await pair.add("me", roles=["reviewer"])
+
     # it answered a moment ago
-    monkeypatch.setattr(through_host, "_host_if_any", HostClient)
+    async def answered(home: Path) -> http_client.HostClient:
+        return http_client.HostClient(home)
+
+    monkeypatch.setattr(connection, "_host_if_any", answered)
     with leaves(terminal.home.home):
         for line in ("join general", "send general hello", "dm bob hello", "ask reviewer look", "leave general"):
             chosen = () if line.split()[0] in ("join", "leave") else ("--id", new_id())
@@ -518,12 +523,12 @@ async def test_inbox_and_outbox_are_as_long_as_was_asked_for_whatever_the_host_t
             return [each["text"] for each in await mail(terminal, "--as", "bob", "-n", str(count), *words)]
 
         await eventually(arrived)
-        for change in (None, (inbox_cli, "PAGE", 2), (ipc_mail, "PAGE_BYTES", 1)):
+        for change in (None, (inbox_cli, "PAGE", 2), (routes_mail, "PAGE_BYTES", 1)):
             if change is not None:
                 monkeypatch.setattr(*change)
             assert (await shown(501), await shown(3)) == (texts, texts[-3:])
             assert (await shown(501, "--search", "part"), await shown(3, "--search", "part")) == (texts, texts[-3:])
-        for change in (None, (outbox_cli, "PAGE", 2)):
+        for change in (None, (host_endpoint, "PAGE", 2)):
             if change is not None:
                 monkeypatch.setattr(*change)
             handed = await facts(terminal, "outbox", "list", "--as", "ada", "-n", "501")
@@ -588,3 +593,19 @@ def test_a_host_that_systemd_keeps_is_started_and_stopped_by_systemd(terminal: T
     assert terminal.run("host", "up", **gone).returncode == 0, "where systemd does not answer it is started without"
     assert "systemd" not in terminal.run("host", "down", **there).stderr, "and stopped so: the unit is not active"
     assert told() == ["start", "stop"]
+
+
+async def test_a_command_opens_one_connection_to_the_host_whatever_it_asks(terminal: Terminal, pair: RealSpace) -> None:
+    await pair.add("me", roles=["reviewer"])
+    made: list[int] = []
+
+    class Counted(PeerChecked):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            made.append(1)
+            super().connection_made(transport)
+
+    async with daemon_in(terminal.home.home, protocol=Counted):
+        for line in ("send general first", "send general hello", "dm bob hello", "who", "history general", "inbox"):
+            made.clear()
+            done = await run(terminal, *line.split(), "--json")
+            assert (done.returncode, "through the host" in done.stderr, len(made)) == (0, True, 1), done

@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 
+from blocking_host import HostClient
 from connections import Count, connections_to
 from daemons import ask, daemon_in, session_of
 from terminal import Terminal
-from tidings.cli import talk, work
-from tidings.cli.through_host import session_if_any
-from tidings.host import ipc_space
+from tidings.host import routes_space
 from tidings.host.claims import Claims
-from tidings.host.client import HostClient
 from tidings.host.daemon import Daemon
+from tidings.host.endpoint import SILENCE, HostEndpoint
 from tidings.host.registry import Scope
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -117,7 +116,7 @@ def plain(done: Done) -> list[Any]:
 async def test_history_is_as_long_as_was_asked_for_whatever_the_host_tells_at_a_time(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "HISTORY_PAGE", 2)
+    monkeypatch.setattr("tidings.host.endpoint.HISTORY_PAGE", 2)
     async with lively(terminal, space):
         for count, texts in ((2, ["three", "four"]), (3, ["one\ntwo", "three", "four"]), (500, None)):
             found = await run(terminal, "history", "general", "-n", str(count), "--json")
@@ -162,7 +161,7 @@ async def test_a_refusal_is_the_same_sentence_and_exit_code_as_without_the_host(
 async def test_while_the_space_is_away_who_tells_whom_the_host_last_saw_and_the_others_say_that_they_cannot(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipc_space, "CONNECT_PATIENCE", 0.2)
+    monkeypatch.setattr(routes_space, "CONNECT_PATIENCE", 0.2)
     async with lively(terminal, space) as (daemon, sent, _):
         await eventually(lambda: len(daemon.host.directories.of(space.info.id).known) == 2, what="it saw both")
         here = await facts(terminal, "who")
@@ -197,14 +196,15 @@ async def test_a_question_whose_host_goes_away_is_asked_without_it(
 ) -> None:
     found, gone = threading.Event(), threading.Event()
 
-    def and_then_it_goes(*args: Any, **options: Any) -> Any:
-        session = session_if_any(*args, **options)
+    history = HostEndpoint.history
+
+    async def and_then_it_goes(*args: Any, **options: Any) -> Any:
         found.set()
-        assert gone.wait(30)
-        return session
+        assert await ask(gone.wait, 30)
+        return await history(*args, **options)
 
     async with lively(terminal, space):
-        monkeypatch.setattr(talk, "session_if_any", and_then_it_goes)
+        monkeypatch.setattr(HostEndpoint, "history", and_then_it_goes)
         asking = asyncio.create_task(run(terminal, "history", "general", "--json"))
         assert await ask(found.wait, 20)
     gone.set()
@@ -244,8 +244,8 @@ async def test_a_task_is_worked_on_through_the_host_over_its_one_connection(
         result = await ask(bob.task, asked.id, wait=10)
         assert (result["state"], result["text"], result["worker"]) == ("done", "bob", "me")
         assert await count() == before
-        assert daemon.desk is not None
-        assert len(daemon.desk.sessions) == 2, "that of the commands and bob's: workers ended theirs"
+        assert daemon.app is not None
+        assert len(daemon.app.sessions) == 2, "that of the commands and bob's: workers ended theirs"
 
 
 def start(terminal: Terminal, *words: str) -> subprocess.Popen[str]:
@@ -284,15 +284,15 @@ async def test_ctrl_c_gives_back_the_task_that_the_host_holds_for_a_worker(
 
 
 def claims_of_me(daemon: Daemon) -> tuple[Claims, Scope]:
-    assert daemon.desk is not None
+    assert daemon.app is not None
     (scope,) = [each for each in daemon.host.scopes() if each.name == "me"]
-    return daemon.desk.claims, scope
+    return daemon.app.claims, scope
 
 
 async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_is_not(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "SIGN_EVERY", 0.05)
+    monkeypatch.setattr("tidings.host.endpoint.SIGN_EVERY", 0.05)
     async with lively(terminal, space) as (daemon, _, _count):
         bob = await session_of(space, "bob")
         asked = await ask(bob.send, role="reviewer", text="is it right?", wait=10)
@@ -302,7 +302,7 @@ async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_
         assert held is not None
         worker.kill()
         await ask(worker.communicate)
-        claims._heard[held.session] -= work.SILENCE + 1
+        claims._heard[held.session] -= SILENCE + 1
         claims.sweep_once()
         assert claims.held(scope) is None, "a killed program is silent"
 
@@ -312,7 +312,7 @@ async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_
         try:
             again = await eventually(lambda: claims.held(scope), within=20, what="the next one has it")
             assert again is not None
-            claims._heard[again.session] -= work.SILENCE + 1
+            claims._heard[again.session] -= SILENCE + 1
             await eventually(lambda: claims._clock() - claims._heard[again.session] < 1, what="it says that it lives")
             claims.sweep_once()
             assert claims.held(scope) is again

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import tidings
 from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
 from tidings.cli import mcp as serving
-from tidings.cli.options import place
-from tidings.host.client import HostClient
 from tidings.host.daemon import Daemon
+from tidings.host.http_client import HostClient
 from tidings.mcp.ids import short
 from tidings.space.administration import create_space
 from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
@@ -70,23 +70,22 @@ async def _channel(ada: CodingAgent, bob: CodingAgent) -> None:
 
 async def _quiet(space: RealSpace, ada: CodingAgent, bob: CodingAgent) -> None:
     """What bob's attention keeps quiet wakes nobody who waits; what comes for him alone does, and both are there."""
-    beside = await peer(space, "bob")
-    await bob("set_attention", channels={"general": "muted"})
+    async with tidings.connect(space.home.name, name="bob", home=space.home.home, via="host") as beside:
+        await bob("set_attention", channels={"general": "muted"})
 
-    async def heeded() -> bool:
-        running = (await asyncio.to_thread(beside.attention))["running"]
-        return bool(running and running["channels"] == {"general": "muted"})
+        async def heeded() -> bool:
+            running = (await beside.attention())["running"]
+            return bool(running and running["channels"] == {"general": "muted"})
 
-    await eventually(heeded, what="the host heeds the new attention", within=20)
-    waiting = asyncio.create_task(bob("read_inbox", wait=15))
-    await ada("send", channel="general", text="quietly", wait=10)
-    (quiet,) = await asyncio.to_thread(beside.inbox, unread=True, wait=15)
-    assert (quiet["text"], quiet["wakes"]) == ("quietly", False)
-    await ada("direct_message", to="bob", text="for you", wait=10)
-    window = await waiting
-    assert [each["text"] for each in window["messages"]] == ["for you", "quietly"]
-    await bob("acknowledge_inbox", receipt=window["receipt"])
-    await asyncio.to_thread(beside.end)
+        await eventually(heeded, what="the host heeds the new attention", within=20)
+        waiting = asyncio.create_task(bob("read_inbox", wait=15))
+        await ada("send", channel="general", text="quietly", wait=10)
+        (quiet,) = await beside.inbox(unread=True, wait=15)
+        assert (quiet["text"], quiet["wakes"]) == ("quietly", False)
+        await ada("direct_message", to="bob", text="for you", wait=10)
+        window = await waiting
+        assert [each["text"] for each in window["messages"]] == ["for you", "quietly"]
+        await bob("acknowledge_inbox", receipt=window["receipt"])
 
 
 async def _mail(ada: CodingAgent, bob: CodingAgent) -> None:
@@ -286,9 +285,14 @@ async def test_a_host_that_is_busy_is_waited_for_and_no_other_is_started(
     space: RealSpace, host: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     busy, find = [True, True], HostClient.find
-    monkeypatch.setattr(HostClient, "find", lambda home: None if busy and busy.pop() else find(home))
+
+    async def find_at_last(home: Path) -> HostClient | None:
+        return None if busy and busy.pop() else await find(home)
+
+    monkeypatch.setattr(HostClient, "find", find_at_last)
     monkeypatch.setattr(serving, "_start_host", lambda home: pytest.fail(f"another host is started in {home}"))
-    found = await asyncio.to_thread(serving.running_host, place(None, str(space.home.home), "ada"))
+    found = await serving.running_host(space.home.home)
+    found.close()
     assert (found.pid, busy) == (os.getpid(), [])
     assert f"the host (pid {os.getpid()}) does not answer yet" in capsys.readouterr().err
 

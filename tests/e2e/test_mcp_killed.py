@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from blocking_host import Session
 from coding_agents import Pipe, coding, command, hosted, peer, piped
 from tidings.host.claims import SILENCE, Claim, Claims
-from tidings.host.client import Session
 from tidings.host.daemon import Daemon
 from tidings.mcp.ids import short
 from tidings.testing.real_space import RealSpace

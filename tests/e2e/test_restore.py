@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tidings
+from blocking_host import HostClient
 from terminal import Terminal
 from tidings.errors import AuthRevoked, DeniedError
-from tidings.host.client import HostClient
 from tidings.host.session_file import SessionFile, own_file
 
 

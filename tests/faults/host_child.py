@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tidings.errors import TidingsError
-from tidings.host.composing import SendRequest
+from tidings.host.compose import SendRequest
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import Wanted
 from tidings.testing.history import History

@@ -18,7 +18,7 @@ from typing import Any
 
 from hosted import NOW, draft
 from tidings.errors import TidingsError
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database

@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidings.steward.health import health_of
 from tidings.steward.service import Steward
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 
 SIZE = 64 * 1024 * 1024
@@ -33,8 +32,8 @@ def fill(ballast: Path) -> None:
 
 
 async def new_steward(space: RealSpace, asked: list[dict[str, Any]]) -> Steward:
-    steward = await space.start_steward(replace(TEST_PACE, stuck=0.2))
-    steward.tell_supervisor = asked.append
+    steward = await space.start_steward(replace(TEST_INTERVALS, stuck=0.2))
+    steward.life.tell_supervisor = asked.append
     return steward
 
 
@@ -59,14 +58,14 @@ async def life(disk: Path) -> dict[str, Any]:
             met["after"] = await send(10)
         asked: list[dict[str, Any]] = []
         steward = await new_steward(space, asked)
-        met["problems"] = (await health_of(steward))["problems"]
+        met["problems"] = (await steward.health.facts())["problems"]
         with suppress(AssertionError):
             await eventually(lambda: bool(asked), what="it asks for a restart")
         met["asked"] = asked[:1]
         await space.stop_steward()
         await space.restart_broker()
         steward = await new_steward(space, asked)
-        met["problems after a restart"] = (await health_of(steward))["problems"]
+        met["problems after a restart"] = (await steward.health.facts())["problems"]
     return met
 
 

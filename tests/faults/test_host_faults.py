@@ -16,7 +16,7 @@ import pytest
 import tidings.host
 from hosting import host_in, inbox_of
 from terminal import Terminal
-from tidings.steward import governance
+from tidings.steward import admin_handlers
 from tidings.testing.history import History, HistoryError
 from tidings.testing.processes import Child, child
 from tidings.testing.real_space import RealSpace
@@ -99,7 +99,7 @@ class Runs:
 @pytest.fixture
 async def runs(space: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """ada and bob, in whose mailbox something lies that does not open. The broker delivers again after two seconds."""
-    monkeypatch.setattr(governance, "ACK_WAIT_NS", 2_000_000_000)
+    monkeypatch.setattr(admin_handlers, "ACK_WAIT_NS", 2_000_000_000)
     for name in ("ada", "bob"):
         await space.add(name)
     async with space.agent("ada") as ada, space.agent("bob") as bob:
@@ -142,7 +142,7 @@ async def test_a_host_killed_again_and_again_while_the_broker_restarts(runs: Run
 async def test_an_inbox_that_is_killed_while_it_is_read_without_a_host_shows_everything_and_settles_it_once(
     space: RealSpace, points: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(governance, "ACK_WAIT_NS", 2_000_000_000)
+    monkeypatch.setattr(admin_handlers, "ACK_WAIT_NS", 2_000_000_000)
     for name in ("bob", "me"):
         await space.add(name)
     terminal = Terminal(space.home.home.parent)

@@ -8,6 +8,7 @@ import pytest
 
 import tidings
 from tidings.endpoint import channels
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy
@@ -16,7 +17,7 @@ from tidings.testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, proxy: FaultProxy, *channels: str, ping: float = 5.0) -> tidings.Endpoint:
-    return tidings.connect(
+    return connect_directly(
         "main", name=name, channels=channels, home=space.home.home, url=proxy.url, ping_interval=ping
     )
 
@@ -34,7 +35,7 @@ async def test_a_half_open_connection_is_noticed_within_three_intervals_and_noth
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy, "general", ping=0.5) as bob:
         states: list[object] = []
         bob.on("connection", states.append)
-        connection = bob.link.connection
+        connection = bob.connection.current
         flush, pings, waited = connection.flush, list[object](), list[float]()
 
         async def counted(timeout: float) -> None:
@@ -111,7 +112,7 @@ async def test_a_steward_away_for_long_stops_nothing_live_and_every_join_complet
         for channel in joined[1:]:
             assert (await bob.join(channel)).durable is False
         proxy.cut()
-        await eventually(lambda: bob.link.rebuilds == 1 and bob.state == "ready")
+        await eventually(lambda: bob.connection.rebuilds == 1 and bob.state == "ready")
         for channel in joined:
             await ada.send(channel, f"live on {channel}")
         assert sorted([(await bob.next_message(10)).text for _ in joined]) == [f"live on {c}" for c in joined]
@@ -137,7 +138,7 @@ async def test_a_process_respawned_under_its_name_takes_over_from_one_that_hangs
         async with old:
             await ada.send("general", "settled")
             await (await old.next_message(10)).ack()
-            old.seen.save()
+            old.read_state.save()
             superseded: list[object] = []
             old.on("superseded", superseded.append)
             proxy.black_hole = True
@@ -180,14 +181,14 @@ async def test_history_over_a_slow_link_costs_one_round_trip_a_page(pair: RealSp
         await asyncio.gather(*(ada.send("general", str(n)) for n in range(200)))
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy) as bob:
         asked: list[str] = []
-        ask = bob.link.connection.request
+        ask = bob.connection.current.request
 
         async def counted(subject: str, *args: object, **options: object) -> object:
             if ".ctl.history." in subject:
                 asked.append(subject)
             return await ask(subject, *args, **options)  # type: ignore[arg-type]
 
-        bob.link.connection.request = counted  # type: ignore[method-assign, assignment]
+        bob.connection.current.request = counted  # type: ignore[method-assign, assignment]
         proxy.delay = 0.267
         async with asyncio.timeout(3):
             assert len(await bob.history("general", 200)) == 200
@@ -218,7 +219,7 @@ async def test_while_the_broker_is_away_operations_say_so_and_work_again_afterwa
         with pytest.raises((UnreachableError, OutcomeUnknown)):
             await ada.send("general", "hello", timeout=0.5)
         with pytest.raises(UnreachableError, match="reconnecting"):
-            await ada.link.call("health", "ping")
+            await ada.connection.call("health", "ping")
         proxy.refuse = False
         ada.reconnect()
         await eventually(lambda: ada.state == "ready")

@@ -21,7 +21,7 @@ import pytest
 import tidings
 from hosted import NOW, draft
 from tidings.errors import StoreReadOnly
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database

@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.broker import jwt
-from tidings.endpoint.connecting import connect
+from tidings.endpoint.connecting import connect_directly as connect
 from tidings.errors import DeniedError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.testing.real_space import RealSpace
@@ -61,7 +61,7 @@ async def test_n21_wider_access_reaches_an_agent_elsewhere_while_it_only_listens
         await eventually(lambda: changes)
         assert (changes[0]["read"], changes[0]["dropped"]) == (["general", "ops"], [])
         assert "jwt" not in changes[0]
-        assert ada.link.token_used == ada.identity.token(), "it is connected with what it kept"
+        assert ada.connection.token_used == ada.identity.token(), "it is connected with what it kept"
         assert "ops" in json.dumps(jwt.decode(ada.identity.token()))
         await ada.join("ops")
         await bob.send("ops", "welcome")
@@ -88,7 +88,7 @@ async def test_n21_narrower_access_reaches_an_agent_elsewhere_before_its_old_cre
         assert (await ada.send("general", "still here")).seq > 0
         with pytest.raises(DeniedError):
             await ada.send("ops", "no longer")
-        assert (errors, ada.link.rebuilds) == ([], 1)
+        assert (errors, ada.connection.rebuilds) == ([], 1)
 
 
 async def test_n21_a_bundle_older_than_its_record_is_renewed_when_it_connects(space: RealSpace, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_n21_a_bundle_older_than_its_record_is_renewed_when_it_connects(sp
     bundle = export(space, "ada", tmp_path)
     await set_access(space, "ada", ("general", "ops"), ("general",))
     async with connect(bundle=bundle) as ada:
-        await eventually(lambda: "ops" in json.dumps(jwt.decode(ada.link.token_used)))
+        await eventually(lambda: "ops" in json.dumps(jwt.decode(ada.connection.token_used)))
 
 
 async def test_a_change_of_access_is_no_presence_of_the_agent(space: RealSpace) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.answers import NO_ROOM, ApiError
+from tidings.broker.jetstream_api import NO_ROOM, ApiError
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
-from tidings.steward.marks import KEPT, Mark, thinned
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.steward.marks import KEPT, LogMark, thinned
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 
 
 async def test_adding_an_agent_while_the_space_is_down_leaves_nothing_behind(space: RealSpace) -> None:
@@ -136,9 +136,9 @@ async def test_a_revocation_while_the_space_is_down_holds_from_its_first_moment(
 
 
 def test_marks_thin_out_but_reach_back_to_the_first() -> None:
-    marks: list[Mark] = []
+    marks: list[LogMark] = []
     for seq in range(1, 20_001):
-        marks = thinned([*marks, Mark(seq, seq, "s")])
+        marks = thinned([*marks, LogMark(seq, seq, "s")])
     assert len(marks) <= KEPT
     assert (marks[0].seq, marks[-1].seq) == (1, 20_000)
     assert [mark.seq for mark in marks] == sorted({mark.seq for mark in marks})
@@ -175,7 +175,7 @@ async def test_how_a_space_is_is_told_by_a_write_that_is_read_back(space: RealSp
     """A log that grows stores; one that does not is written to when somebody asks, now and then."""
     await space.add("ada")
     await space.stop_steward()
-    steward = await space.start_steward(replace(TEST_PACE, log_write=0.0))
+    steward = await space.start_steward(replace(TEST_INTERVALS, log_write=0.0))
     async with space.agent("ada") as ada, space.core() as js:
         first = await ada.control.call("health", "ping")
         again = await ada.control.call("health", "ping")

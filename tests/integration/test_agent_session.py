@@ -13,8 +13,8 @@ import pytest
 import tidings
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import AuthRevoked, Reconnecting
-from tidings.host import agents
-from tidings.host.agents import AgentSession, Hooks
+from tidings.host import agent_sessions
+from tidings.host.agent_sessions import AgentSession, Hooks
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 
@@ -107,7 +107,7 @@ async def test_a_broker_killed_and_restarted_is_told_as_another_incarnation(pair
         assert before == first != now == endpoint.incarnation
         assert heard.opened == [endpoint], "it reconnected by itself"
         endpoint.reconnect()
-        await eventually(lambda: endpoint.link.rebuilds == 2 and session.state == "open")
+        await eventually(lambda: endpoint.connection.rebuilds == 2 and session.state == "open")
         assert len(heard.incarnations) == 2, "the same process again is no news"
 
 
@@ -160,7 +160,7 @@ async def test_a_revoked_agent_is_tried_slowly_and_a_wake_is_at_once(
     monkeypatch.setattr(AgentSession, "_pause", noted)
     async with session_of(pair, "ada") as session:
         await eventually(lambda: session.state == "revoked")
-        assert pauses == [agents.REVOKED_PAUSE]
+        assert pauses == [agent_sessions.REVOKED_PAUSE]
         session.wake()
         await eventually(lambda: len(pauses) == 2)
 
@@ -220,7 +220,7 @@ async def test_an_endpoint_that_is_being_replaced_is_not_said_to_be_open(
 async def test_a_session_that_does_not_get_open_and_says_nothing_is_stuck_and_one_whose_space_is_away_is_not(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "STUCK_AFTER", 0.3)
+    monkeypatch.setattr(agent_sessions, "STUCK_AFTER", 0.3)
     hangs = asyncio.Event()
 
     async def no_identity() -> None:
@@ -240,7 +240,7 @@ async def test_a_session_that_does_not_get_open_and_says_nothing_is_stuck_and_on
     pair.broker.stop()
     async with session_of(pair, "ada") as ada:
         await eventually(lambda: ada.error is not None)
-        await asyncio.sleep(2 * agents.STUCK_AFTER)
+        await asyncio.sleep(2 * agent_sessions.STUCK_AFTER)
         assert (ada.health.state, ada.health.stuck) == ("waiting", False)
     pair.broker.start()
 
@@ -259,7 +259,7 @@ async def test_a_hook_that_fails_does_not_end_the_session(pair: RealSpace, caplo
 async def test_a_session_stops_in_bounded_time_whatever_the_broker_does(
     pair: RealSpace, connected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "CLOSE_WITHIN", 1.0)
+    monkeypatch.setattr(agent_sessions, "CLOSE_WITHIN", 1.0)
     pid: Any = pair.broker.pid
     session = AgentSession("main", "ada", endpoint_of(pair, "ada"))
     if connected:

@@ -11,25 +11,26 @@ import pytest
 
 import tidings
 from tidings.broker import client as broker
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes
 from tidings.steward.watcher import Breach, Watcher
-from tidings.testing.attacks import ATTACKS, Attacker
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.security.actor import line
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tools.attacks import ATTACKS, Attacker
 
 MB = 1_000_000
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def attack(space: RealSpace, name: str, seconds: float, run: Callable[[Attacker], None]) -> Attacker:
@@ -58,7 +59,7 @@ async def watched(space: RealSpace) -> AsyncIterator[list[dict[str, Any]]]:
 
     watcher = Watcher(space.home, cut=cut, note=notes.append)
     assert space.steward is not None
-    space.steward.tell_supervisor = lambda said: _heed(watcher, said)
+    space.steward.life.tell_supervisor = lambda said: _heed(watcher, said)
     running = asyncio.create_task(watcher.keep())
     try:
         await eventually(lambda: bool(notes))
@@ -229,7 +230,7 @@ async def supervised(space: RealSpace) -> AsyncIterator[None]:
         if asked:
             running.append(asyncio.create_task(cut(asked["id"], asked["why"], void="bar" in said)))
 
-    space.steward.tell_supervisor = heed
+    space.steward.life.tell_supervisor = heed
     yield
     await asyncio.gather(*running)
 
@@ -324,7 +325,7 @@ async def test_a_flood_of_control_requests_is_cut_and_others_go_on(space: RealSp
         await eventually(lambda: "control requests or" in withheld(space, "mal"))
         await vic.control.call("member", "list")
         assert space.steward is not None
-        assert space.steward.answering.counts["not_admitted"] > 0
+        assert space.steward.dispatcher.counts["not_admitted"] > 0
 
 
 async def test_connections_that_do_not_read_cost_the_broker_little_and_are_cut(space: RealSpace) -> None:
@@ -345,17 +346,17 @@ async def test_a_mailbox_of_many_large_messages_is_read_without_being_cut(space:
         for number in range(20):
             await ada.dm("bob", f"{number} " + "x" * 190_000)
     async with connect(space, "bob") as bob:
-        link = bob.link.connection
+        link = bob.connection.current
         async with asyncio.timeout(30):
             seen = [message.text.split()[0] async for message in _first(bob, 20)]
         assert seen == [str(number) for number in range(20)]
-        assert bob.link.connection is link, "the broker cut a reader that reads"
+        assert bob.connection.current is link, "the broker cut a reader that reads"
 
 
 async def test_a_subscription_too_many_is_refused_with_a_sentence_and_costs_no_connection(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob") as bob:
-        link, refused = bob.link.connection, list[str]()
+        link, refused = bob.connection.current, list[str]()
         assert link is not None
         link.on_complaint.append(refused.append)
         more = [await link.listen(space.subjects.live_chat("general"), lambda _: None) for _ in range(985)]
@@ -368,7 +369,7 @@ async def test_a_subscription_too_many_is_refused_with_a_sentence_and_costs_no_c
         for each in more:
             await each.unsubscribe()
         assert (await bob.join("general")).channel == "general"
-        assert bob.link.connection is link, "the connection was lost over it"
+        assert bob.connection.current is link, "the connection was lost over it"
 
 
 async def _first(endpoint: tidings.Endpoint, count: int):  # type: ignore[no-untyped-def]

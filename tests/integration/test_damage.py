@@ -11,8 +11,7 @@ import pytest
 import tidings
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConfigError
-from tidings.steward.damage import Removed
-from tidings.steward.sealing import seal_known_damage
+from tidings.steward.damage import Removed, seal_known_damage
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -415,7 +414,7 @@ async def test_a_known_damaged_record_costs_no_others_when_the_broker_is_killed(
         await eventually(is_known)
         async with space.administer() as admin:
             await admin.ask("acknowledge")
-        await eventually(lambda: ada.link.state == "ready")
+        await eventually(lambda: ada.connection.state == "ready")
         stored += [(await ada.send("general", f"message {number}", timeout=20)).seq for number in range(30, 40)]
         await space.stop_steward()
         space.broker.kill()
@@ -429,7 +428,7 @@ async def test_a_known_damaged_record_costs_no_others_when_the_broker_is_killed(
             return
         assert there == stored
         await space.start_steward()
-        await eventually(lambda: ada.link.state == "ready")
+        await eventually(lambda: ada.connection.state == "ready")
         said = {each.text for each in await ada.history("general", 100)}
         assert said == {f"message {number:02}" for number in range(40) if number != 5}, "and its content stays lost"
     assert (await health(space))["healthy"]

@@ -14,29 +14,30 @@ import pytest
 
 import tidings
 from tidings.broker.acks import NAK, Delivery
-from tidings.broker.ending import end_tasks
-from tidings.endpoint import delivery, unsettled
-from tidings.endpoint.gaps import FrameGap
-from tidings.endpoint.pull import pull
+from tidings.broker.aio import end_tasks
+from tidings.endpoint import frame_mailbox, mailbox
+from tidings.endpoint.connecting import connect_directly
+from tidings.endpoint.mailbox import pull
+from tidings.endpoint.notices import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.steward import backstop
-from tidings.testing.frames import StubPipeline, blocks_of, stub_pipeline
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost, encode_frame
+from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 CHILD = Path(__file__).parent / "delivery_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backstop, "LOOK_EVERY", 0.03)
-    monkeypatch.setattr(delivery, "EXPIRES_SOON", 0.05)
+    monkeypatch.setattr(frame_mailbox, "EXPIRES_SOON", 0.05)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def errors(endpoint: tidings.Endpoint) -> list[Exception]:
 
 def hold_live(endpoint: tidings.Endpoint) -> Callable[[], None]:
     """Keep live copies from an endpoint until the answer is called."""
-    connection, kept = endpoint.link.connection, []
+    connection, kept = endpoint.connection.current, []
 
     def holding(handler: Callable[[Any], None]) -> Callable[[Any], None]:
         def hold(message: Any) -> None:
@@ -188,13 +189,13 @@ async def test_f28_of_a_frame_settled_in_part_only_the_rest_comes_again_and_says
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         assert [(m.text, m.redelivered) for m in await received(bob, 1)] == [("two", True)]
         await emptied(pipeline, bob_id)
-        assert (len(bob.inbox), bob.seen.numbers) == (0, {"first": 1})
+        assert (len(bob.inbox), bob.read_state.numbers) == (0, {"first": 1})
 
 
 async def test_f8_a_pull_that_is_cancelled_as_soon_as_it_was_asked_takes_no_frame_with_it(
     pair: RealSpace, pipeline: StubPipeline
 ) -> None:
-    """Which of the two the broker comes to first is a race inside it: the order is what `test_pull.py` proves."""
+    """Which of the two the broker comes to first is a race inside it: the order is what `test_mailbox.py` proves."""
     bob_id = await away(pair)
     seqs = await say(pair, "one")
     mailbox = pipeline.subjects.delivery_stream, f"dlv_{bob_id}"
@@ -204,7 +205,7 @@ async def test_f8_a_pull_that_is_cancelled_as_soon_as_it_was_asked_takes_no_fram
         taken.append(came)
 
     async with connect(pair, "bob", receive=False) as bob:
-        connection = bob.link.connection
+        connection = bob.connection.current
         await pipeline.deliver(bob_id, seqs)
         for count in range(1, 31):
             assert await pull(connection, *mailbox, 1, 5.0, take) == "full", "nobody else was handed it"
@@ -223,7 +224,7 @@ async def test_f8_a_live_copy_in_hand_keeps_its_frame_until_it_is_settled(
         first, second = await bob.next_message(10), await bob.next_message(10)
         await first.ack()
         await pipeline.deliver(bob.id, seqs)
-        await eventually(lambda: any(b.offered for b in bob._delivery._batches), what="the frame was offered")
+        await eventually(lambda: any(b.offered for b in bob._frames._batches), what="the frame was offered")
         assert (await pipeline.waiting(bob.id))["num_ack_pending"] == 1
         assert len(bob.inbox) == 0, "one surfacing for both copies"
         await second.ack()
@@ -281,7 +282,7 @@ async def test_f8_a_frame_larger_than_the_inbox_is_surfaced_as_it_is_emptied(
 async def test_f8_a_frame_is_not_pulled_before_there_is_room_for_a_whole_one(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "MAX_FRAME_MESSAGES", 3)
+    monkeypatch.setattr(frame_mailbox, "MAX_FRAME_MESSAGES", 3)
     bob_id = await away(pair)
     seqs = await say(pair, "one", "two", "three", "four")
     await pipeline.level()
@@ -297,20 +298,20 @@ async def test_f8_a_frame_is_not_pulled_before_there_is_room_for_a_whole_one(
 async def test_f8_a_frame_that_is_held_for_long_is_not_delivered_again(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 0.1)
+    monkeypatch.setattr(mailbox, "IN_PROGRESS_EVERY", 0.1)
     bob_id = await away(pair)
     await quick_redelivery(pipeline, bob_id, 0.5)
     seqs = await say(pair, "think about this")
     await pipeline.level()
     async with connect(pair, "bob", channels=["general"]) as bob:
         said: list[bytes] = []
-        say_it = bob._delivery.held._say
+        say_it = bob._frames.pending._say
 
         async def counted(held: Any, word: bytes) -> None:
             said.append(word)
             await say_it(held, word)
 
-        monkeypatch.setattr(bob._delivery.held, "_say", counted)
+        monkeypatch.setattr(bob._frames.pending, "_say", counted)
         await pipeline.deliver(bob_id, seqs)
         message = await bob.next_message(10)
         await eventually(lambda: len(said) >= 15, what="three times the broker's patience")
@@ -336,7 +337,7 @@ async def test_a_frame_that_does_not_open_is_reported_kept_aside_and_blocks_nobo
         await pipeline.deliver(bob_id, [seq])
         assert [m.text for m in await received(bob, 1)] == ["fine"]
         await emptied(pipeline, bob_id)
-        assert bob._delivery.aside[0] == b"garbage"
+        assert bob._frames.aside[0] == b"garbage"
         assert [type(error) for error in told] == [MalformedFrame, MalformedFrame]
         assert "does not open" in str(told[0])
         assert len(list(tmp_path.glob("bob.state.frame-*"))) == 2
@@ -392,7 +393,7 @@ async def test_a_message_of_ones_own_in_a_frame_is_dropped_silently(pair: RealSp
 async def test_a_skipped_number_is_told_and_what_it_held_is_read_from_the_log(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "GAP_PATIENCE", 0.05)
+    monkeypatch.setattr(frame_mailbox, "GAP_PATIENCE", 0.05)
     bob_id = await away(pair)
     seqs = await say(pair, "one", "two", "three", "four")
     await pipeline.level()
@@ -416,7 +417,7 @@ async def test_a_skipped_number_is_told_and_what_it_held_is_read_from_the_log(
 async def test_what_is_missing_and_not_in_the_log_any_more_is_told_exactly(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "GAP_PATIENCE", 0.05)
+    monkeypatch.setattr(frame_mailbox, "GAP_PATIENCE", 0.05)
     bob_id = await away(pair)
     seqs = await say(pair, "one", "two", "three", "four")
     await pipeline.level()
@@ -436,7 +437,7 @@ async def test_a_frame_that_another_session_held_and_comes_late_is_no_gap(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frame 2 comes after 3, as one does that a killed session had pulled: nothing is dropped, nothing called lost."""
-    monkeypatch.setattr(delivery, "GAP_PATIENCE", 0.3)
+    monkeypatch.setattr(frame_mailbox, "GAP_PATIENCE", 0.3)
     bob_id = await away(pair)
     seqs = await say(pair, "one", "two", "three")
     await pipeline.level()
@@ -448,7 +449,7 @@ async def test_a_frame_that_another_session_held_and_comes_late_is_no_gap(
         await pipeline.deliver(bob_id, seqs[1:2], number=2)
         assert [(m.text, m.late) for m in await received(bob, 3)] == [("one", False), ("three", False), ("two", True)]
         await emptied(pipeline, bob_id)
-        judging = [task for task in bob._delivery._tasks if "_judge_gap" in repr(task)]
+        judging = [task for task in bob._frames._tasks if "_judge_gap" in repr(task)]
         assert len(judging) == 1
         await asyncio.wait(judging)
         assert told == []
@@ -501,7 +502,7 @@ async def test_what_will_not_be_delivered_is_told_once_with_its_range_count_and_
 async def test_a_new_series_starts_again_without_a_gap_also_after_a_restart(
     pair: RealSpace, pipeline: StubPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "GAP_PATIENCE", 0.05)
+    monkeypatch.setattr(frame_mailbox, "GAP_PATIENCE", 0.05)
     state = tmp_path / "bob.state"
     bob_id = await away(pair, state=state)
     seqs = await say(pair, "one", "two", "three", "four")
@@ -515,7 +516,7 @@ async def test_a_new_series_starts_again_without_a_gap_also_after_a_restart(
         await emptied(pipeline, bob_id)
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         bob.on("gap", gaps.append)
-        assert bob.seen.numbers == {"first": 2}
+        assert bob.read_state.numbers == {"first": 2}
         await pipeline.deliver(bob_id, seqs[2:3], series="access:188@4")
         assert [m.text for m in await received(bob, 1)] == ["three"]
         await pipeline.deliver(bob_id, seqs[3:], series="access:188@4", number=3)
@@ -527,7 +528,7 @@ async def test_a_new_series_starts_again_without_a_gap_also_after_a_restart(
 async def test_a_number_skipped_between_two_runs_is_noticed_with_a_state_file(
     pair: RealSpace, pipeline: StubPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "GAP_PATIENCE", 0.05)
+    monkeypatch.setattr(frame_mailbox, "GAP_PATIENCE", 0.05)
     state = tmp_path / "bob.state"
     bob_id = await away(pair, state=state)
     seqs = await say(pair, "one", "two", "three")
@@ -540,7 +541,7 @@ async def test_a_number_skipped_between_two_runs_is_noticed_with_a_state_file(
     await pipeline.deliver(bob_id, seqs[2:])
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         assert sorted(m.text for m in await received(bob, 2)) == ["three", "two"]
-        await eventually(lambda: bob.seen.numbers == {"first": 3}, what="the gap is settled with what it held")
+        await eventually(lambda: bob.read_state.numbers == {"first": 3}, what="the gap is settled with what it held")
 
 
 # --- who gets what, and when ---
@@ -548,14 +549,14 @@ async def test_a_number_skipped_between_two_runs_is_noticed_with_a_state_file(
 
 async def test_only_the_newer_of_two_sessions_pulls(pair: RealSpace, pipeline: StubPipeline) -> None:
     async with connect(pair, "bob", channels=["general"]) as old, connect(pair, "bob", channels=["general"]) as new:
-        await eventually(lambda: old._delivery._closed, what="the older one has stopped")
+        await eventually(lambda: old._frames._closed, what="the older one has stopped")
         seqs = await say(pair, "one")
         await pipeline.deliver(new.id, seqs)
         assert [m.text for m in await received(new, 1)] == ["one"]
         await emptied(pipeline, new.id)
         with pytest.raises(Superseded):
             await old.next_message(5)
-        assert old._delivery.held == {}
+        assert old._frames.pending == {}
 
 
 async def test_a_member_of_a_pattern_gets_channels_this_process_never_saw(
@@ -616,7 +617,7 @@ async def test_f27_live_copies_before_older_durable_ones_are_ahead_and_those_are
         await pipeline.deliver(bob_id, newer)
         head = await pipeline.level()
         await emptied(pipeline, bob_id)
-        await eventually(lambda: bob._delivery.caught_up >= head, what="everything the floor speaks of has arrived")
+        await eventually(lambda: bob._frames.caught_up >= head, what="everything the floor speaks of has arrived")
         await say(pair, "newest")
         message = await bob.next_message(10)
         assert (message.text, message.ahead) == ("newest", False)
@@ -639,7 +640,7 @@ async def test_with_the_backstop_away_a_resumed_join_reads_the_log_and_later_fra
             second = await bob.next_message(10)
             assert (second.text, second.redelivered) == ("two", True)
             await second.ack()
-            await eventually(lambda: any(b.offered for b in bob._delivery._batches), what="the frame was offered")
+            await eventually(lambda: any(b.offered for b in bob._frames._batches), what="the frame was offered")
             assert not await pipeline.acknowledged(bob_id), "the first is still in hand"
             await first.ack()
             await emptied(pipeline, bob_id)
@@ -674,7 +675,7 @@ async def test_n20_everybody_is_told_whether_the_backstop_runs_and_how_far_it_is
             joined = await ada.join("general")
             assert joined.durable
             await say(pair, "one", "two", by="bob")
-            health = await ada.link.call("health", "ping")
+            health = await ada.connection.call("health", "ping")
             assert (health["backstop"]["running"], health["backstop"]["debts"]) == (True, 3)
             assert health["backstop"]["behind"] == health["log_head"] - head >= 3
         await eventually(lambda: not ada.roster.backstop.running, what="its silence is noticed")

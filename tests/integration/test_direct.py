@@ -10,15 +10,16 @@ import pytest
 
 import tidings
 from tidings.broker.acks import ACK, Delivery, parse_delivery
-from tidings.broker.ending import end_tasks
-from tidings.endpoint import direct, unsettled
-from tidings.endpoint.pull import pull
+from tidings.broker.aio import end_tasks
+from tidings.endpoint import mailbox as endpoint_mailbox
+from tidings.endpoint.connecting import connect_directly
+from tidings.endpoint.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
-from tidings.steward import governance
-from tidings.steward.pace import Pace
+from tidings.steward import admin_handlers
+from tidings.steward.intervals import Intervals
 from tidings.testing.history import History
 from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.ids import new_id
@@ -30,7 +31,7 @@ CHILD = Path(__file__).parent / "direct_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def people(space: RealSpace, *names: str) -> None:
@@ -76,8 +77,8 @@ def says(client: AgentClient, text: str) -> Message:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """A mailbox whose deliveries come again after a second."""
-    monkeypatch.setattr(governance, "ACK_WAIT_NS", 1_000_000_000)
-    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 0.3)
+    monkeypatch.setattr(admin_handlers, "ACK_WAIT_NS", 1_000_000_000)
+    monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 0.3)
     return 1.0
 
 
@@ -254,16 +255,16 @@ async def test_what_is_held_long_is_not_delivered_again(space: RealSpace, impati
 async def test_a_redelivery_of_what_is_in_hand_is_not_surfaced_twice(
     space: RealSpace, impatient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsettled, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
+    monkeypatch.setattr(endpoint_mailbox, "IN_PROGRESS_EVERY", 60.0)  # it does not say that it is working
     await people(space, "ada", "bob")
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.dm(bob.id, "hello")
         message = await bob.next_message(10)
-        await eventually(lambda: any(h.delivery.count > 1 for h in bob._direct.held.values()), within=10)
+        await eventually(lambda: any(h.delivery.count > 1 for h in bob._direct.pending.values()), within=10)
         assert len(bob.inbox) == 0
         await message.ack()
         assert (await mailbox(space, bob.id))["num_ack_pending"] == 0
-        assert bob._direct.held == {}
+        assert bob._direct.pending == {}
 
 
 async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_surfaced_again(
@@ -273,12 +274,12 @@ async def test_with_a_state_file_what_was_settled_but_not_acknowledged_is_not_su
     await people(space, "ada", "bob")
     state = tmp_path / "bob.state"
 
-    async def never(self: unsettled.InHand[direct.Held], held: direct.Held) -> None:
+    async def never(self: endpoint_mailbox.PendingAcks, held: endpoint_mailbox.PendingAck) -> None:
         self.pop(held.delivery.seq, None)
 
     async with connect(space, "ada") as ada:
         with monkeypatch.context() as patched:
-            patched.setattr(unsettled.InHand, "_until_acknowledged", never)
+            patched.setattr(endpoint_mailbox.PendingAcks, "_until_acknowledged", never)
             async with connect(space, "bob", state=state) as bob:
                 await ada.dm(bob.id, "settled")
                 await (await bob.next_message(10)).ack()
@@ -445,7 +446,7 @@ async def test_nobody_else_can_claim_or_wait_for_a_receipt_or_trace_a_message(sp
         assert (found["stage"], found["stages"]) == ("unknown", {})
         assert (await mal.control.call("trace", "get", id=receipt.id, seq=receipt.seq))["stored"] == []
         with pytest.raises(DeniedError):  # nor its own sender
-            await ada.link.call("receipt", "put", stream="dm", seq=receipt.seq, stage="read")
+            await ada.connection.call("receipt", "put", stream="dm", seq=receipt.seq, stage="read")
         wrong: list[dict[str, Any]] = [
             {"receipts": []},
             {"receipts": [7]},
@@ -466,18 +467,18 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         receipt = await ada.dm(id_of(space, "bob"), "hello")
         polls = [
             asyncio.create_task(
-                who.link.call("receipt", "wait", id=receipt.id, to=id_of(space, "bob"), wait=3, timeout=20)
+                who.connection.call("receipt", "wait", id=receipt.id, to=id_of(space, "bob"), wait=3, timeout=20)
             )
             for who in (ada, eve)
             for _ in range(60)
         ]
         await asyncio.sleep(0.3)
         async with asyncio.timeout(2):
-            await eve.link.call("health", "ping")
+            await eve.connection.call("health", "ping")
         assert all(not answer["reached"] for answer in await asyncio.gather(*polls))
         assert space.steward is not None
         assert space.steward.receipts.waits.total() == 0
-        assert space.steward.answering.turns.running.total() == 0
+        assert space.steward.dispatcher.queue.running.total() == 0
 
 
 async def test_a_sender_that_listens_is_told_of_each_stage_without_asking(space: RealSpace) -> None:
@@ -608,8 +609,8 @@ async def test_read_mail_waits_for_the_archive_unless_it_is_switched_off(space: 
 
 
 async def test_unread_mail_expires_and_its_sender_is_told(tmp_path: Path) -> None:
-    pace = type(TEST_PACE)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_ttl=1.0)
-    async with real_space(tmp_path / "home", pace=pace) as space:
+    intervals = type(TEST_INTERVALS)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_ttl=1.0)
+    async with real_space(tmp_path / "home", intervals=intervals) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada:
             told: list[Any] = []
@@ -629,8 +630,8 @@ async def test_unread_mail_expires_and_its_sender_is_told(tmp_path: Path) -> Non
 
 
 async def test_mail_to_nobody_or_to_a_revoked_agent_is_told_undeliverable(tmp_path: Path) -> None:
-    pace = type(TEST_PACE)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_grace=0.5)
-    async with real_space(tmp_path / "home", pace=pace) as space:
+    intervals = type(TEST_INTERVALS)(lease_ttl=1.0, gate=0.1, retention=0.2, marks=0.1, mail=0.2, mail_grace=0.5)
+    async with real_space(tmp_path / "home", intervals=intervals) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada:
             told: list[Any] = []
@@ -666,7 +667,7 @@ async def test_a_thousand_unread_from_one_sender_fill_its_share_of_a_mailbox_onl
 
 async def test_a_busy_pair_of_a_new_space_is_never_full_of_what_was_read(tmp_path: Path) -> None:
     """At the pace of a real space, so that no round of the steward comes in between: reading makes room by itself."""
-    async with real_space(tmp_path / "home", pace=Pace(mail=600)) as space:
+    async with real_space(tmp_path / "home", intervals=Intervals(mail=600)) as space:
         await people(space, "ada", "bob")
         async with connect(space, "ada") as ada, connect(space, "bob") as bob:
             for _ in range(11):

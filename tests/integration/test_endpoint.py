@@ -13,9 +13,10 @@ import pytest
 import tidings
 from tidings.broker import jwt
 from tidings.broker.streams import set_gate
-from tidings.endpoint import channels, seen
+from tidings.endpoint import channels, read_state
+from tidings.endpoint.connecting import connect_directly
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.endpoint import JOINS_AT_ONCE
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import gate
@@ -29,12 +30,12 @@ PUBLISHER = Path(__file__).parent / "publishing_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 def cut(endpoint: tidings.Endpoint) -> None:
     """Cut the socket under a client, as a network does."""
-    endpoint.link.connection.abort()
+    endpoint.connection.current.abort()
 
 
 async def recorded_send(history: History, sender: tidings.Endpoint, channel: str, text: str = "x") -> int:
@@ -117,7 +118,7 @@ async def test_leaving_is_a_hard_boundary(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         await ada.send("general", "before")
-        assert (await bob.leave("general"))["state"] == "left"
+        assert (await bob.leave("general")).state == "left"
         await ada.send("general", "after")
         await bob.join("general", backfill=0)
         await ada.send("general", "again")
@@ -151,7 +152,7 @@ async def test_oversize_is_found_before_sending_and_the_connection_stays(space: 
         with pytest.raises(TooLarge):
             await ada.send("general", "x" * (256 * 1024))
         assert (await ada.send("general", "y" * 200_000)).seq > 0
-        assert ada.link.rebuilds == 0
+        assert ada.connection.rebuilds == 0
 
 
 async def test_a_lost_connection_is_rebuilt_and_what_was_missed_is_read(space: RealSpace) -> None:
@@ -164,7 +165,7 @@ async def test_a_lost_connection_is_rebuilt_and_what_was_missed_is_read(space: R
         for text in ("two", "three"):
             await ada.send("general", text)
         assert await texts(bob, 2) == ["two", "three"]
-        assert bob.link.rebuilds == 1
+        assert bob.connection.rebuilds == 1
 
 
 @pytest.mark.requirement("X8")
@@ -271,17 +272,17 @@ async def test_a_gate_that_opens_while_the_sender_asks_why_costs_only_time(
     await space.add("ada")
     async with connect(space, "ada") as ada, space.core() as core:
         await set_gate(core, space.subjects, gate_open=False)
-        call, asked = ada.link.call, []
+        call, asked = ada.connection.call, []
 
         async def opened_meanwhile(which: str, do: str, **arguments: Any) -> dict[str, Any]:
             asked.append(which)
             await set_gate(core, space.subjects, gate_open=True)
             return await call(which, do, **arguments)
 
-        ada.link.call = opened_meanwhile  # type: ignore[method-assign, assignment]
+        ada.connection.call = opened_meanwhile  # type: ignore[method-assign, assignment]
         receipt = await ada.send("general", "hello")
         assert asked[0] == "health"
-        ada.link.call = call  # type: ignore[method-assign]
+        ada.connection.call = call  # type: ignore[method-assign]
         assert [m.seq for m in await ada.history("general", 2)] == [receipt.seq]
 
 
@@ -341,17 +342,17 @@ async def test_history_of_large_messages_comes_in_pages_and_is_complete(space: R
         assert found[30:] == list(reversed(sent))
         assert len(found) == 70
         assert [m.seq for m in await ada.recall("general", sent[0] - 1, 70)] == list(reversed(found))
-        page = await ada.link.call("history", "page", channel="general", limit=200)
+        page = await ada.connection.call("history", "page", channel="general", limit=200)
         assert page["more"] is True
         assert sum(len(line["payload"]) for line in page["records"]) < 400_000
 
 
 def counted_joins(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]]:
     """How many joins were under way each time one began, and of what, in the order of their beginnings."""
-    call, under_way, began = Supervision.call, [0], []
+    call, under_way, began = AgentConnection.call, [0], []
     crowds: list[int] = []
 
-    async def counting(self: Supervision, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+    async def counting(self: AgentConnection, service: str, do: str, **arguments: Any) -> dict[str, Any]:
         if (service, do) != ("member", "join"):
             return await call(self, service, do, **arguments)
         under_way[0] += 1
@@ -362,7 +363,7 @@ def counted_joins(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]
         finally:
             under_way[0] -= 1
 
-    monkeypatch.setattr(Supervision, "call", counting)
+    monkeypatch.setattr(AgentConnection, "call", counting)
     return crowds, began
 
 
@@ -417,9 +418,9 @@ async def test_the_return_of_a_callback_settles_and_what_it_raises_does_not(spac
             await eventually(partial(handled.__contains__, text))
         sent = await ada.send("general", "to all")
         await eventually(lambda: "to all" in handled)
-        await eventually(lambda: bob.seen.channel("general").settled_through >= sent.seq)
+        await eventually(lambda: bob.read_state.channel("general").settled_through >= sent.seq)
         assert [str(error) for error in errors] == ["cannot read this"]
-        (unsettled,) = await eventually(lambda: [held for held in bob._direct.held.values() if not held.settled])
+        (unsettled,) = await eventually(lambda: [held for held in bob._direct.pending.values() if not held.settled])
         assert unsettled.delivery.seq == 2
         await bob.close()
         await asyncio.wait_for(handling, 5)
@@ -441,14 +442,14 @@ async def test_a_join_whose_backfill_was_not_answered_says_so_and_completes_it_l
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         for number in range(3):
             await ada.send("general", f"old {number}")
-        call = bob.link.call
+        call = bob.connection.call
 
         async def unanswered(service: str, do: str, **arguments: Any) -> dict[str, Any]:
             if service == "history" and not away.is_set():
                 raise StewardUnreachable("no answer to history page")
             return await call(service, do, **arguments)
 
-        monkeypatch.setattr(bob.link, "call", unanswered)
+        monkeypatch.setattr(bob.connection, "call", unanswered)
         joined = await bob.join("general", backfill=100)
         assert (joined.state, joined.backfilled) == ("opened", 0)
         assert "what was said before could not be read yet and comes later" in joined.reason
@@ -473,14 +474,14 @@ async def test_a_resumed_join_whose_page_was_not_answered_misses_nothing(
         pass
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.send("general", "missed")
-        call, failures = bob.link.call, iter([True])
+        call, failures = bob.connection.call, iter([True])
 
         async def unanswered_once(service: str, do: str, **arguments: Any) -> dict[str, Any]:
             if service == "history" and next(failures, False):
                 raise StewardUnreachable("no answer to history page")
             return await call(service, do, **arguments)
 
-        monkeypatch.setattr(bob.link, "call", unanswered_once)
+        monkeypatch.setattr(bob.connection, "call", unanswered_once)
         joined = await bob.join("general")
         assert "what was missed could not be read yet and comes later" in joined.reason
         assert await texts(bob, 1) == ["missed"]
@@ -513,7 +514,7 @@ async def test_a_hundred_joins_and_leaves_leave_no_handler_on_the_connection(spa
     async with connect(space, "bob") as bob:
         await bob.join("general")
         await bob.leave("general")
-        connection = bob.link.connection
+        connection = bob.connection.current
 
         def live() -> list[str]:
             return [each.subject for each in connection.subscriptions if ".live." in each.subject]
@@ -529,17 +530,17 @@ async def test_a_hundred_joins_and_leaves_leave_no_handler_on_the_connection(spa
 async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfaces_again(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seen, "CHANNELS_KEPT", 4)
-    monkeypatch.setattr(seen, "IDENTITIES_KEPT", 1)
+    monkeypatch.setattr(read_state, "CHANNELS_KEPT", 4)
+    monkeypatch.setattr(read_state, "IDENTITIES_KEPT", 1)
     await space.add("ada", post=["team.>"], read=["team.>"])
     await space.add("bob", read=["team.>"])
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["team.kept", "team.>"]) as bob:
         for number in range(12):
             await ada.send(f"team.c{number}", f"old {number}")
             assert await texts(bob, 1) == [f"old {number}"]
-        assert len(bob.seen.channels) <= 5
-        assert "team.c0" not in bob.seen.channels
-        assert "team.kept" in bob.seen.channels, "one that is joined by name is not forgotten"
+        assert len(bob.read_state.channels) <= 5
+        assert "team.c0" not in bob.read_state.channels
+        assert "team.kept" in bob.read_state.channels, "one that is joined by name is not forgotten"
         ask = bob._channels._ask_join
 
         async def after_news(membership: Any, *arguments: Any) -> Any:
@@ -549,9 +550,9 @@ async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfac
             return await ask(membership, *arguments)
 
         monkeypatch.setattr(bob._channels, "_ask_join", after_news)
-        rebuilds = bob.link.rebuilds
+        rebuilds = bob.connection.rebuilds
         cut(bob)
-        await eventually(lambda: bob.link.rebuilds > rebuilds and bob.state == "ready")
+        await eventually(lambda: bob.connection.rebuilds > rebuilds and bob.state == "ready")
         await ada.send("team.c0", "new")
         assert await texts(bob, 1) == ["new"]
         await eventually(lambda: bob._channels.memberships["team.>"].is_whole)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from foreign import ask_for, body, connect, write_to
-from tidings.broker.answers import ApiError
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.broker.jetstream_api import ApiError
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.ids import new_id
@@ -52,7 +52,7 @@ async def test_f22_mail_goes_to_the_newer_of_two_sessions_and_is_not_shared_out(
 
 
 async def test_f23_no_header_of_a_beat_erases_the_roster_or_makes_a_ghost(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", pace=replace(TEST_PACE, presence=1.0)) as space:
+    async with real_space(tmp_path / "home", intervals=replace(TEST_INTERVALS, presence=1.0)) as space:
         for name in ("ada", "mal"):
             await space.add(name)
         async with connect(space, "ada") as ada, space.agent("mal") as mal, space.core() as core:

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint import delivery
+from tidings.endpoint import frame_mailbox
+from tidings.endpoint.connecting import connect_directly
 from tidings.steward import backstop
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_PACE, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 CHILD = Path(__file__).parent / "flags_child.py"
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def flags(endpoint: tidings.Endpoint, count: int) -> list[tuple[str, str]]:
@@ -67,7 +68,7 @@ async def test_what_comes_before_older_ones_is_ahead_and_those_are_late_though_t
         async with connect(pair, "bob", channels=["general"], state=state) as bob:
             await ada.send("general", "new 1")
             assert await flags(bob, 1) == [("new 1", "ahead")]
-        await pair.start_steward(TEST_PACE)
+        await pair.start_steward(TEST_INTERVALS)
         async with connect(pair, "bob", channels=["general"], state=state) as bob:
             assert await flags(bob, 2) == [("old 1", "late"), ("old 2", "late")], "also in the next process"
         await ada.send("general", "old 3")
@@ -75,7 +76,7 @@ async def test_what_comes_before_older_ones_is_ahead_and_those_are_late_though_t
         async with connect(pair, "bob", channels=["general"], state=state) as bob:
             await ada.send("general", "new 2")
             assert await flags(bob, 1) == [("new 2", "ahead")]
-            await pair.start_steward(TEST_PACE)
+            await pair.start_steward(TEST_INTERVALS)
             assert await flags(bob, 1) == [("old 3", "late")], "and in the same one"
             membership = bob._channels.memberships["general"]
             await eventually(lambda: membership.is_whole, what="it has caught up")
@@ -87,7 +88,7 @@ async def test_while_frames_of_a_killed_session_are_out_newer_copies_are_ahead_a
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(backstop, "LOOK_EVERY", 0.03)
-    monkeypatch.setattr(delivery, "EXPIRES_SOON", 0.05)
+    monkeypatch.setattr(frame_mailbox, "EXPIRES_SOON", 0.05)
     state = tmp_path / "bob.state"
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         owner = bob.id

@@ -42,14 +42,15 @@ from tidings.errors import (
     UsageError,
     WrongState,
 )
-from tidings.host import agents, composing, receiving
+from tidings.host import agent_sessions, receiver
+from tidings.host import compose as composing
 from tidings.host import host as hosts
-from tidings.host.composing import SendRequest
+from tidings.host.compose import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, open_mailbox
-from tidings.steward import retention
+from tidings.steward import side_streams
 from tidings.testing.processes import pause as pause_process
-from tidings.testing.real_space import TEST_PACE, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
@@ -95,7 +96,7 @@ async def test_a_send_while_the_space_is_down_answers_stored_at_once_and_arrives
         before = time.monotonic()
         sent = await host.send(ada, dm("while you were away"))
         assert time.monotonic() - before < 0.5
-        assert (sent.state, sent.stage, sent.seq) == ("pending", "stored", None)
+        assert (sent.state, sent.stage, sent.seq) == ("pending", "stored", 0)
         assert sent.warnings == ("stored: main cannot be reached now; it leaves when it can",)
         with pytest.raises(UnknownPeer, match="no agent 'bod' in this space; did you mean bob"):
             await host.send(ada, SendRequest(agent="bod", text="to nobody"))
@@ -331,8 +332,8 @@ def test_nothing_is_tried_for_longer_than_the_space_remembers_what_it_had() -> N
 
     The log of a space is kept by size unless its people set an age, which the next test is about.
     """
-    assert composing.DEFAULT_MAX_AGE < retention.RECEIPTS_KEPT
-    assert composing.LONGEST_AGE <= retention.RECEIPTS_KEPT
+    assert composing.DEFAULT_MAX_AGE < side_streams.RECEIPTS_KEPT
+    assert composing.LONGEST_AGE <= side_streams.RECEIPTS_KEPT
     assert Space(op="", at="").keep_age is None
     with pytest.raises(UsageError, match="at most 2592000"):
         dm("too late", max_age=composing.LONGEST_AGE + 1)
@@ -662,7 +663,7 @@ asyncio.run(main())
 async def test_the_host_receives_again_by_itself_once_the_newer_session_ended_in_order(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    monkeypatch.setattr(agent_sessions, "ASK_FOR_END", 0.2)
     async with host_in(tmp_path / "host") as host:
         bob = await adopt(host, pair, "bob", receive=True)
         ada = await adopt(host, pair, "ada", knows=2)
@@ -678,8 +679,8 @@ async def test_the_host_receives_again_by_itself_once_the_newer_session_ended_in
 async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_after_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
-    pace = dataclasses.replace(TEST_PACE, presence=1.0)
+    monkeypatch.setattr(agent_sessions, "ASK_FOR_END", 0.2)
+    intervals = dataclasses.replace(TEST_INTERVALS, presence=1.0)
     answers: list[int | None] = []
     ended = SessionLease.ended
 
@@ -688,7 +689,7 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
         return answers[-1]
 
     monkeypatch.setattr(SessionLease, "ended", noted)
-    async with real_space(tmp_path / "home", pace=pace) as space, host_in(tmp_path / "host") as host:
+    async with real_space(tmp_path / "home", intervals=intervals) as space, host_in(tmp_path / "host") as host:
         await space.add("ada")
         await space.add("bob")
         bob = await adopt(host, space, "bob", receive=True)
@@ -720,7 +721,7 @@ async def test_a_newer_session_is_left_alone_while_it_lives_and_its_place_taken_
 async def test_a_host_that_starts_leaves_the_session_of_a_running_program_alone_until_that_ended(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, connects: str
 ) -> None:
-    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    monkeypatch.setattr(agent_sessions, "ASK_FOR_END", 0.2)
     home = tmp_path / "host"
     elsewhere = tidings.connect("main", name="bob", home=pair.home.home, presence=False)
     async with host_in(home) as host:
@@ -758,7 +759,7 @@ async def _nothing() -> None:
 async def test_a_host_that_starts_again_goes_on_with_its_own_session_at_once(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(agents, "ASK_FOR_END", 3_600.0)  # nobody is asked whether a session ended
+    monkeypatch.setattr(agent_sessions, "ASK_FOR_END", 3_600.0)  # nobody is asked whether a session ended
     home = tmp_path / "host"
     async with host_in(home) as host:
         bob = await adopt(host, pair, "bob", receive=True)
@@ -795,7 +796,7 @@ async def test_whoever_asks_the_host_to_receive_gets_it_also_just_after_it_start
 async def test_after_a_change_of_stewards_a_session_that_lives_is_left_alone(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "ASK_FOR_END", 0.2)
+    monkeypatch.setattr(agent_sessions, "ASK_FOR_END", 0.2)
     async with host_in(tmp_path / "host") as host:
         bob = await adopt(host, pair, "bob", receive=True)
         await eventually(lambda: health_of(host, bob).receiving)
@@ -1013,8 +1014,8 @@ async def _only(host: hosts.Host, scope: hosts.Scope, texts: list[str]) -> bool:
 async def test_a_flood_fills_nobodys_inbox_and_what_was_not_kept_is_told_with_range_and_count(
     space: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "OVERFLOW_TOLD", 0.05)
-    monkeypatch.setattr(receiving, "OVERFLOW_TOLD_AT_MOST", 0.1)
+    monkeypatch.setattr(receiver, "OVERFLOW_TOLD", 0.05)
+    monkeypatch.setattr(receiver, "OVERFLOW_TOLD_AT_MOST", 0.1)
     for name in ("ada", "bob", "eve"):
         await space.add(name)
     bound = Bound(rows=40, bytes=1_000_000)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import tidings
+from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.broker.private_files import locked
 from tidings.endpoint.identity import Identity, local_identity
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
-from tidings.host import events, ipc, ipc_operator, serving, sessions
-from tidings.host.client import HostClient, Session
+from tidings.host import http_api, http_server, routes_events, routes_operator, sessions
 from tidings.host.proof import is_proven, prove
 from tidings.host.sockets import connect, socket_path
 from tidings.space import agents as agent_files
@@ -146,7 +146,7 @@ async def test_an_identity_that_is_exchanged_after_its_proof_is_not_adopted(
         bundle_of(bob, path)
         return is_proven(*facts)
 
-    monkeypatch.setattr(ipc_operator, "is_proven", exchanged)
+    monkeypatch.setattr(routes_operator, "is_proven", exchanged)
     async with daemon_in(home) as daemon:
         with suppress(TidingsError):
             await ask(opened, home, ada, ["bundle", str(bundle_of(ada, path))])
@@ -181,8 +181,8 @@ async def test_the_host_answers_while_somebody_administers_the_space(pair: RealS
 async def test_half_a_request_holds_a_connection_for_a_while_only(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "REQUEST_WITHIN", 0.5, raising=False)
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(http_server, "REQUEST_WITHIN", 0.5, raising=False)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 8)
     home = pair.home.home
     halves = (
         b"",
@@ -210,10 +210,10 @@ def _answers(home: Path) -> bool:
 
 
 async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 24)
-    monkeypatch.setattr(ipc, "MOST_AT_ONCE", 6, raising=False)
-    monkeypatch.setattr(events, "MOST_STREAMS", 8)
-    monkeypatch.setattr(events, "MOST_STREAMS_OF_ONE", 3, raising=False)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 24)
+    monkeypatch.setattr(http_api, "MOST_AT_ONCE", 6, raising=False)
+    monkeypatch.setattr(routes_events, "MOST_STREAMS", 8)
+    monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 3, raising=False)
     home = pair.home.home
     async with daemon_in(home):
         ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
@@ -236,12 +236,12 @@ async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, mo
 async def test_so_many_programs_follow_an_inbox_and_so_many_all_of_them_and_one_that_ends_makes_room(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "MOST_STREAMS", 3)
-    monkeypatch.setattr(events, "MOST_STREAMS_OF_ONE", 2)
+    monkeypatch.setattr(routes_events, "MOST_STREAMS", 3)
+    monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 2)
     async with daemon_in(pair.home.home) as daemon:
         ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
         ends = await session_of(pair, "ada", receive=True)
-        desk = daemon.desk
+        desk = daemon.app
         assert desk is not None
         following = [Follower(each) for each in (ada, ends)]
         await eventually(lambda: all(each.events for each in following), what="two follow")
@@ -267,8 +267,8 @@ async def test_an_agent_whose_programs_leave_most_sessions_behind_loses_its_own(
     async with daemon_in(pair.home.home) as daemon:
         bob = await session_of(pair, "bob")
         oldest, *others = [await session_of(pair, "ada") for _ in range(3)]
-        assert daemon.desk is not None
-        known = daemon.desk.sessions._known
+        assert daemon.app is not None
+        known = daemon.app.sessions._known
         for hours, (digest, each) in enumerate(reversed(known.items()), 2):
             known[digest] = replace(each, used_at=each.used_at - hours * sessions.NOTED_MS)
         others.append(await session_of(pair, "ada"))
@@ -316,8 +316,8 @@ async def test_sessions_of_programs_that_were_killed_make_room_for_new_ones(
         third = await session_of(pair, "ada")
         with pytest.raises(tidings.TidingsError, match="3 sessions"):
             await session_of(pair, "bob")
-        assert daemon.desk is not None
-        known = daemon.desk.sessions._known
+        assert daemon.app is not None
+        known = daemon.app.sessions._known
         for digest, each in list(known.items()):
             if each.id == first.id:
                 known[digest] = replace(each, used_at=each.used_at - 2 * sessions.NOTED_MS)

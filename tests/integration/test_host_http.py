@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import tidings
+from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
 from tidings.cli import examination, running
@@ -41,10 +42,9 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import attendance, events, ipc, serving, sessions, shown
-from tidings.host.client import HostClient, Session
+from tidings.host import http_api, http_server, program_presence, routes_events, serialise, sessions
 from tidings.host.daemon import Daemon
-from tidings.host.ipc import MAX_BODY
+from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.host.sockets import connect, socket_path
 from tidings.space.settings import Settings
@@ -152,8 +152,8 @@ async def counts(session: Session, number: int) -> bool:
 async def test_an_agent_is_here_while_a_program_of_it_is_attached_and_not_because_its_host_receives(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attendance, "LATELY", 1.0)
-    monkeypatch.setattr(attendance, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(program_presence, "LATELY", 1.0)
+    monkeypatch.setattr(program_presence, "LOOK_EVERY", 0.05)
     async with daemon_in(pair.home.home), tidings.connect("main", name="ada", home=pair.home.home) as ada:
         await ada.who()
         told = ["offline"]
@@ -230,7 +230,7 @@ async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_
 
 async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    mail = shown.mail
+    mail = serialise.mail
 
     def noted(*asked: Any) -> Any:
         opened.append(threading.get_ident())
@@ -240,7 +240,7 @@ async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monk
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
         await ask(ada.send, agent="bob", text="sealed", wait=10)
         assert await ask(bob.inbox, wait=10)
-        monkeypatch.setattr(shown, "mail", noted)
+        monkeypatch.setattr(serialise, "mail", noted)
         follower = Follower(bob, 0)
         await eventually(lambda: follower.texts == ["sealed"], what="it is streamed")
         follower.leave()
@@ -251,7 +251,7 @@ async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monk
 async def test_streams_that_begin_together_are_counted_before_there_is_room_for_all(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "MOST_STREAMS_OF_ONE", 1)
+    monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 1)
     async with daemon_in(pair.home.home) as daemon:
         bob, begun, go_on = await session_of(pair, "bob", receive=True), list[str](), asyncio.Event()
         last = daemon.host.inbox.last
@@ -289,17 +289,17 @@ async def test_messages_that_come_while_a_stream_begins_are_streamed_once(pair: 
 async def test_a_reader_that_takes_nothing_is_cut_and_holds_nobody_up(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "SLOWEST", 0.5)
+    monkeypatch.setattr(routes_events, "SLOWEST", 0.5)
     home = pair.home.home
     async with daemon_in(home) as daemon:
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
         with stuck_reader(home, bob.file.token) as stuck:
             quick = Follower(bob, 0)
-            await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 2, what="both follow")
+            await eventually(lambda: daemon.app is not None and daemon.app.streams == 2, what="both follow")
             for number in range(12):
                 await ask(ada.send, agent="bob", text=f"{number} " + "x" * 100_000, wait=10)
             await eventually(lambda: len(quick.texts) == 12, what="the other reader has everything")
-            await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 1, what="the stuck one is cut")
+            await eventually(lambda: daemon.app is not None and daemon.app.streams == 1, what="the stuck one is cut")
             got = await ask(drained, stuck)
         rows = [int(line[4:]) for line in got.split(b"\n") if line.startswith(b"id: ")]
         assert rows[-1] < quick.rows[-1], "it missed some"
@@ -329,7 +329,7 @@ def drained(connection: socket.socket) -> bytes:
 async def test_an_idle_stream_says_that_it_lives_and_that_the_space_went_away(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEEPALIVE", 0.1)
+    monkeypatch.setattr(routes_events, "KEEPALIVE", 0.1)
     async with daemon_in(pair.home.home):
         bob = await session_of(pair, "bob", receive=True)
         follower = Follower(bob, None)
@@ -416,7 +416,7 @@ async def test_a_task_is_held_for_the_session_that_claimed_it_and_given_back_whe
         again = await ask(other.claim, "reviewer", wait=10)
         assert again is not None
         assert (again["id"], again["attempt"]) == (asked.id, 2)
-        claims = daemon.desk.claims if daemon.desk else None
+        claims = daemon.app.claims if daemon.app else None
         assert claims is not None
         claims._heard[other.id] -= 1_000
         claims.sweep_once()
@@ -433,7 +433,7 @@ async def test_a_session_that_ends_while_it_waits_for_a_task_is_in_nobodys_way(s
     async with daemon_in(space.home.home) as daemon:
         ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", "bob")]
         waiting = asyncio.create_task(ask(bob.claim, "reviewer", wait=50))
-        desk = daemon.desk
+        desk = daemon.app
         assert desk is not None
         await eventually(lambda: desk.asking.total() == 1, what="it waits")
         await ask(bob.end)
@@ -472,7 +472,7 @@ async def test_a_program_that_is_killed_while_it_waits_for_a_task_is_in_nobodys_
     home = space.home.home
     async with daemon_in(home) as daemon:
         ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", next_worker)]
-        desk = daemon.desk
+        desk = daemon.app
         assert desk is not None
         claims = desk.claims
         waiting = await ask(left_waiting, home, bob, *CLAIM)
@@ -496,8 +496,8 @@ async def test_a_task_that_came_for_a_program_that_was_gone_is_given_back(
     home = space.home.home
     async with daemon_in(home) as daemon:
         ada, bob, other = [await session_of(space, name) for name in ("ada", "bob", "bob")]
-        assert daemon.desk is not None
-        claims = daemon.desk.claims
+        assert daemon.app is not None
+        claims = daemon.app.claims
         claim, came, left = claims.claim, asyncio.Event(), asyncio.Event()
 
         async def too_late(*asked: Any, **more: Any) -> Any:
@@ -508,7 +508,7 @@ async def test_a_task_that_came_for_a_program_that_was_gone_is_given_back(
 
         with monkeypatch.context() as patched:
             patched.setattr(claims, "claim", too_late)
-            patched.setattr(ipc.Scoped, "_program_left", lambda _: asyncio.Event().wait())
+            patched.setattr(http_api.Scoped, "_program_left", lambda _: asyncio.Event().wait())
             asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
             waiting = await ask(left_waiting, home, bob, *CLAIM)
             async with asyncio.timeout(10):
@@ -532,7 +532,7 @@ async def test_a_task_is_taken_over_whoever_waits_for_it(space: RealSpace) -> No
     await space.add("bob", roles=["reviewer"])
     async with daemon_in(space.home.home) as daemon:
         ada, bob, patient, heir = [await session_of(space, name) for name in ("ada", "bob", "bob", "bob")]
-        desk = daemon.desk
+        desk = daemon.app
         assert desk is not None
         asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
         assert await ask(bob.claim, "reviewer", wait=10)
@@ -549,7 +549,7 @@ async def test_a_task_is_taken_over_whoever_waits_for_it(space: RealSpace) -> No
 async def test_a_question_of_a_program_that_left_is_over(pair: RealSpace, path: str) -> None:
     async with daemon_in(pair.home.home) as daemon:
         ada = await session_of(pair, "ada", receive=True)
-        desk = daemon.desk
+        desk = daemon.app
         assert desk is not None
         sent = await ask(ada.send, agent="bob", text="unread", wait=10)
         waiting = await ask(left_waiting, pair.home.home, ada, "GET", path.format(id=sent.id))
@@ -572,8 +572,8 @@ async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settle
         assert task is not None
         await space.stop_steward()
         settling = asyncio.create_task(ask(getattr(bob, settle), asked.id, "it is"))
-        assert daemon.desk is not None
-        asking = daemon.desk.asking
+        assert daemon.app is not None
+        asking = daemon.app.asking
         await eventually(lambda: asking.total() == 1, what="the steward is being told")
         daemon.stopping.set()
         with pytest.raises(OutcomeUnknown, match=f"{asked.id} may be settled or not.*claim a task of reviewer again"):
@@ -584,7 +584,7 @@ async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settle
 async def test_a_request_that_was_cut_off_while_the_host_stopped_may_be_done_or_not(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "GRACE", 1)
+    monkeypatch.setattr(http_server, "GRACE", 1)
     async with daemon_in(pair.home.home) as daemon:
         ada = await session_of(pair, "ada")
         await eventually(lambda: daemon.host.health()[0].state == "open")
@@ -613,7 +613,7 @@ async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: Real
             half.sendall(b"POST /v1/send HTTP/1.1\r\nContent-Length: 1000\r\n")
             for number in range(20):
                 await ask(ada.send, agent="bob", text=f"{number}" * 50_000)
-            await eventually(lambda: daemon.desk is not None and daemon.desk.streams >= 2)
+            await eventually(lambda: daemon.app is not None and daemon.app.streams >= 2)
             begun = time.monotonic()
             assert (await ask(ada.client.stop))["stopping"]
             await eventually(lambda: not socket_path(home).exists(), within=2, what="the socket is gone first")
@@ -862,3 +862,25 @@ async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the
         assert await ask(bob.quarantine, found["row"]) == []
         assert await ask(ada.quarantine) == []
         assert await ask(bob.inbox) == []
+
+
+async def test_parameters_and_operations_that_the_host_does_not_know_are_refused_with_those_it_does(
+    pair: RealSpace,
+) -> None:
+    async with daemon_in(pair.home.home):
+        ada = await session_of(pair, "ada")
+        token = bearer(ada.file.token)
+        asked: list[tuple[str, str, bytes | None, str]] = [
+            ("GET", "/v1/history?chanel=general", None, "has no parameter chanel; it has channel, limit, before"),
+            ("GET", "/v1/who?colour=red", None, "has no parameter colour; it has none"),
+            ("POST", "/v1/control/session/take", b"{}", "does not pass on session/take: it does attention/get"),
+            ("POST", "/v1/control/access/get", b"{}", "does not pass on access/get"),
+            ("POST", "/v1/control/admin/revoke", b"{}", "does not pass on admin/revoke"),
+            ("POST", "/v1/control/channel/info", b'{"chanel": "general"}', "has no argument chanel; it has channel"),
+            ("POST", "/v1/control/channel/info", b'{"op": 7}', "`op` is the id of an operation"),
+        ]
+        for method, path, body, words in asked:
+            status, answer = await ask(raw, pair.home.home, method, path, body, token)
+            assert (status, words in answer["error"]["message"]) == (400, True), answer
+        status, answer = await ask(raw, pair.home.home, "POST", "/v1/control/member/list", b"{}", token)
+        assert (status, answer["memberships"]) == (200, [])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
 from tidings.endpoint.identity import local_identity
@@ -26,11 +27,10 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import events, ipc_mail, ipc_operator, ipc_space
-from tidings.host.client import HostClient, Session
+from tidings.host import http_client, routes_events, routes_mail, routes_operator, routes_space
 from tidings.host.daemon import Daemon
+from tidings.host.http_server import HostServer, PeerChecked, is_ours
 from tidings.host.proof import prove
-from tidings.host.serving import HostServer, PeerChecked, is_ours
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import peer_uid, socket_path
 from tidings.testing.real_space import RealSpace
@@ -51,7 +51,7 @@ OPEN = {
 }
 ROUTES = [
     (method, route.path)
-    for module in (ipc_operator, ipc_mail, ipc_space, events)
+    for module in (routes_operator, routes_mail, routes_space, routes_events)
     for route in module.ROUTES
     for method in sorted((route.methods or set()) - {"HEAD"})
 ]
@@ -204,8 +204,8 @@ async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(
 
 
 def daemon_challenges(daemon: Daemon) -> Any:
-    assert daemon.desk is not None
-    return daemon.desk.sessions.challenges
+    assert daemon.app is not None
+    return daemon.app.sessions.challenges
 
 
 async def test_another_user_is_refused_before_a_request_is_read(pair: RealSpace) -> None:
@@ -227,7 +227,7 @@ async def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) ->
     with ours, theirs:
         assert is_ours(ours)
         assert not is_ours(None)
-        monkeypatch.setattr("tidings.host.serving.peer_uid", lambda _: None)
+        monkeypatch.setattr("tidings.host.http_server.peer_uid", lambda _: None)
         assert not is_ours(ours)
     monkeypatch.undo()
     asked: list[str] = []
@@ -252,9 +252,9 @@ async def test_a_client_says_nothing_to_a_socket_of_another_user(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with daemon_in(pair.home.home):
-        monkeypatch.setattr("tidings.host.client.peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr("tidings.host.http_client.peer_uid", lambda _: os.geteuid() + 1)
         with pytest.raises(ConfigError, match="served by another user"):
-            await ask(HostClient(pair.home.home).health)
+            await http_client.HostClient(pair.home.home).health()
 
 
 async def test_sessions_outlive_a_restart_and_their_files_are_private(pair: RealSpace, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ async def test_a_stream_ends_with_its_session_at_once(pair: RealSpace) -> None:
         follower = Follower(bob, 0)
         await eventually(lambda: follower.events, what="it follows")
         await ask(bob.end)
-        await eventually(lambda: daemon.desk is not None and daemon.desk.streams == 0, within=3, what="it is over")
+        await eventually(lambda: daemon.app is not None and daemon.app.streams == 0, within=3, what="it is over")
         await eventually(lambda: follower.error is not None, what="its reader is told")
         await ask(ada.send, agent="bob", text="for the next session", wait=10)
         assert isinstance(follower.error, NoSession)
@@ -317,7 +317,7 @@ async def test_a_question_that_waits_ends_with_its_session_and_is_told_nothing_m
             asyncio.create_task(ask(bob.inbox, wait=30)),
             asyncio.create_task(ask(bob.receipt, sent.id, "read", wait=30)),
         ]
-        desk = daemon.desk
+        desk = daemon.app
         assert desk is not None
         await eventually(lambda: desk.asking.total() == 2, what="both wait")
         await ask(bob.end)
@@ -340,7 +340,7 @@ async def test_a_client_that_speaks_to_another_host_or_another_version_is_told_s
         assert client.mismatch is None
         client.version = "9.9"
         assert "the host runs Tidings 9.9 and this is" in str(client.mismatch)
-        monkeypatch.setattr(ipc_operator, "API", 2)
+        monkeypatch.setattr(routes_operator, "API", 2)
         with pytest.raises(ConfigError, match=r"speaks version 2, this is .* and speaks 1"):
             await ask(HostClient.find, pair.home.home)
     assert HostClient.find(pair.home.home) is None

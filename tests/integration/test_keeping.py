@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
-from tidings.endpoint.endpoint import Endpoint, Receipt
+from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import Kept
-from tidings.endpoint.unsettled import InHand, Unsettled
+from tidings.endpoint.interface import Receipt
+from tidings.endpoint.mailbox import PendingAck, PendingAcks
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -75,7 +76,7 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
     async with connect(pair, "ada", receive=False) as ada:
         receipt = await ada.dm("bob", "keep this")
         with monkeypatch.context() as lost:
-            lost.setattr(InHand, "acknowledge", _say_nothing)
+            lost.setattr(PendingAcks, "acknowledge", _say_nothing)
             async with connect(pair, "bob") as first:
                 kept = await kept_by(first)
                 assert await first.tell_read(kept) == []
@@ -93,7 +94,7 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
         assert set(life["stages"]) == {"delivered", "read"}
 
 
-def _say_nothing(self: InHand[Unsettled], held: Unsettled) -> None:
+def _say_nothing(self: PendingAcks, held: PendingAck) -> None:
     """Not settled as far as the broker hears, so that closing gives it back."""
     held.acking = asyncio.get_running_loop().create_task(asyncio.sleep(0))
 
@@ -129,7 +130,7 @@ async def test_nobody_can_tell_of_mail_that_was_not_addressed_to_it(pair: RealSp
         assert await mal.tell_read(kept) == [kept]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
         with pytest.raises(UsageError, match="both texts"):
-            await mal.link.call("receipt", "put", receipts=[{"seq": 1, "stage": "read", "sender": ada.id}])
+            await mal.connection.call("receipt", "put", receipts=[{"seq": 1, "stage": "read", "sender": ada.id}])
 
 
 async def test_to_keep_a_channel_message_is_to_settle_it(pair: RealSpace, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tidings.broker import grants, jwt, private_files
 from tidings.broker.client import connect
 from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked, BrokerUnreachable
-from tidings.pipeline.reading import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, migrate
 from tidings.testing.real_space import RealSpace, real_space
@@ -31,7 +31,7 @@ async def let_in(space: RealSpace, creds: str) -> bool:
 
 def read_log(space: RealSpace) -> list[bytes]:
     """Every payload of the log, read with the pipeline's credential."""
-    reader = StreamReader(Place(space.info.url, str(space.home.pipeline_creds), space.subjects.log_stream))
+    reader = StreamReader(StreamLocation(space.info.url, str(space.home.pipeline_creds), space.subjects.log_stream))
     try:
         return [record.payload for record in reader.read(1, reader.state().last) if hasattr(record, "payload")]
     finally:

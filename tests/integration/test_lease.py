@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.answers import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.space.fold import Verdict
+from tidings.space.lease import StewardLease
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
-from tidings.steward.lease import StewardLease
-from tidings.steward.pace import Pace
+from tidings.steward.intervals import Intervals
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward
 from tidings.testing.processes import pause
@@ -30,8 +30,8 @@ from tidings.wire.rulings import Member
 from tidings.wire.signing import SIGNATURE_HEADER
 
 #: beats so seldom that it does not notice by itself that it was replaced
-UNAWARE = Pace(lease_ttl=60, gate=60, retention=60, marks=60)
-BRISK = Pace(lease_ttl=0.4, gate=0.1, retention=0.2, marks=0.1)
+UNAWARE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)
+BRISK = Intervals(lease_ttl=0.4, gate=0.1, retention=0.2, marks=0.1)
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def kill_in_process(space: RealSpace) -> None:
 
 
 async def test_a_second_steward_refuses_and_names_the_holder(space: RealSpace) -> None:
-    rival = Steward(space.home, pace=BRISK)
+    rival = Steward(space.home, intervals=BRISK)
     with pytest.raises(LeaseHeld) as refused:
         await asyncio.wait_for(rival.run(), 20)
     text = str(refused.value)
@@ -86,7 +86,8 @@ async def test_a_stale_holder_is_refused_by_the_broker_whatever_it_believes(spac
         async with old.writer.lock:
             with pytest.raises(LeaseLost, match=new.holder_id):
                 await old.writer.write(
-                    space.subjects.member(ada.id, old.tag("general")), Member(op="x" * 8, state="in", pattern="general")
+                    space.subjects.member(ada.id, old.space.tag("general")),
+                    Member(op="x" * 8, state="in", pattern="general"),
                 )
         for connection in (core, old.js):
             with pytest.raises(ApiError) as refused:
@@ -141,7 +142,7 @@ async def test_after_a_holder_known_to_be_dead_nobody_waits(space: RealSpace) ->
 
 async def test_after_names_one_holder_and_no_other(space: RealSpace) -> None:
     with pytest.raises(LeaseHeld):
-        await asyncio.wait_for(Steward(space.home, pace=BRISK).run(after="somebody-else"), 20)
+        await asyncio.wait_for(Steward(space.home, intervals=BRISK).run(after="somebody-else"), 20)
 
 
 @pytest.mark.parametrize("kill", [True, False])
@@ -212,7 +213,7 @@ async def test_a_write_that_a_paused_broker_did_not_answer_becomes_exactly_one_r
     steward = serving(space)
     steward.js.timeout = 0.3
     async with space.agent("ada") as ada:
-        subject = space.subjects.member(ada.id, steward.tag("general"))
+        subject = space.subjects.member(ada.id, steward.space.tag("general"))
         await pause(space.broker.pid)
         try:
             async with steward.writer.lock:
@@ -301,9 +302,9 @@ async def test_a_replaced_holder_cannot_move_the_floor_by_what_it_knew(space: Re
         await new.take(after=old.lease.holder_id)
         state = StateBucket(js, space.subjects)
         floor = await claim_floor(state, new.seq)
-        assert old.gate is not None
+        assert old.gate.state is not None
         with pytest.raises(ConflictError, match="under lease"):
-            await old.retention.run(old.gate, old.lease.seq)
+            await old.retention.run(old.gate.state, old.lease.seq)
         assert await read_floor(state) == floor
         assert await core.at("LOG_main", posted) is not None
     old.stop()

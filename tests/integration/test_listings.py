@@ -5,25 +5,26 @@ from datetime import datetime
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UsageError
-from tidings.steward import services
+from tidings.steward import agent_handlers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.roster import Attention
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def test_info_tells_settings_with_whose_words_they_are_and_what_goes_on(space: RealSpace) -> None:
     added = await space.add("ada", manage=["general"])
     await space.add("bob")
     async with connect(space, "ada", channels=["general"]) as ada, connect(space, "bob", receive=False) as bob:
-        await ada.link.call("channel", "set", channel="general", replay=False, instructions="be brief")
+        await ada.connection.call("channel", "set", channel="general", replay=False, instructions="be brief")
         await ada.send("general", "one")
         receipt = await bob.send("general", "two")
-        facts = await bob.link.call("channel", "info", channel="general")
+        facts = await bob.connection.call("channel", "info", channel="general")
         assert (facts["class"], facts["replay"], facts["own"]) == ("durable", False, ["replay"])
         assert (facts["instructions"], facts["by"], facts["by_name"]) == ("be brief", added.row.id, "ada")
         assert datetime.fromisoformat(facts["at"]).tzinfo is not None
@@ -36,7 +37,7 @@ async def test_who_may_only_post_is_not_told_what_goes_on(space: RealSpace) -> N
     await space.add("eve", read=[], post=["general"])
     async with connect(space, "ada", channels=["general"]) as ada, connect(space, "eve", receive=False) as eve:
         await ada.send("general", "hello")
-        facts = await eve.link.call("channel", "info", channel="general")
+        facts = await eve.connection.call("channel", "info", channel="general")
         assert not {"members", "messages", "last", "per_hour"} & set(facts)
         assert await eve.channels() == []
         with pytest.raises(DeniedError):
@@ -46,15 +47,15 @@ async def test_who_may_only_post_is_not_told_what_goes_on(space: RealSpace) -> N
 async def test_listings_longer_than_a_page_are_followed_to_their_end(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "CHANNELS_PER_PAGE", 3)
-    monkeypatch.setattr(services, "PAGE_BYTES", 200)
+    monkeypatch.setattr(agent_handlers, "CHANNELS_PER_PAGE", 3)
+    monkeypatch.setattr(agent_handlers, "PAGE_BYTES", 200)
     names = [f"team.c{number}" for number in range(8)]
     for name in ("ada", "bob", "cid", "eve"):
         await space.add(name, read=["team.>", "general"], post=["team.>"], manage=["team.>"])
     async with connect(space, "ada", channels=names) as ada:
-        await ada.link.call("channel", "set", channel="team.listed", description="x")
+        await ada.connection.call("channel", "set", channel="team.listed", description="x")
         await ada.send("team.c3", "hello")
-        first = await ada.link.call("channel", "list")
+        first = await ada.connection.call("channel", "list")
         assert 1 <= len(first["channels"]) <= 3
         assert first["next"] is not None
         found = await ada.channels()
@@ -63,7 +64,7 @@ async def test_listings_longer_than_a_page_are_followed_to_their_end(
         assert [each["members"] for each in found] == [1] * 8 + [0]
         async with connect(space, "bob", channels=["team.>"]), connect(space, "cid", channels=["team.c1"]):
             assert sorted(each["name"] for each in await ada.members("team.c1")) == ["ada", "bob", "cid"]
-            assert len((await ada.link.call("member", "members", channel="team.c1"))["members"]) < 3
+            assert len((await ada.connection.call("member", "members", channel="team.c1"))["members"]) < 3
             await ada.leave("team.c1")
             assert sorted(each["name"] for each in await ada.members("team.c1")) == ["bob", "cid"]
 
@@ -91,15 +92,15 @@ async def test_attention_set_by_a_program_that_ended_holds_for_the_running_and_t
             kept = {"mode": "focus", "channels": {"noise": "muted"}}
 
             async def said_by_both() -> bool:
-                said = await terminal.link.call("attention", "get", session=terminal.session.session)
+                said = await terminal.connection.call("attention", "get", session=terminal.session.session)
                 return bool(said["running"] == said["standing"] == kept)
 
             await eventually(said_by_both, what="the running session beats what it took over")
             await terminal.keep_attention(channels={"noise": "normal"})
             with pytest.raises(UsageError):
-                await terminal.link.call("attention", "set", mode="asleep")
+                await terminal.connection.call("attention", "set", mode="asleep")
             with pytest.raises(UsageError):
-                await terminal.link.call("attention", "set")
+                await terminal.connection.call("attention", "set")
         await eventually(lambda: ada.presence.attention == Attention("focus"), what="normal is forgotten")
 
 

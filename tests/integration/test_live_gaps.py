@@ -10,19 +10,20 @@ import pytest
 import tidings
 from tidings.broker.config import MAX_PENDING, BrokerConfig
 from tidings.endpoint import channels
-from tidings.endpoint.gaps import Gap
+from tidings.endpoint.connecting import connect_directly
+from tidings.endpoint.notices import Gap
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 def lose(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> list[str]:
     """Drop live copies where they would be handed over; answers the texts' list of what was dropped."""
-    connection = endpoint.link.connection
+    connection = endpoint.connection.current
     lost: list[str] = []
 
     def lossy(handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -75,7 +76,7 @@ async def test_every_live_copy_that_is_lost_surfaces_once_and_in_the_order_of_it
     for name in ("ada", "eve"):
         mine = [m.text for m in found if m.sender.name == name]
         assert mine == [*(f"{name} {n}" for n in range(30)), f"last of {name}"]
-    assert sum(gap.recovered for gap in told) == bob._channels.missed.recovered == len(lost)
+    assert sum(gap.recovered for gap in told) == bob._channels.backfill.recovered == len(lost)
     assert {(gap.cause, gap.gone, gap.channel) for gap in told} == {("live", False, "general")}
     assert bob.opener.refused["repeated"] == 0
     newest = 0
@@ -144,7 +145,7 @@ async def test_nothing_is_called_lost_that_was_never_owed_here(space: RealSpace,
             await ada.send("general", "8")
             await ada.send("ops", "9")
             assert [m.text for m in await received(bob, 2)] == ["8", "9"]
-            assert (bob._channels.missed.recovered, bob._channels.missed.gone) == (0, 0)
+            assert (bob._channels.backfill.recovered, bob._channels.backfill.gone) == (0, 0)
     assert told == []
 
 
@@ -182,14 +183,14 @@ async def test_a_message_that_left_the_log_before_it_could_be_read_is_said_to_be
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         told = gaps(bob)
         lose(bob, says("lost"))
-        history = bob._history.of_sender
+        history = bob._log.of_sender
 
         async def purged_first(*args: Any) -> Any:
             async with space.core() as core:
                 await core.purge(space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>")
             return await history(*args)
 
-        bob._history.of_sender = purged_first  # type: ignore[method-assign, assignment]
+        bob._log.of_sender = purged_first  # type: ignore[method-assign, assignment]
         receipt = await ada.send("general", "lost")
         await ada.send("general", "seen")
         assert [m.text for m in await received(bob, 1)] == ["seen"]
@@ -243,7 +244,8 @@ async def test_a_slow_reader_cut_by_the_broker_loses_nothing_and_is_told(
             proxy.stalled = True
             sent = ["first"]
             said = space.home.logs / "broker.log"
-            while "Slow Consumer" not in said.read_text():
+            # the steward's connection may be one too, on a busy machine: this is about bob's
+            while not any("Slow Consumer" in line and ':bob"' in line for line in said.read_text().splitlines()):
                 assert len(sent) < 500, "the broker does not mind a client that does not read"
                 sent.append(f"{len(sent)} " + "x" * 200_000)
                 await ada.send("general", sent[-1])
@@ -251,7 +253,7 @@ async def test_a_slow_reader_cut_by_the_broker_loses_nothing_and_is_told(
             sent.append("last")
             await ada.send("general", "last")
             assert [m.text for m in await received(bob, len(sent))] == sent
-            assert bob.link.rebuilds == 1
+            assert bob.connection.rebuilds == 1
             assert "reconnecting" in states
             assert sum(gap.recovered for gap in told if gap.cause == "connection") > 0
 
@@ -264,7 +266,7 @@ async def test_many_channels_are_all_read_after_a_lost_connection(space: RealSpa
     async with connect(space, "ada") as ada, connect(space, "bob", channels=names) as bob:
         errors: list[object] = []
         bob.on("error", errors.append)
-        bob.link.connection.abort()
+        bob.connection.current.abort()
         for name in names:
             await ada.send(name, f"missed {name}")
         found = {m.text for m in await received(bob, len(names))}

@@ -15,16 +15,16 @@ from tidings.space.control import collect
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.home import SpaceInfo
 from tidings.space.log import fold_log, read_rulings
-from tidings.steward import services
-from tidings.steward.governance import ACK_WAIT_NS
-from tidings.testing.generated import PUBACK, GeneratedLog, generate_log, seeded_key
-from tidings.testing.model import Model, may_read, members, owed
-from tidings.testing.pouring import Pour, pour
+from tidings.steward import agent_handlers
+from tidings.steward.admin_handlers import ACK_WAIT_NS
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Member
 from tidings.wire.signing import SIGNATURE_HEADER
+from tools.generated import PUBACK, GeneratedLog, generate_log, seeded_key
+from tools.model import Model, may_read, members, owed
+from tools.pouring import Pour, pour
 
 FILLER = "td.main.chat.UFILLER.general"
 
@@ -163,8 +163,8 @@ async def test_an_answer_too_long_for_a_message_is_refused_and_not_left_out(
             await ada.control.call("channel", "set", channel=f"c{number}", instructions="i" * 2_000)
         listed = await collect(ada.control.call, "channel", "list", "channels")
         assert len(listed) == 520, "in pages it is answered whole, though it is longer than a message"
-        monkeypatch.setattr(services, "CHANNELS_PER_PAGE", 1_000)
-        monkeypatch.setattr(services, "PAGE_BYTES", 10**9)
+        monkeypatch.setattr(agent_handlers, "CHANNELS_PER_PAGE", 1_000)
+        monkeypatch.setattr(agent_handlers, "PAGE_BYTES", 10**9)
         with pytest.raises(TooLarge, match="ask for less"):
             await ada.control.call("channel", "list")
         assert (await ada.control.call("channel", "info", channel="c7"))["instructions"] == "i" * 2_000
@@ -213,7 +213,7 @@ async def test_junk_on_ruling_subjects_is_void_and_counted_and_the_older_version
     assert space.steward is not None
     async with space.agent("ada") as ada, space.core() as js:
         joined = await ada.control.call("member", "join", pattern="general")
-        subject = space.subjects.member(ada.id, space.steward.tag("general"))
+        subject = space.subjects.member(ada.id, space.steward.space.tag("general"))
         acl = space.subjects.access(ada.id)
         record, access = await js.last("LOG_main", subject), await js.last("LOG_main", acl)
         assert record is not None
@@ -351,7 +351,7 @@ async def test_an_agent_cannot_write_a_ruling_even_through_a_reply(space: RealSp
     await space.add("bob")
     bob = await ledger_id(space, "bob") or ""
     assert space.steward is not None
-    subject = space.subjects.member(bob, space.steward.tag("general"))
+    subject = space.subjects.member(bob, space.steward.space.tag("general"))
     async with space.agent("mal") as mal, space.core() as js:
         head = (await js.info("LOG_main"))["state"]["last_seq"]
         await mal.connection.publish(space.subjects.chat(mal.id, "general"), b"{}", reply=subject)

@@ -7,8 +7,10 @@ import pytest
 
 import tidings
 from hosting import adopt, host_in, inbox_of
+from tidings.endpoint.connecting import connect_directly
+from tidings.endpoint.message_json import job_json
 from tidings.errors import ConflictError, InvalidName, NameTaken
-from tidings.host import shown
+from tidings.host import serialise
 from tidings.host.mailbox import open_mailbox
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
@@ -21,7 +23,7 @@ from tidings.wire.seal import seal_message
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def told(client: AgentClient, kind: str, to: str, payload: bytes) -> None:
@@ -58,7 +60,7 @@ async def test_a_name_in_a_message_is_shown_only_as_a_claim_on_every_way_to_a_re
         job = await root.claim("reviewer", wait=10)
         assert job is not None
         assert (job.asker.id, job.asker.name, job.claims) == (mal.id, "mal", "root")
-        assert shown.task(job)["asker"] == {"id": mal.id, "name": "mal", "claims": "root"}
+        assert job_json(job)["asker"] == {"id": mal.id, "name": "mal", "claims": "root"}
         await job.done("no")
 
 
@@ -75,12 +77,12 @@ async def test_the_inbox_of_the_host_keeps_the_name_of_the_record_and_tells_the_
         await eventually(lambda: inbox_of(host, scope))
         (row,) = await inbox_of(host, scope)
         assert row.sender_name == "mal"
-        facts = shown.mail(row, None, host.names(scope))
+        facts = serialise.mail(row, None, host.names(scope))
         assert facts["from"] == {"id": mal.id, "name": "mal", "claims": "root"}
         assert facts["mentions"] == ["bob", "mal", f"{stranger[:10]}…"], "the names of ids, not the sender's"
     source = ("home", str(space.home.home), space.home.name, "bob")
     async with open_mailbox(space.home.home, source) as mailbox:
-        assert shown.mail(row, None, await mailbox.names())["mentions"] == facts["mentions"], "without a host, too"
+        assert serialise.mail(row, None, await mailbox.names())["mentions"] == facts["mentions"], "without a host, too"
 
 
 async def test_whoever_is_revoked_keeps_its_name_in_what_it_said_and_a_new_agent_has_one_at_once(
@@ -114,7 +116,7 @@ async def test_a_sender_nobody_can_name_is_shown_as_the_beginning_of_its_id(spac
     async with space.agent("mal") as mal, connect(space, "ada", channels=["general"]) as ada:
         await eventually(lambda: ada.roster.get(mal.id) is not None)
         await space.stop_steward()
-        del ada.roster._agents[mal.id]  # as if it had been added after the steward stopped
+        del ada.roster.rows[mal.id]  # as if it had been added after the steward stopped
         await told(mal, "chat", "general", compose(Sender(mal.id, "root"), text="hello").raw)
         message = await ada.next_message(10)
         assert (message.sender.name, message.claims) == (f"{mal.id[:10]}…", "root")

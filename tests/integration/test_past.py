@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
@@ -12,7 +13,7 @@ from tidings.testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def talkers(space: RealSpace) -> None:
@@ -75,23 +76,23 @@ async def test_history_and_recall_show_what_the_channel_replays_and_what_one_was
         assert said(await bob.history("general")) == [
             (text, True) for text in ("after bob left", "while bob is in", "before anybody")
         ], "unless it is said otherwise, a channel replays"
-        await ada.link.call("channel", "set", channel="general", replay=False)
+        await ada.connection.call("channel", "set", channel="general", replay=False)
         for found in (await bob.history("general"), await bob.recall("general", first.seq - 1)):
             assert said(found) == [("while bob is in", True)]
             assert found.hidden
         assert said(await cal.history("general")) == []
         with pytest.raises(UsageError, match="no channel message"):  # and not as a dead letter either
-            await cal.link.call("dead", "put", kind="channel", seq=first.seq, error="", attempts=1)
+            await cal.connection.call("dead", "put", kind="channel", seq=first.seq, error="", attempts=1)
         assert (await cal.join("general", backfill=10)).backfilled == 0
         await ada.send("general", "now cal is in")
         assert said(await take(cal, 1)) == [("now cal is in", False)]
         assert said(await cal.history("general")) == [("now cal is in", True)]
-        await ada.link.call("channel", "set", channel="general", replay=True, replay_window=3600)
+        await ada.connection.call("channel", "set", channel="general", replay=True, replay_window=3600)
         everything = await cal.history("general")
         assert (len(everything), everything.hidden) == (4, False)
-        await ada.link.call("channel", "set", channel="general", replay_window=0)
+        await ada.connection.call("channel", "set", channel="general", replay_window=0)
         assert said(await bob.history("general")) == [("while bob is in", True)], "further back than the window"
-        await ada.link.call("channel", "set", channel="team.quiet", replay=False)
+        await ada.connection.call("channel", "set", channel="team.quiet", replay=False)
         await ada.send("team.quiet", "a secret past")
         await ada.send("team.open", "an open past")
         joined = await bob.join("team.>", backfill=10)
@@ -114,5 +115,5 @@ async def test_recall_says_what_is_no_longer_there(space: RealSpace) -> None:
         await eventually(lambda: steward.table.floor > seqs[2], what="retention removes them")
         assert (await ada.recall("general", seqs[0] - 1)).gone >= seqs[2]
         assert (await ada.history("general")).gone >= seqs[2]
-        later = await ada.recall("general", steward.position)
+        later = await ada.recall("general", steward.space.position)
         assert later.gone == 0, "nothing that was asked for"

@@ -13,19 +13,19 @@ from deltalake import DeltaTable
 from tidings.broker.jetstream import JetStream
 from tidings.cli.main import main
 from tidings.errors import AuthRevoked
+from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.judging import Poison
-from tidings.pipeline.watching import look
+from tidings.pipeline.status import look
 from tidings.space.home import SpaceHome
 from tidings.space.state import StateBucket
 from tidings.steward import backstop
 from tidings.steward.pipeline_process import PipelineKeeper
 from tidings.steward.status import delivery
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import roster
 from tidings.wire.roster import Backstop
+from tools.frames import stub_pipeline
 
 DAY = 86_400
 

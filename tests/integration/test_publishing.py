@@ -13,7 +13,7 @@ from tidings.endpoint.identity import local_identity
 from tidings.endpoint.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import DeniedError, IdBurned, UsageError
 from tidings.space.agents import AgentFile
-from tidings.steward import finding
+from tidings.steward import trace
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import message as wire
@@ -130,7 +130,7 @@ async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpa
         stored = await ada.publish(prepared)
         assert await ada.find_stored(prepared) == stored.seq
         assert await mal.find_stored(prepared) is None
-        answer = await mal.link.call("trace", "find", kind=kind, to=prepared.destination, id=prepared.id)
+        answer = await mal.connection.call("trace", "find", kind=kind, to=prepared.destination, id=prepared.id)
         assert answer == {"ok": True, "seq": None, "state": "unknown", "next": None}
         assert not await mal.is_stored(prepared, stored.seq)
 
@@ -161,13 +161,13 @@ async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembere
 async def test_which_of_many_are_stored_is_told_to_their_sender_and_nobody_else(
     pair: RealSpace, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "MOST_RECORDS", 2)
-    monkeypatch.setattr(finding, "PAGE", 2)
+    monkeypatch.setattr(trace, "MOST_RECORDS", 2)
+    monkeypatch.setattr(trace, "PAGE", 2)
     await pair.add("mal")
     these = [(await one_of_each(pair))[kind] for _ in range(7)]
     (*stored, absent), to, since = these, these[0].destination, time.time() - 60
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
-        await ada.link.connection.request(stored[0].subject, b"not a message \xff", timeout=5)
+        await ada.connection.current.request(stored[0].subject, b"not a message \xff", timeout=5)
         for prepared in stored:
             await ada.publish(prepared)
         ids = [each.id for each in these]
@@ -210,13 +210,13 @@ async def test_an_id_made_days_ago_or_by_a_clock_that_was_ahead_is_found(pair: R
 async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_was(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "MOST_RECORDS", 10)
-    monkeypatch.setattr(finding, "PAGE", 10)
+    monkeypatch.setattr(trace, "MOST_RECORDS", 10)
+    monkeypatch.setattr(trace, "PAGE", 10)
     prepared = (await one_of_each(pair))["chat"]
     async with connect(pair, "ada", receive=False) as ada:
         await asyncio.gather(*(ada.send("general", f"before {n}") for n in range(35)))
         stored = await ada.publish(prepared)
-        first = await ada.link.call("trace", "find", kind="chat", to="general", id=prepared.id)
+        first = await ada.connection.call("trace", "find", kind="chat", to="general", id=prepared.id)
         assert (first["seq"], first["state"]) == (None, "unknown")
         assert first["next"] < stored.seq
         assert await ada.find_stored(prepared) == stored.seq

@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.space import administration
 from tidings.space.agents import AgentFile, Ledger
-from tidings.steward import answering
-from tidings.steward.requests import Request
-from tidings.steward.service import Steward
-from tidings.steward.services import Answer
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.steward import dispatch
+from tidings.steward.requests import Answer, ControlRequest
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
 
-QUICK = replace(TEST_PACE, quotas=0.2, mail=0.2)
+QUICK = replace(TEST_INTERVALS, quotas=0.2, mail=0.2)
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def space_set(space: RealSpace, **settings: Any) -> None:
@@ -48,7 +47,7 @@ async def supervised(space: RealSpace) -> AsyncIterator[None]:
         if "withhold" in said:
             running.append(asyncio.create_task(withhold(said["withhold"])))
 
-    space.steward.tell_supervisor = heed
+    space.steward.life.tell_supervisor = heed
     yield
     await asyncio.gather(*running)
 
@@ -78,7 +77,7 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(administration, "NARROWING_GRACE", 0.2)
-    async with real_space(tmp_path / "home", pace=QUICK) as space:
+    async with real_space(tmp_path / "home", intervals=QUICK) as space:
         for name in ("ada", "bob", "mal"):
             await space.add(name)
         await space_set(space, quota_records=200)
@@ -99,7 +98,7 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
                 return len(await direct_subjects(space)) <= 64 + 1
 
             await eventually(bounded, what="mail to invented targets goes")
-            health = await ada.link.call("health", "ping")
+            health = await ada.connection.call("health", "ping")
             assert health["mail"]["invented"] > 0
             assert health["withheld"] == [f"mal may not post {row.withheld}"]
             assert health["problems"] == []
@@ -116,7 +115,7 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
 
 
 async def test_without_a_supervisor_a_cut_is_owed_and_said_until_an_administrator_decides(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", pace=QUICK) as space:
+    async with real_space(tmp_path / "home", intervals=QUICK) as space:
         await space.add("mal")
         await space_set(space, quota_bytes=1_000)
         async with space.agent("mal") as mal:
@@ -138,7 +137,7 @@ async def test_without_a_supervisor_a_cut_is_owed_and_said_until_an_administrato
 
 
 async def test_a_busy_agent_below_its_quota_is_left_alone(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", pace=QUICK) as space:
+    async with real_space(tmp_path / "home", intervals=QUICK) as space:
         assert space.steward is not None
         await space.add("ada")
         async with space.agent("ada") as ada:
@@ -157,7 +156,7 @@ async def test_a_busy_agent_below_its_quota_is_left_alone(tmp_path: Path) -> Non
 
 
 async def test_tasks_of_roles_nobody_holds_stay_bounded_and_those_of_others_are_kept(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", pace=QUICK) as space:
+    async with real_space(tmp_path / "home", intervals=QUICK) as space:
         await space.add("ada", roles=["reviewer"])
         await space.add("mal")
         async with space.agent("ada") as ada, space.agent("mal") as mal, space.core() as js:
@@ -187,14 +186,17 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
     gate = asyncio.Event()
     most = 0
 
-    async def slow(steward: Steward, _request: Request) -> Answer:
+    assert space.steward is not None
+    dispatcher = space.steward.dispatcher
+
+    async def slow(_request: ControlRequest) -> Answer:
         nonlocal most
-        most = max(most, steward.answering.turns.running.total())
+        most = max(most, dispatcher.queue.running.total())
         await gate.wait()
         return {}
 
-    monkeypatch.setitem(answering.HANDLERS, ("member", "list"), slow)
-    monkeypatch.setattr(space.steward.answering.turns, "waiting", 200)  # type: ignore[union-attr]
+    monkeypatch.setitem(dispatcher.handlers, ("member", "list"), slow)
+    monkeypatch.setattr(dispatcher.queue, "waiting", 200)
     async with space.agent("ada") as ada, space.agent("mal") as mal:
         asked = [asyncio.create_task(mal.control.call("member", "list")) for _ in range(300)]
         done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -204,6 +206,6 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
         gate.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [each for each in answers if isinstance(each, ConflictError)]
-        assert len(refused) == 300 - 200 - answering.IN_FLIGHT_EACH
-        assert len([each for each in answers if isinstance(each, dict)]) == 200 + answering.IN_FLIGHT_EACH
-        assert most <= answering.IN_FLIGHT_EACH + 1
+        assert len(refused) == 300 - 200 - dispatch.IN_FLIGHT_EACH
+        assert len([each for each in answers if isinstance(each, dict)]) == 200 + dispatch.IN_FLIGHT_EACH
+        assert most <= dispatch.IN_FLIGHT_EACH + 1

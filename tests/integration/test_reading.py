@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from bare import BareServer, bare_server
-from tidings.broker.blocking import WorkerConnection
+from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import Answer, Ask, AskPage
+from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
-from tidings.pipeline import reading
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.reading import Missing, Page, Place, StreamReader
+from tidings.nats import aio
+from tidings.pipeline import stream_reader
 from tidings.pipeline.source import NatsStreamReader, SourceOptions
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers
 
@@ -37,7 +39,7 @@ def opened() -> Iterator[Opened]:
 @pytest.fixture
 def reader_of(bare: BareServer, opened: Opened) -> Callable[[str], StreamReader]:
     def reader_of(stream: str) -> StreamReader:
-        opened.append(StreamReader(Place(bare.url, None, stream)))
+        opened.append(StreamReader(StreamLocation(bare.url, None, stream)))
         return opened[-1]
 
     return reader_of
@@ -46,15 +48,15 @@ def reader_of(bare: BareServer, opened: Opened) -> Callable[[str], StreamReader]
 @pytest.fixture
 def lagging(bare: BareServer, opened: Opened) -> Callable[..., "Lagging"]:
     def lagging(stream: str, seed: int, *, for_ever: bool = False) -> Lagging:
-        reader = Lagging(Place(bare.url, None, stream), random.Random(seed), for_ever=for_ever)
+        reader = Lagging(StreamLocation(bare.url, None, stream), random.Random(seed), for_ever=for_ever)
         opened.append(reader)
         return reader
 
     return lagging
 
 
-def seqs(items: list[Stored | Missing]) -> list[int]:
-    return [item.seq for item in items if isinstance(item, Stored)]
+def seqs(items: list[StoredRecord | Missing]) -> list[int]:
+    return [item.seq for item in items if isinstance(item, StoredRecord)]
 
 
 def test_every_range_is_read_whole_whatever_the_size_of_a_page(
@@ -62,7 +64,7 @@ def test_every_range_is_read_whole_whatever_the_size_of_a_page(
 ) -> None:
     reader = reader_of(bare.stream("pages", 50))
     for size in (1, 7, 49, 50, 51):
-        monkeypatch.setattr(reading, "PAGE_RECORDS", size)
+        monkeypatch.setattr(stream_reader, "PAGE_RECORDS", size)
         for first, last in ((1, 50), (7, 7), (8, 21), (50, 50)):
             assert seqs(list(reader.read(first, last))) == list(range(first, last + 1))
 
@@ -72,7 +74,7 @@ def test_a_page_ended_by_its_bytes_is_continued(
 ) -> None:
     bare.stream("large")
     bare.fill("large", 12, data=b"x" * 200_000)
-    monkeypatch.setattr(reading, "PAGE_BYTES", 500_000)
+    monkeypatch.setattr(stream_reader, "PAGE_BYTES", 500_000)
     reader = reader_of("large")
     pages = [page for page in reader.pages(1, 12) if isinstance(page, Page)]
     assert [seq for page in pages for seq in page.seqs] == list(range(1, 13))
@@ -96,18 +98,19 @@ def test_holes_are_named_and_a_filter_has_none(bare: BareServer, reader_of: Read
 class Lagging(StreamReader):
     """Its pages come from a replica that has not got everything, or lost something on the way."""
 
-    def __init__(self, place: Place, rng: random.Random, *, for_ever: bool = False) -> None:
-        super().__init__(place)
+    def __init__(self, location: StreamLocation, rng: random.Random, *, for_ever: bool) -> None:
+        super().__init__(location)
         self._rng, self._for_ever, self.dropped = rng, for_ever, 0
 
-    def _page(self, connection: WorkerConnection, first: int, last: int, subject: str) -> Page:
-        page = super()._page(connection, first, last, subject)
-        kept = [i for i in range(len(page.seqs)) if not self._for_ever and self._rng.random() < 0.7]
-        self.dropped += len(page.seqs) - len(kept)
-        thinned = Page()
-        for name in Page.__slots__:
-            setattr(thinned, name, [getattr(page, name)[i] for i in kept])
-        return thinned
+    def _exchange(self, request: Ask | AskPage) -> Answer | None:
+        answer = super()._exchange(request)
+        if isinstance(request, AskPage):
+            page = request.page
+            kept = [i for i in range(len(page.seqs)) if not self._for_ever and self._rng.random() < 0.7]
+            self.dropped += len(page.seqs) - len(kept)
+            for name in Page.COLUMNS:
+                setattr(page, name, [getattr(page, name)[i] for i in kept])
+        return answer
 
 
 def test_what_a_lagging_replica_leaves_out_is_asked_for_again(
@@ -163,12 +166,24 @@ def test_hostile_header_blocks_neither_end_a_page_nor_move_a_record(bare: BareSe
     bare.stream("hostile")
     bare.publish((f"hostile.c{i}", block, b"body") for i, block in enumerate(HOSTILE))
     bare.publish([("hostile.last", encode_headers([("A", "b")]), b"body")])
-    items = [item for item in reader_of("hostile").read(1, len(HOSTILE) + 1) if isinstance(item, Stored)]
+    items = [item for item in reader_of("hostile").read(1, len(HOSTILE) + 1) if isinstance(item, StoredRecord)]
     assert [item.seq for item in items] == list(range(1, len(HOSTILE) + 2))
     assert [item.subject for item in items] == [*(f"hostile.c{i}" for i in range(len(HOSTILE))), "hostile.last"]
     assert {item.payload for item in items} == {b"body"}
-    assert items[-1].headers == encode_headers([("A", "b")])
+    assert items[-1].own_block == encode_headers([("A", "b")])
     assert all(a.time_ns < b.time_ns for a, b in pairwise(items))
+
+
+async def test_hostile_header_blocks_hide_nothing_from_a_reader_on_an_event_loop(bare: BareServer) -> None:
+    bare.stream("forged")
+    bare.publish((f"forged.c{i}", block, b"body") for i, block in enumerate(HOSTILE))
+    bare.publish([("forged.last", encode_headers([("A", "b")]), b"body")])
+    connection = await aio.connect(bare.url)
+    pages = JetStream(connection).read("forged", ">", 1, len(HOSTILE) + 1, page=2)
+    found = [record async for page in pages for record in page]
+    await connection.close()
+    assert [record.seq for record in found] == list(range(1, len(HOSTILE) + 2))
+    assert found[-1].subject == "forged.last"
 
 
 async def test_a_connection_nobody_uses_answers_the_brokers_ping(tmp_path: Path) -> None:

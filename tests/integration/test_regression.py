@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.broker.answers import EPOCH_KEY
+from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
-from tidings.testing.real_space import TEST_PACE, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
 
@@ -183,8 +184,8 @@ async def test_direct_messages_of_an_agent_the_log_forgot_are_kept_for_it(space:
     shutil.rmtree(log_of_now)
     shutil.copytree(backup.folder / log_of_now.relative_to(space.home.store), log_of_now)
     space.broker.start()
-    steward = await space.start_steward(replace(TEST_PACE, mail_grace=0.1, mail=0.1))
-    assert steward.table.access_at(fred, steward.position) is None
+    steward = await space.start_steward(replace(TEST_INTERVALS, mail_grace=0.1, mail=0.1))
+    assert steward.table.access_at(fred, steward.space.position) is None
     async with space.core() as js:
 
         async def only_of_fred() -> bool:
@@ -323,7 +324,7 @@ async def test_a_clean_stop_remembers_the_last_record(space: RealSpace, backup: 
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
@@ -367,15 +368,15 @@ async def test_an_endpoint_that_stays_up_while_the_log_goes_backwards_joins_agai
             await ada.send("general", f"lost {number}", timeout=10)
         last = await ada.send("later", "lost too")
         assert len(await texts(bob, 11)) == 11
-        epoch = bob.seen.epoch
+        epoch = bob.read_state.epoch
         await set_back(space, backup)
-        await eventually(lambda: bob.seen.epoch == serving(space).marks.file.epoch != epoch)
+        await eventually(lambda: bob.read_state.epoch == serving(space).marks.file.epoch != epoch)
         await whole(bob)
         for channel in places:
             sent = await ada.send(channel, f"new in {channel}", timeout=10)
             assert sent.seq <= last.seq, "a sequence that bob has seen before"
         assert sorted(await texts(bob, 2)) == ["new in general", "new in later"]
-        held = (await bob.link.call("member", "list"))["memberships"]
+        held = (await bob.connection.call("member", "list"))["memberships"]
         assert {each["pattern"] for each in held} == set(places)
         assert len(bob.inbox) == 0, "what the log kept is not surfaced again"
     assert [type(each) for each in errors if isinstance(each, LogRegressed)] == [LogRegressed]
@@ -402,7 +403,7 @@ async def test_what_was_posted_before_anybody_noticed_that_the_log_went_backward
         await eventually(lambda: bob.state == ada.state == "ready")
         await ada.send("general", "new", timeout=10)
         await space.start_steward()
-        await eventually(lambda: bob.seen.epoch == serving(space).marks.file.epoch)
+        await eventually(lambda: bob.read_state.epoch == serving(space).marks.file.epoch)
         assert await texts(bob, 1) == ["new"]
         await whole(bob)
         assert len(bob.inbox) == 0
@@ -432,7 +433,7 @@ async def test_a_state_file_of_a_log_that_went_backwards_hides_nothing_new_and_s
             assert await texts(bob, 1) == ["new"]
             assert len(bob.inbox) == 0
         async with connect(space, "bob", channels=["general"], state=state) as bob:
-            assert bob.seen.epoch == serving(space).marks.file.epoch
+            assert bob.read_state.epoch == serving(space).marks.file.epoch
             assert len(bob.inbox) == 0
 
 
@@ -449,21 +450,21 @@ async def test_an_endpoint_whose_connection_stood_hears_of_a_log_that_went_backw
             await ada.send("general", f"old {number}")
         assert len(await texts(bob, 3)) == 3
         await mark_head(space)
-        rebuilds = bob.link.rebuilds
+        rebuilds = bob.connection.rebuilds
         await space.stop_steward()
         marks = msgspec.json.decode(space.home.marks.read_bytes())
         marks["marks"][-1][1] += 1  # as if another record had been there
         write_private(space.home.marks, msgspec.json.encode(marks).decode())
         steward = await space.start_steward()
         (found,) = steward.marks.file.regressions
-        await eventually(lambda: bob.seen.epoch == found.epoch_after)
+        await eventually(lambda: bob.read_state.epoch == found.epoch_after)
         await whole(bob)
         # bob remembers more than the steward's marks: the last record it saw is still there
         assert found.agreed < found.was
         assert f"agrees with what was seen only up to {found.was}:" in str(errors[-1])
         await ada.send("general", "new", timeout=10)
         assert await texts(bob, 1) == ["new"]
-        assert bob.link.rebuilds == rebuilds
+        assert bob.connection.rebuilds == rebuilds
         assert len(bob.inbox) == 0
 
 
@@ -528,7 +529,7 @@ async def test_a_reader_tells_the_steward_of_a_log_that_was_put_back_together_wi
             for number in range(8):
                 await ada.send("general", f"lost {number}", timeout=10)
             assert (await texts(bob, 9))[0] == "kept"
-            epoch = bob.seen.epoch
+            epoch = bob.read_state.epoch
         await space.stop_steward()
         copy.put_back()
         if marks == "deleted":
@@ -548,7 +549,7 @@ async def test_a_reader_tells_the_steward_of_a_log_that_was_put_back_together_wi
             assert len(bob.inbox) == 0
             (found,) = serving(space).marks.file.regressions
             assert found.epoch_before == epoch
-            assert bob.seen.epoch == found.epoch_after == await epoch_of(space)
+            assert bob.read_state.epoch == found.epoch_after == await epoch_of(space)
         assert sum(isinstance(each, LogRegressed) for each in errors) == 1
         assert [each.kind for each in notices] == ["set_back"]
         said = await health(space)

@@ -17,23 +17,23 @@ from tidings.space.agents import AgentFile
 from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
-from tidings.steward import damage, retention
-from tidings.steward.dead_mail import Letter
-from tidings.steward.health import health_of
-from tidings.steward.pace import Pace
-from tidings.steward.retention import Floors, Retention, counted_parts, read_floor
+from tidings.steward import retention, side_streams, store_watch
+from tidings.steward.dead_letters import Letter
+from tidings.steward.intervals import Intervals
+from tidings.steward.retention import Retention, RetentionFloors, counted_parts, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.task_rules import TaskState
-from tidings.testing.generated import generate_log
-from tidings.testing.pouring import pour
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace, real_space
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire.rulings import Parts, Space
+from tidings.wire.states import TaskCause
+from tools.generated import generate_log
+from tools.pouring import pour
 
 CHAT = "td.main.chat.>"
 OFF = {"deliver": "off", "archive": "off"}
 #: a steward that tends nothing by itself
-IDLE = Pace(lease_ttl=60, gate=60, retention=60, marks=60)
+IDLE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)
 
 
 def serving(space: RealSpace) -> Steward:
@@ -55,7 +55,7 @@ async def post_many(agent: AgentClient, count: int, size: int = 100) -> list[int
     return [(await agent.post("general", b"x" * size))["seq"] for _ in range(count)]
 
 
-async def a_round(space: RealSpace) -> Floors:
+async def a_round(space: RealSpace) -> RetentionFloors:
     """Wait until retention has looked at the log as it is now."""
     before = serving(space).retention.last
     steward = serving(space)
@@ -71,12 +71,12 @@ async def a_round(space: RealSpace) -> Floors:
 def test_the_floor_is_the_least_of_what_counts() -> None:
     on, off = Space(op="x"), Space(op="x", parts=Parts(deliver="off", archive="off"))
     reported = {"deliver": 40, "archive": 30, "link.east": 20}
-    assert Floors(50, counted_parts(on, reported)).floor == 20
-    assert Floors(10, counted_parts(on, reported)).floor == 10
-    assert Floors(50, counted_parts(on, {"deliver": 40})).floor == 0
-    assert Floors(50, counted_parts(off, {})).floor == 50
-    assert Floors(50, counted_parts(on, {"deliver": 40, "archive": 30})).held_by == "archive"
-    assert Floors(10, counted_parts(on, reported)).held_by is None
+    assert RetentionFloors(50, counted_parts(on, reported)).floor == 20
+    assert RetentionFloors(10, counted_parts(on, reported)).floor == 10
+    assert RetentionFloors(50, counted_parts(on, {"deliver": 40})).floor == 0
+    assert RetentionFloors(50, counted_parts(off, {})).floor == 50
+    assert RetentionFloors(50, counted_parts(on, {"deliver": 40, "archive": 30})).held_by == "archive"
+    assert RetentionFloors(10, counted_parts(on, reported)).held_by is None
 
 
 async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_switched_off(space: RealSpace) -> None:
@@ -358,13 +358,14 @@ async def test_a_steward_that_starts_on_a_log_full_to_the_brim_takes_its_lease(t
             assert (await gate_state(js, space.subjects)).open
             steward = await space.start_steward(IDLE)
             assert steward.gate is not None
-            assert not steward.gate.open
+            assert steward.gate.state is not None
+            assert not steward.gate.state.open
             assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
             assert await sequences(js) == acknowledged
 
 
 async def test_a_ruling_or_a_renewal_refused_for_want_of_room_closes_the_gate_itself(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", budget=full(), pace=IDLE) as space:
+    async with real_space(tmp_path / "home", budget=full(), intervals=IDLE) as space:
         await space.add("ada")
         async with space.agent("ada") as ada, space.core() as js:
             acknowledged = await fill_to_the_brim(ada)
@@ -376,7 +377,7 @@ async def test_a_ruling_or_a_renewal_refused_for_want_of_room_closes_the_gate_it
 
 
 async def test_a_lease_refused_for_want_of_room_closes_the_gate_itself(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", budget=full(), pace=IDLE) as space:
+    async with real_space(tmp_path / "home", budget=full(), intervals=IDLE) as space:
         await space.add("ada")
         async with space.agent("ada") as ada, space.core() as js:
             await fill_to_the_brim(ada)
@@ -422,18 +423,20 @@ async def side(js: JetStream, stream: str) -> int:
 
 
 async def test_a_new_space_does_without_an_archive_until_its_owner_wants_one(space: RealSpace) -> None:
-    parts = serving(space).space_settings()["parts"]
+    parts = serving(space).space.settings()["parts"]
     assert parts == {"deliver": "on", "archive": "off"}
     await set_space(space, parts={"archive": "on"})
     await space.stop_steward()
     await space.start_steward()
-    assert serving(space).space_settings()["parts"]["archive"] == "on", "only a new space is given that"
+    assert serving(space).space.settings()["parts"]["archive"] == "on", "only a new space is given that"
 
 
 @pytest.fixture
 async def calm(tmp_path: Path) -> AsyncIterator[RealSpace]:
     """A small space whose side streams are tended only when a test says so."""
-    async with real_space(tmp_path / "calm", budget=1024 * 1024, pace=replace(TEST_PACE, retention=600)) as space:
+    async with real_space(
+        tmp_path / "calm", budget=1024 * 1024, intervals=replace(TEST_INTERVALS, retention=600)
+    ) as space:
         yield space
 
 
@@ -453,7 +456,7 @@ async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 0
         assert serving(space).sides.removed == {"receipts": 6, "dead": 0}
-        assert (await health_of(serving(space)))["removed"]["receipts"] == 6
+        assert (await serving(space).health.facts())["removed"]["receipts"] == 6
 
 
 async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_holds_it(calm: RealSpace) -> None:
@@ -466,26 +469,28 @@ async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_ho
             count += 1
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count
-        assert "AUD_main is nearly full and waits for the archive" in (await health_of(serving(space)))["problems"][0]
+        assert (
+            "AUD_main is nearly full and waits for the archive" in (await serving(space).health.facts())["problems"][0]
+        )
         await set_space(space, parts={"archive": "off"})
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count - count // 4
         assert (await js.following(s.audit_stream, f"{s.root}.aud.>", 1)).seq == count // 4 + 1  # type: ignore[union-attr]
-        assert (await health_of(serving(space)))["problems"] == []
+        assert (await serving(space).health.facts())["problems"] == []
 
 
 async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
     calm: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = calm
-    monkeypatch.setattr(retention, "MOST_DEAD", 5)
+    monkeypatch.setattr(side_streams, "MOST_DEAD", 5)
     async with space.core() as js:
         for number in range(8):
             await js.publish(space.subjects.dead("task", str(number)), b"x")
         await serving(space).sides.run()
         left = await js.subjects_of(space.subjects.dead_stream, "td.main.dead.>")
         assert sorted(left) == [space.subjects.dead("task", str(number)) for number in range(3, 8)]
-        assert (await health_of(serving(space)))["removed"]["dead"] == 3
+        assert (await serving(space).health.facts())["removed"]["dead"] == 3
 
 
 async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,13 +512,13 @@ async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, mo
                 attempts=1,
                 at=1.0,
             )
-            await steward.dead_mail.keep(letter)
+            await steward.letters.keep(letter)
         for seq in (1, 2):
             task = TaskState(seq=seq, time_ns=1, role="reviewer", asker=ada.id, id=f"t{seq}")
-            steward.desk.book.settle(await steward.desk.records.write_dead(task, "failed", None, ""))
+            steward.tasks.holds.book.end(await steward.tasks.holds.records.write_dead(task, TaskCause.FAILED, None, ""))
         for number in range(3, 5):
             await js.publish(s.dead("task", str(number)), b"x")
-        monkeypatch.setattr(retention, "MOST_DEAD", 3)
+        monkeypatch.setattr(side_streams, "MOST_DEAD", 3)
         await steward.sides.run()
         said = await ada.control.call("dead", "list")
         assert [each["seq"] for each in said["dead"]] == [2]
@@ -532,11 +537,11 @@ async def test_letters_that_grew_old_go_once_a_day_and_their_owners_hear_of_it(
     await calm.add("ada")
     async with calm.agent("ada") as ada:
         task = TaskState(seq=1, time_ns=1, role="reviewer", asker=ada.id, id="t1")
-        steward.desk.book.settle(await steward.desk.records.write_dead(task, "failed", None, ""))
-        monkeypatch.setattr(retention, "DEAD_KEPT", 0)
+        steward.tasks.holds.book.end(await steward.tasks.holds.records.write_dead(task, TaskCause.FAILED, None, ""))
+        monkeypatch.setattr(side_streams, "DEAD_KEPT", 0)
         await steward.sides.run()
         assert len((await ada.control.call("dead", "list"))["dead"]) == 1, "it is of today"
-        monkeypatch.setattr(retention, "DEAD_KEPT", -retention.DAY)
+        monkeypatch.setattr(side_streams, "DEAD_KEPT", -side_streams.DAY)
         await steward.sides.run()
         assert (await ada.control.call("dead", "list"))["dead"] == []
         assert [each["count"] for each in steward.store.told_to(ada.id)] == [1]
@@ -561,19 +566,19 @@ async def test_letters_of_one_owner_take_no_more_than_its_share_of_a_small_strea
                 attempts=1,
                 at=1.0,
             )
-            await steward.dead_mail.keep(letter, b"x" * 2_000)
+            await steward.letters.keep(letter, b"x" * 2_000)
         await steward.sides.run()
-        assert [each.seq for each in steward.dead_mail.of(bob.id)] == [1]
-        mine = [each.seq for each in steward.dead_mail.of(ada.id)]
+        assert [each.seq for each in steward.letters.of(bob.id)] == [1]
+        mine = [each.seq for each in steward.letters.of(ada.id)]
         assert mine == list(range(mine[0], 40)), "its newest"
         kept = {each.subject for each in await anext(js.read(s.dead_stream, f"{s.root}.dead.>", 1, 10_000))}
         assert len(kept) == 1 + len(mine)
         assert (await js.info(s.dead_stream))["state"]["bytes"] < 64 * 1024 // 4
         assert sum(each["count"] for each in steward.store.told_to(ada.id)) == 38 - len(mine)
         assert steward.store.told_to(bob.id) == []
-        counted = {each.seq: each.size for each in steward.dead_mail.of(ada.id)}
-        await steward.dead_mail.load()
-        read = {each.seq: each.size for each in steward.dead_mail.of(ada.id)}
+        counted = {each.seq: each.size for each in steward.letters.of(ada.id)}
+        await steward.letters.load()
+        read = {each.seq: each.size for each in steward.letters.of(ada.id)}
         assert all(abs(read[seq] - size) < 64 for seq, size in counted.items()), "as it is counted, so it is stored"
 
 
@@ -586,4 +591,4 @@ async def test_one_owners_dead_letters_do_not_push_out_what_others_are_told(calm
     for each in steward.store.file.removed:
         counts[each.target] += each.count
     assert counts == {"bob": 3, "mal": 200}, "none is forgotten"
-    assert len(steward.store.file.removed) <= 1 + damage.KEPT_OF_LETTERS
+    assert len(steward.store.file.removed) <= 1 + store_watch.KEPT_OF_LETTERS

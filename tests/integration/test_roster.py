@@ -9,6 +9,7 @@ import pytest
 
 import tidings
 from tidings.broker.private_files import write_private
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
@@ -18,7 +19,7 @@ from tidings.wire.roster import Agent, Delta, sign_delta
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
 def row(endpoint: tidings.Endpoint, name: str) -> Agent:
@@ -34,7 +35,7 @@ async def vanish(endpoint: tidings.Endpoint) -> None:
     """The end of a process that had no time to say goodbye."""
     assert endpoint.presence._task is not None
     endpoint.presence._task.cancel()
-    await endpoint.link.stop()
+    await endpoint.connection.stop()
 
 
 @pytest.mark.requirement("P3")
@@ -232,7 +233,12 @@ async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealS
     async with connect(space, "ada") as ada, space.core() as core:
         stored = await core.last(space.subjects.log_stream, space.subjects.access(ada.id))
         assert stored is not None
-        line: dict[str, Any] = {"seq": 7, "time_ns": 0, "subject": space.subjects.space_record, "headers": ""}
+        line: dict[str, Any] = {
+            "seq": 7,
+            "time": "1970-01-01T00:00:00.000000000Z",
+            "subject": space.subjects.space_record,
+            "headers": "",
+        }
         line["payload"] = "eyJvcCI6IngiLCJzdGV3YXJkX2tleSI6IlgifQ=="
         assert ada.roster._follow_key([line]) == ada.identity.steward_key
         assert ada.roster.refused["rotation"] == 1
@@ -267,7 +273,7 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
             assert texts == ["one", "two"], "what the older one did not settle for both comes again, then what is new"
             assert (await older.send("general", "from the older one")).seq
             older.reconnect()
-            await eventually(lambda: older.link.rebuilds == 1)
+            await eventually(lambda: older.connection.rebuilds == 1)
             await ada.send("general", "three")
             assert (await newer.next_message(10)).text == "three"
             assert len(older.inbox) == 0
@@ -279,11 +285,11 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
 async def test_a_session_that_was_cut_off_meanwhile_learns_it_when_it_is_back(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]) as older:
-        older.link._open, opening = _never, older.link._open  # type: ignore[method-assign]
+        older.connection._open, opening = _never, older.connection._open  # type: ignore[method-assign]
         older.reconnect()
         await eventually(lambda: older.state == "reconnecting")
         async with connect(space, "bob", channels=["general"]) as newer:
-            older.link._open = opening  # type: ignore[method-assign]
+            older.connection._open = opening  # type: ignore[method-assign]
             await eventually(older.session.superseded.is_set, what="the older one is told", within=15)
             assert not newer.session.superseded.is_set()
 
@@ -343,7 +349,7 @@ async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> Non
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]), connect(space, "ada") as ada:
         settings: dict[str, Any] = {"channel": "general", "class": "live"}
-        await ada.link.call("channel", "set", **settings)
+        await ada.connection.call("channel", "set", **settings)
         assert (await ada.send("general", "hello", mentions=["bob"])).warnings == (), "its class is not known yet"
         await ada.join("general")
         assert "live channel" in (await ada.send("general", "hello", mentions=["bob"])).warnings[0]
@@ -386,7 +392,7 @@ async def test_every_request_of_these_services_is_answered_and_junk_is_counted(s
                 assert json.loads(reply.data)["ok"] is False, (service, body)
         beat = {"session": "session-1", "status": "idle"}
         assert (await ada.control.call("presence", "beat", **beat))["boot"] == space.steward.roster.boot
-        counts = space.steward.answering.counts
+        counts = space.steward.dispatcher.counts
         refused = counts["refused"]
         await ada.connection.publish(space.subjects.control("presence", ada.id), b"junk")
         await ada.connection.flush()

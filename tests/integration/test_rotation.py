@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError
-from tidings.testing.frames import stub_pipeline
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tools.frames import stub_pipeline
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def told(space: RealSpace, name: str, kind: str = "lost") -> list[tidings.Notice]:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from tidings.broker import grants, jwt
-from tidings.broker.answers import NO_ROOM
 from tidings.broker.client import connect
 from tidings.broker.config import MAX_CONNECTIONS
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import NO_ROOM
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
 from tidings.space.agents import LIVE, Ledger
-from tidings.steward import task_services
-from tidings.steward.receipts import Receipts
-from tidings.steward.service import Steward
+from tidings.steward.context import SpaceContext
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.store_reading import read_store
+from tidings.steward.task_handlers import TaskHandlers
 from tidings.steward.task_rules import TaskBook, TaskState
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
@@ -69,14 +69,14 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
     async with real_space(root) as space:
         assert space.steward is not None
         told: list[dict[str, Any]] = []
-        space.steward.tell_supervisor = told.append
+        space.steward.life.tell_supervisor = told.append
         report = await run_security_suite(space.home)
         names = {row.id: row.name for row in Ledger(space.home.issued).rows()}
         left: dict[str, Any] = {
             "cut": [names[each["bar"]["id"]] for each in told if "bar" in each],
             "files": [path.name for path in space.home.root.rglob("probe-*")],
-            "active": [owner for owner in space.steward.table.owners() if space.steward.active_access(owner)],
-            "members": space.steward.table.as_of(space.steward.position).members,
+            "active": [owner for owner in space.steward.table.owners() if space.steward.space.active_access(owner)],
+            "members": space.steward.table.as_of(space.steward.space.position).members,
             "agents": [row.name for row in Ledger(space.home.issued).rows() if row.state in LIVE],
         }
         async with space.core() as js:
@@ -278,7 +278,7 @@ async def test_the_suite_finds_subscriptions_and_mailboxes_that_are_too_open(
 
 
 async def test_the_suite_finds_tags_made_without_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Steward, "tag", lambda _self, text: tag(b"", text))
+    monkeypatch.setattr(SpaceContext, "tag", lambda _self, text: tag(b"", text))
     report = await _on_weak_space(tmp_path / "home", {"spelled_names"})
     assert [result.outcome for result in report.results] == ["BROKEN"]
 
@@ -300,12 +300,12 @@ async def test_the_suite_finds_a_desk_that_lets_anybody_settle(tmp_path: Path, m
 async def test_the_suite_finds_a_desk_that_takes_unsigned_results_and_anybodys_receipts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def everybodys(self: Receipts, seq: int) -> tuple[str, str, str]:
+    async def everybodys(self: ReceiptStore, seq: int) -> tuple[str, str, str]:
         del self, seq
         return _MAL.id, "01890a5d-ac96-774b-bcce-b302099a8057", _Anybody(_MAL.id)
 
-    monkeypatch.setattr(task_services, "_check_result", lambda *_: None)
-    monkeypatch.setattr(Receipts, "addressed", everybodys)
+    monkeypatch.setattr(TaskHandlers, "_check_result", lambda *_: None)
+    monkeypatch.setattr(ReceiptStore, "addressed", everybodys)
     names = {"forged_results", "receipts_of_others"}
     report = await _on_weak_space(tmp_path / "home", names)
     assert {result.name for result in report.broken} == names
@@ -451,7 +451,7 @@ async def test_a_ruling_signed_by_another_key_is_void_on_a_real_log(space: RealS
     await space.stop_steward()
     steward = await space.start_steward()
     assert sum(steward.table.void.values()) == 3
-    access = steward.table.access_at(owner, steward.position)
+    access = steward.table.access_at(owner, steward.space.position)
     assert access is not None
     assert access.read == ("general",)
     async with space.agent("ada") as ada:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.answers import ApiError
+from tidings.broker.jetstream_api import ApiError
 from tidings.broker.streams import set_gate
 from tidings.errors import StreamMismatch
-from tidings.testing.pouring import pour
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.frames import frame_id
+from tools.pouring import pour
 
 MINUTE = 60_000_000_000
 MIB = 1024 * 1024

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidings
-from reviewing import PACE, connect, desk, one, reviewers
+from reviewing import PACE, book_of, connect, one, reviewers
 from tidings.broker.jetstream import JetStream
 from tidings.errors import (
     ConflictError,
@@ -36,7 +36,7 @@ async def test_a_deadline_ends_a_hold_however_the_worker_beats(space: RealSpace)
             await job.done("too late")
         for _ in range(3):
             with pytest.raises(ConflictError, match="deadline"):
-                await bob.link.call("task", "beat", seq=job.seq)
+                await bob.connection.call("task", "beat", seq=job.seq)
 
 
 async def test_a_task_nobody_took_in_time_fails_its_asker_at_once_and_names_the_deadline(space: RealSpace) -> None:
@@ -53,10 +53,10 @@ async def test_a_task_expires_in_the_queue_although_nobody_looks_and_the_steward
         await space.stop_steward()
         await asyncio.sleep(max(0.0, 1.05 - (time.time() - (await record_time(js, ticket.seq)))))
         await space.start_steward(PACE)
-        await eventually(lambda: ticket.seq in desk(space).book.settled)
-        settled = desk(space).book.settled[ticket.seq]
+        await eventually(lambda: ticket.seq in book_of(space).outcomes)
+        settled = book_of(space).outcomes[ticket.seq]
         assert (settled.cause, settled.attempt) == ("deadline", 0)
-        assert later.seq not in desk(space).book.settled
+        assert later.seq not in book_of(space).outcomes
         await space.stop_steward()
         await space.start_steward(PACE)
         assert (await ticket.status(0)).cause == "deadline", "it is still known"
@@ -95,9 +95,9 @@ async def test_a_deadline_that_passes_after_a_steward_died_with_the_task_in_hand
         assert (await bob.control.call("task", "claim", role="reviewer", wait=0.1))["task"] is None
         ticket = await ada.ask("reviewer", "pulled", deadline=2.0)
         # the pull of bob's claim is still under way and takes it in; bob has gone
-        await eventually(lambda: ticket.seq in desk(space).book.open)
+        await eventually(lambda: ticket.seq in book_of(space).open)
         await space.stop_steward()
         await space.start_steward(PACE)
-        assert ticket.seq not in desk(space).book.open
+        assert ticket.seq not in book_of(space).open
         with pytest.raises(TaskDead, match="deadline"):
             await ticket.result(15)

@@ -14,7 +14,7 @@ from tidings.errors import (
     DeniedError,
     UsageError,
 )
-from tidings.steward import task_services
+from tidings.steward import task_handlers
 from tidings.steward.history import encoded
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import message as wire
@@ -117,7 +117,7 @@ async def test_a_worker_verifies_for_itself_what_a_steward_hands_out(
                 line["payload"] = base64.b64encode(record.payload.replace(b"altered", b"alterea")).decode()
             return line
 
-        monkeypatch.setattr(task_services, "encoded", altered)
+        monkeypatch.setattr(task_handlers, "encoded", altered)
         job = await one(bob)
         assert job.message.id == good.id
         await job.done("yes")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tidings
-from reviewing import PACE, connect, desk, one, results_in, reviewers, signed_result
+from reviewing import PACE, book_of, connect, one, results_in, reviewers, signed_result
 from tidings.errors import (
     ConflictError,
     OutcomeUnknown,
@@ -119,13 +119,13 @@ async def test_a_session_that_fell_silent_is_superseded_and_its_result_is_not_ta
         taken = await one(newer)
         assert (taken.seq, taken.attempt) == (job.seq, 1), "taken over before it counts as lost"
         with pytest.raises(Superseded, match="another session of the same agent has it"):
-            await older.link.call("task", "beat", seq=job.seq, session=older._tasks.session)
+            await older.connection.call("task", "beat", seq=job.seq, session=older._tasks.session)
         with pytest.raises(Superseded):
             await job.fail("I am late", retry=False)
         assert job.lost is not None
         await taken.done("by the newer")
         with pytest.raises(Superseded, match="did it"):
-            await older.link.call(
+            await older.connection.call(
                 "task", "done", seq=job.seq, session=older._tasks.session, **result_of(older, ada.id, ticket.id)
             )
         assert (await ticket.result(5)).text == "by the newer"
@@ -164,10 +164,10 @@ async def test_holds_survive_a_steward_killed_with_9_and_beats_resume_with_the_n
         doomed.signal(signal.SIGKILL)
         await doomed.ended()
         await space.start_steward(PACE, after=doomed.holder)
-        held = desk(space).book.open[ticket.seq]
+        held = book_of(space).open[ticket.seq]
         assert (held.worker, held.session, held.attempt) == (bob.id, bob._tasks.session, 1)
         # the next steward is quicker to call a worker silent; bob still beats at the pace of the one that died
-        told = await insist(lambda: bob.link.call("task", "beat", seq=job.seq, session=bob._tasks.session))
+        told = await insist(lambda: bob.connection.call("task", "beat", seq=job.seq, session=bob._tasks.session))
         assert told["state"] == "held"
         await job.done("through it all")
         result = await ticket.result(5)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tidings
-from reviewing import PACE, connect, desk, one, reviewers
+from reviewing import PACE, book_of, connect, one, reviewers, steward_of
 from tidings.cli.running import task_words
 from tidings.errors import (
     DeniedError,
@@ -19,7 +19,7 @@ from tidings.errors import (
     TaskDead,
     UsageError,
 )
-from tidings.steward import task_lookup, task_settling
+from tidings.steward import task_holds, tasks
 from tidings.testing.history import History
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -112,7 +112,7 @@ async def test_a_task_that_keeps_failing_becomes_a_dead_letter_that_says_why(spa
 async def test_large_dead_letters_of_one_asker_do_not_push_out_those_of_others(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_settling, "MOST_DEAD_WHOLE", 2)
+    monkeypatch.setattr(task_holds, "MOST_DEAD_WHOLE", 2)
     async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
         for text in ("x" * 20_000, "x" * 20_000, "x" * 20_000, "small"):
             ticket = await ada.ask("reviewer", text)
@@ -127,7 +127,7 @@ async def test_large_dead_letters_of_one_asker_do_not_push_out_those_of_others(
 async def test_of_an_asker_with_too_many_dead_letters_its_own_oldest_go(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_settling, "MOST_DEAD_EACH", 2)
+    monkeypatch.setattr(task_holds, "MOST_DEAD_EACH", 2)
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("bob") as worker:
         asked = []
         for asker in (bob, ada, ada, ada):
@@ -137,7 +137,7 @@ async def test_of_an_asker_with_too_many_dead_letters_its_own_oldest_go(
         kept = [each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]]
         assert sorted(kept) == sorted(ticket.seq for ticket in (asked[0], asked[2], asked[3]))
         assert (await asked[1].status(5)).state == "dropped"
-        told = desk(space).steward.store.told_to(ada.id)
+        told = steward_of(space).store.told_to(ada.id)
         assert [(each["count"], "1 of tasks" in each["text"]) for each in told] == [(1, True)]
         async with space.core() as js:
             left = await js.subjects_of(space.subjects.dead_stream, f"{space.subjects.root}.dead.task.*")
@@ -160,7 +160,7 @@ async def test_in_a_small_space_whoever_keeps_failing_on_large_tasks_loses_its_o
             claimed = await worker.control.call("task", "claim", role="reviewer", wait=3)
             assert claimed["task"]["seq"] == ticket.seq
             await worker.control.call("task", "fail", seq=ticket.seq, reason="no", retry=False)
-        sides, limit = desk(space).steward.sides, 1024 * 1024
+        sides, limit = steward_of(space).sides, 1024 * 1024
         await sides.run()
         assert sides.removed["dead"] == 0, "the stream was never crowded"
         async with space.core() as js:
@@ -168,12 +168,12 @@ async def test_in_a_small_space_whoever_keeps_failing_on_large_tasks_loses_its_o
         kept = {each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]}
         assert {first.seq, asked[-1].seq} <= kept
         assert (await worker.control.call("dead", "show", seq=first.seq))["record"] is not None
-        store = desk(space).steward.store
+        store = steward_of(space).store
         gone = sum(each["count"] for each in store.told_to(ada.id))
         assert (gone, store.told_to(bob.id)) == (len(asked) - len(kept), [])
         await space.stop_steward()
         await space.start_steward(PACE)
-        sizes = {each.seq: each.size for each in desk(space).book.dead_of(ada.id)}
+        sizes = {each.seq: each.size for each in book_of(space).dead_of(ada.id)}
         assert all(size > 60_000 for size in sizes.values()), "the next steward knows what they take"
 
 
@@ -244,7 +244,7 @@ async def test_a_steward_that_just_started_does_not_say_that_nobody_is_here(spac
 
 
 async def test_health_tells_what_is_queued_held_and_dead(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_lookup, "FIGURES_AGE", -1.0)
+    monkeypatch.setattr(tasks, "FIGURES_AGE", -1.0)
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("ada") as raw:
 
         async def figures() -> dict[str, Any]:
@@ -333,7 +333,7 @@ async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them
         await ada.ask("reviewer", "one")
         waiting = await ada.ask("painter", "waits")
         await (await one(bob)).done("yes")
-        await desk(space).retain()
+        await steward_of(space).tasks.upkeep.retain()
         assert (await js.info("TASK_main"))["state"]["messages"] == 2, "the archive has not seen them"
         async with space.administer() as admin:
             await admin.ask("space_set", parts={"archive": "off"})
@@ -365,7 +365,7 @@ async def bound_queue(space: RealSpace, tasks: int) -> None:
 
 
 async def test_a_full_queue_is_said_by_name_and_what_is_settled_makes_room_at_once(tmp_path: Path) -> None:
-    async with real_space(tmp_path / "home", pace=replace(PACE, task_keep=600.0)) as space:
+    async with real_space(tmp_path / "home", intervals=replace(PACE, task_keep=600.0)) as space:
         await space.add("ada")
         await space.add("bob", roles=["reviewer"])
         await bound_queue(space, 4)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.notices import Notice
 from tidings.errors import ConnectionLost
-from tidings.steward.health import health_of
 from tidings.steward.store_reading import read_store
-from tidings.testing.real_space import TEST_PACE, AgentClient, RealSpace
+from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.envelope import RULED_OUT
@@ -20,7 +20,7 @@ RESERVED = ("Nats-Expected-Stream", "nats-msg-id", "KV-Foo")
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
-    return tidings.connect(space.home.name, name=name, home=space.home.home, **options)
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 async def write_void(agent: AgentClient, subject: str, kind: str, destination: str, header: str, stream: str) -> str:
@@ -63,11 +63,11 @@ async def test_a_message_with_reserved_headers_is_told_to_its_sender_as_void_and
         assert (known.stage, "KV-Foo" in known.why) == ("void", True)
         assert (await bob.trace(next(iter(void))))["stored"] == [], "nobody else is told"
         assert pair.steward is not None
-        assert (await health_of(pair.steward))["void_messages"] == {"header": 4}
+        assert (await pair.steward.health.facts())["void_messages"] == {"header": 4}
         await ada.send("general", "a good one")
         assert (await bob.next_message(10)).text == "a good one"
     await pair.stop_steward()
-    await pair.start_steward(TEST_PACE)
+    await pair.start_steward(TEST_INTERVALS)
     async with connect(pair, "ada", channels=["general"]) as ada:
         assert (await ada.trace(direct))["receipts"][0]["stage"] == "void", "and it is remembered"
         again: list[Notice] = []
@@ -94,7 +94,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         async with space.administer() as admin:
             await admin.ask("space_set", channels="listed")
         unlisted = await ada.send("random", "to nobody")
-        await ada.link.call("channel", "set", channel="random", description="now listed")
+        await ada.connection.call("channel", "set", channel="random", description="now listed")
         fine.append(await ada.send("random", "to its members"))
         await eventually(lambda: len(notices) == 1, what="the sender is told")
         cause = f"{RULED_OUT}: only listed channels are posted to in this space, and #random was none"
@@ -117,7 +117,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         await eventually(lambda: steward.voids.found == {"ruling": 2}, what="it is found")
         (receipt,) = (await bob.control.call("trace", "get", id=late.id))["receipts"]
         assert receipt["why"] == f"{RULED_OUT}: its sender might not post in #random"
-        assert (await health_of(steward))["void_messages"] == {"ruling": 2}
+        assert (await steward.health.facts())["void_messages"] == {"ruling": 2}
     assert (await read_store(space.home)).void == {"ruling": 2}, "and whoever reads the store counts the same"
 
 

@@ -4,11 +4,11 @@ import random
 
 from pyspark.sql import SparkSession
 
-from tidings.pipeline.audience import MESSAGES, Facts, Rules, deliverable, facts_of, owed
+from tidings.pipeline.audience import MESSAGES, AudienceRules, Facts, deliverable, facts_of, owed
 from tidings.space.fold import Table
-from tidings.testing.generated import generate_log, verify_once
-from tidings.testing.model import Model
 from tidings.wire.subjects import Chat
+from tools.generated import generate_log, verify_once
+from tools.model import Model
 
 LOGS = 24
 
@@ -38,7 +38,7 @@ def test_the_joins_agree_with_the_rules_on_generated_logs(spark: SparkSession) -
                 allowed = table.deliverable(record.seq, parsed.sender, parsed.channel, head)
                 allowed_by_rules |= {(log, record.seq, owner) for owner in allowed}
 
-    rules = Rules.of(spark, facts)
+    rules = AudienceRules.of(spark, facts)
     pairs = owed(spark.createDataFrame(messages, MESSAGES), rules).cache()  # asked for twice
     left = deliverable(pairs, rules.access, spark.createDataFrame(heads, "log long, head long"))
     marked = pairs.selectExpr("'owed' kind", "log", "seq", "owner").union(

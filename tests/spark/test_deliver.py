@@ -11,13 +11,13 @@ from tidings.broker import jwt
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.keyring import Keyring
 from tidings.errors import TidingsError
-from tidings.pipeline import delivering as rules
+from tidings.pipeline import deliverer as rules
 from tidings.pipeline.job import SpaceTable
-from tidings.pipeline.reading import Place, StreamReader
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Verdict
-from tidings.testing.delivering import delivering, job_settings
 from tidings.testing.real_space import AgentClient, RealSpace
+from tools.delivering import delivering, job_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ async def test_a_ruling_whose_headers_are_garbage_is_void_to_the_job_and_does_no
     raw.close()
     await space.add("bob")
     settings = job_settings(space, tmp_path)
-    reader = StreamReader(Place(settings.url, settings.creds, space.subjects.log_stream))
+    reader = StreamReader(StreamLocation(settings.url, settings.creds, space.subjects.log_stream))
     folded = SpaceTable(reader, settings, 0)
     folded.advance(reader.state().last)
     reader.close()

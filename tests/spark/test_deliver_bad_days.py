@@ -13,20 +13,20 @@ import pytest
 from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, post_large, read_all, say, say_on
-from tidings.broker.blocking import KeptConnection, WorkerConnection
+from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
-from tidings.pipeline import delivering as rules
-from tidings.pipeline import job as jobs
-from tidings.pipeline import planning, pulse
+from tidings.pipeline import deliverer as rules
+from tidings.pipeline import heartbeat, planning
+from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
 from tidings.pipeline.job import DeliverJob
-from tidings.pipeline.keeping import MAILBOX_FRAMES, DeliverFloor, DeliverLease, Keeper
-from tidings.pipeline.watching import look
-from tidings.testing.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
+from tidings.pipeline.status import look
+from tidings.space.lease import DeliverLease
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.message import MAX_PAYLOAD, Sender, compose
+from tools.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,7 +174,8 @@ async def test_f11_mailboxes_that_fill_the_disk_become_numbers_and_others_still_
         async with delivering(spark, space, tmp_path) as job:
             await post_large(ada, "big", 250_000, 30)  # more than all mailboxes together hold
             await job.caught_up(debts=False)
-            assert job.job.keeper._held()[1] > 0.8, "there is nearly no room left"
+            used, most = job.job.mailboxes._used()
+            assert used > 0.8 * most, "there is nearly no room left"
             await post_large(ada, "other", 250_000, 2)
             await job.caught_up(debts=False)
             boxes = await read_all({"cal": cal})
@@ -207,8 +208,12 @@ async def test_a_second_pipeline_is_told_in_a_sentence_that_another_one_delivers
 
 def lease_of(space: RealSpace) -> DeliverLease:
     creds = space.home.creds / "pipeline.creds"
-    line = KeptConnection(lambda: WorkerConnection.open(space.info.url, creds))
-    return DeliverLease(Keeper(line, space.subjects), ttl=0.05)
+    js = BlockingJetStream(lambda: WorkerConnection.open(space.info.url, creds))
+    return DeliverLease(js, space.subjects, ttl=0.05)
+
+
+def floor_of(lease: DeliverLease) -> DeliverFloor:
+    return DeliverFloor(BrokerState(lease.js, lease.subjects), lease, "epoch")
 
 
 async def test_n8_seventy_takeovers_leave_the_deliver_lease_as_takeable_as_before_and_n9_an_old_holder_moves_no_floor(
@@ -221,14 +226,14 @@ async def test_n8_seventy_takeovers_leave_the_deliver_lease_as_takeable_as_befor
         for _ in range(MAILBOX_FRAMES + 6):
             lease = lease_of(space)
             lease.take()
-            DeliverFloor(lease._keeper, lease, "epoch").advance(lease.seq, None)
+            floor_of(lease).advance(lease.seq, None)
             lease.release()
-            lease._keeper.line.close()
+            lease.js.close()
         with pytest.raises(LeaseLost, match="the deliver floor was written under lease"):
-            DeliverFloor(first._keeper, first, "epoch").advance(10**6, None)
+            floor_of(first).advance(10**6, None)
         with pytest.raises(LeaseLost, match="another pipeline beats"):
             first.beat()
-        first._keeper.line.close()
+        first.js.close()
 
     await asyncio.to_thread(take_over)
 
@@ -411,8 +416,8 @@ async def test_a_checkpoint_that_spark_would_refuse_is_put_aside_and_said_and_de
 async def test_nobody_says_that_delivery_runs_while_the_jvm_is_stopped_and_it_goes_on_after(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SILENT", 0.5)
-    monkeypatch.setattr(pulse, "EVERY", 0.1)
+    monkeypatch.setattr(heartbeat, "SILENT", 0.5)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """A deliver job that is really killed, or really paused, and what the next one makes of what it left.
 
 The one that dies is a process of its own, as `tidings up` starts it, some with a JVM of their own and some on the one
-of these tests (`testing/driver.py`): at its named places the JVM only waits. The next one runs from the same checkpoint
+of these tests (`tools/driver.py`): at its named places the JVM only waits. The next one runs from the same checkpoint
 and lake. Between the two access changes: the second attempt judges what the first one planned.
 """
 
@@ -17,10 +17,10 @@ import pytest
 import tidings
 from crowd import Crowd, check, clients, join, narrow, post_large, read_all, revoke, say, say_on, set_class
 from tidings.testing import processes
-from tidings.testing.delivering import delivering, owed
-from tidings.testing.driver import gateway
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
+from tools.delivering import delivering, owed
+from tools.driver import gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def job_process(
     space: RealSpace, root: Path, failpoint: str, way: Mapping[str, str] | None = None
 ) -> AbstractAsyncContextManager[processes.Child]:
     """The same job as `delivering`, in a process of its own; with `way`, on the JVM that leads to."""
-    module = "tidings.testing.driver" if way else "tidings.pipeline.child"
+    module = "tools.driver" if way else "tidings.pipeline.process"
     place = ("--home", space.home.home, "--space", space.home.name, "--master", "local[1]", "--lease-ttl", "0.5")
     kept = ("--checkpoint", root / "checkpoint", "--lake", root / "lake")
     return processes.child("-m", module, *place, *kept, failpoint=failpoint, more=way)

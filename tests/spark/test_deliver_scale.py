@@ -12,14 +12,14 @@ from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, clients, join, read_all, say, set_class
 from tidings.pipeline.ledger import LedgerPaths
-from tidings.testing.delivering import Mailbox, delivering, empty_mailbox, owed
-from tidings.testing.pouring import Pour, pour
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.frames import decode_frame, open_block
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
 from tidings.wire.rulings import Access, Member
+from tools.delivering import Mailbox, delivering, empty_mailbox, owed
+from tools.pouring import Pour, pour
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ async def settle_in(space: RealSpace, channel: str, members: Iterable[KeyPair]) 
     """Agents and memberships, written as the steward would: signed rulings under its lease."""
     steward = space.steward
     assert steward is not None
-    tag = steward.tag(channel)
+    tag = steward.space.tag(channel)
     async with steward.writer.lock:
         for index, agent in enumerate(members):
             access = Access(op=f"a{index}", name=f"agent{index}", read=(">",), post=(">",))

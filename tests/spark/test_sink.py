@@ -8,18 +8,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from bare import BareServer
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.reading import Place, StreamReader
+from tidings.broker.records import StoredRecord
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.wire.headers import Headers, encode_headers
 
 
-def stored(bare: BareServer, stream: str) -> list[Stored]:
-    reader = StreamReader(Place(bare.url, None, stream))
+def stored(bare: BareServer, stream: str) -> list[StoredRecord]:
+    reader = StreamReader(StreamLocation(bare.url, None, stream))
     try:
         items = list(reader.read(1, reader.state().last))
     finally:
         reader.close()
-    return [item for item in items if isinstance(item, Stored)]
+    return [item for item in items if isinstance(item, StoredRecord)]
 
 
 def rows(spark: SparkSession, stream: str, count: int) -> DataFrame:
@@ -43,7 +43,7 @@ def test_every_row_is_stored_once_in_order_per_subject_and_a_repeat_is_recognise
     lanes: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for record in found:
         lanes[record.subject, int(record.payload) < 30].append(int(record.payload))
-        fields = dict(Headers.parse(record.headers).fields)
+        fields = dict(Headers.parse(record.own_block).fields)
         assert fields == {"Nats-Msg-Id": f"id-{record.payload.decode()}", "X-Row": record.payload.decode()}
     assert all(lane == sorted(lane) for lane in lanes.values())
     assert len(lanes) == 6
@@ -94,4 +94,6 @@ def test_a_query_copies_a_stream_into_another_once(spark: SparkSession, bare: Ba
         )
         assert query.awaitTermination(120)
     found = stored(bare, "to_")
-    assert sorted(dict(Headers.parse(r.headers).fields)["Nats-Msg-Id"] for r in found) == [str(s) for s in range(1, 10)]
+    assert sorted(dict(Headers.parse(r.own_block).fields)["Nats-Msg-Id"] for r in found) == [
+        str(s) for s in range(1, 10)
+    ]

@@ -15,7 +15,7 @@ def named_tests(document: str) -> list[str]:
     return re.findall(r"`(test_\w+)`", document)
 
 
-@pytest.mark.parametrize("name", ["guarantees", "findings", "pains"])
+@pytest.mark.parametrize("name", ["guarantee-tests", "findings", "pains"])
 def test_every_test_named_in_a_document_exists(name: str) -> None:
     named = set(named_tests((ROOT / "docs" / f"{name}.md").read_text()))
     assert len(named) > 10
@@ -39,10 +39,36 @@ def test_every_pain_has_a_row_or_is_said_to_be_ours_still() -> None:
     assert {int(each) for each in (*listed, *re.findall(r"^- (\d+)", ours, re.MULTILINE))} == set(range(1, 26))
 
 
+def headings(document: Path) -> list[str]:
+    return re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """As the usual viewers of Markdown make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def test_every_link_in_a_document_leads_somewhere() -> None:
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for path, place in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", document.read_text()):
+            target = document.parent / path if path else document
+            assert target.exists(), f"{document.name}: {path}"
+            assert not place or place in map(anchor, headings(target)), f"{document.name}: {path}#{place}"
+
+
+def test_guarantees_and_the_index_of_their_tests_have_the_same_headings_and_each_is_linked() -> None:
+    page, index = (ROOT / "docs" / f"{name}.md" for name in ("guarantees", "guarantee-tests"))
+    asked = headings(page)[1:]
+    assert len(asked) > 10
+    assert asked == headings(index)[1:]
+    linked = re.findall(r"\]\(guarantee-tests\.md#([^)]+)\)", page.read_text())
+    assert sorted(linked) == sorted(map(anchor, asked))
+
+
+def test_the_guarantees_stay_readable() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    assert len(page.splitlines()) <= 130
+    assert not named_tests(page), "tests are named in guarantee-tests.md"
 
 
 def test_the_readme_stays_one_screen() -> None:

@@ -7,13 +7,13 @@ is gone.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
-from tidings.broker.credentials import signed
-from tidings.broker.jwt import split_credentials
+from tidings.broker.jwt import signed, split_credentials
 from tidings.broker.private_files import check_private, read_private
 from tidings.errors import AuthRevoked, BrokerUnreachable, UnreachableError
 from tidings.nats import aio
-from tidings.nats.aio import Connection, OnChange, OnError
+from tidings.nats.aio import Callbacks, Connection
 from tidings.nats.core import Auth, Msg
 from tidings.wire.headers import Headers
 
@@ -35,11 +35,8 @@ async def connect(
     *,
     name: str,
     reconnect: bool = True,
-    on_error: OnError = aio.ignore_error,
-    on_closed: OnChange = aio.ignore_change,
-    on_disconnected: OnChange = aio.ignore_change,
-    on_reconnected: OnChange = aio.ignore_change,
     timeout: float = 5.0,
+    **callbacks: Unpack[Callbacks],
 ) -> Connection:
     """Open a connection whose replies arrive in this user's own inbox.
 
@@ -60,10 +57,7 @@ async def connect(
             inbox=f"_INBOX_{user_id}",
             reconnect=reconnect,
             timeout=timeout,
-            on_error=on_error,
-            on_closed=on_closed,
-            on_disconnected=on_disconnected,
-            on_reconnected=on_reconnected,
+            **callbacks,
         )
     except AuthRevoked as error:
         raise AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space") from error

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidings.broker.jwt import Claims, Permissions, UserLimits
-from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, Subjects
+from tidings.wire.state_keys import StateKey
+from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, StreamKind, Subjects
 
 #: raised with every change of `agent_permissions` or `agent_limits`: agents with older tokens are given new ones
 AGENT_RIGHTS = 2
@@ -152,14 +153,7 @@ def agent_limits() -> UserLimits:
 def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
     """Writes ruling records, answers control requests, executes retention. Cannot write a chat, mint, or delete."""
     state = f"KV_{s.state_bucket}"
-    streams = (
-        s.log_stream,
-        s.direct_stream,
-        s.task_stream,
-        s.delivery_stream,
-        s.audit_stream,
-        s.dead_stream,
-    )
+    streams = [s.stream(kind) for kind in StreamKind]
     mailboxes = (s.direct_stream, s.task_stream, s.delivery_stream)
     return Permissions(
         publish=[
@@ -186,12 +180,12 @@ def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
 def pipeline_permissions(s: Subjects, pipeline_id: str) -> Permissions:
     """Reads the log, writes mailboxes and its own floors. Cannot write a message or a ruling, or read direct mail."""
     state = f"$KV.{s.state_bucket}"
-    kept = ("floor.deliver", "beat.deliver", "figures.deliver", "emptied")
+    kept = (StateKey.DELIVER_FLOOR, StateKey.DELIVER_BEAT, StateKey.DELIVER_FIGURES, StateKey.EMPTIED)
     return Permissions(
         publish=[
             f"{s.root}.dlv.>",
             *(f"{state}.{key}" for key in kept),
-            *(f"$JS.API.DIRECT.GET.KV_{s.state_bucket}.{state}.{key}" for key in (*kept, "floor.log")),
+            *(f"$JS.API.DIRECT.GET.KV_{s.state_bucket}.{state}.{key}" for key in (*kept, StateKey.LOG_FLOOR)),
             *(f"$JS.API.STREAM.{verb}.{s.log_stream}" for verb in ("INFO", "MSG.GET")),
             f"$JS.API.DIRECT.GET.{s.log_stream}",
             *(f"$JS.API.STREAM.{verb}.{s.delivery_stream}" for verb in ("INFO", "MSG.GET", "PURGE")),

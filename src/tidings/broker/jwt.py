@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.errors import WireError
+from tidings.nats.core import Auth
+from tidings.nats.errors import AuthRefused
 from tidings.wire.keys import KeyPair, verify
 
 UNLIMITED = -1
@@ -169,6 +171,18 @@ def split_credentials(text: str) -> tuple[str, KeyPair]:
     except (ValueError, IndexError) as error:
         raise WireError("this is not a NATS credentials file: a JWT or a seed block is missing") from error
     return token, KeyPair(seed)
+
+
+def signed(token: str, key: KeyPair) -> Auth:
+    """How a user proves to the broker who it is: the token, and the server's nonce signed by the key that it names."""
+
+    def answer(info: Mapping[str, Any]) -> dict[str, str]:
+        nonce = info.get("nonce")
+        if not isinstance(nonce, str) or not nonce:
+            raise AuthRefused("this server asks for no proof: it is not the broker of a space")
+        return {"jwt": token, "sig": _b64(key.sign(nonce.encode()))}
+
+    return answer
 
 
 def _compact(value: Claims) -> bytes:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.answers import EPOCH_KEY, NO_STREAM, ApiError
+from tidings.broker import jetstream_api as api
 from tidings.broker.config import RESERVE
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import EPOCH_KEY, NO_STREAM, ApiError, Steps
 from tidings.errors import StreamMismatch
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import RULING_KINDS, Subjects
 
 MINUTE_NS = 60 * 1_000_000_000
 BUDGET_KEY = "td.budget"
@@ -54,10 +55,7 @@ class StreamSpec:
 
 
 def log_subjects(s: Subjects, *, gate_open: bool = True) -> list[str]:
-    ruling = [
-        *(f"{s.root}.{kind}.>" for kind in ("member", "acl", "channel", "link", "lease")),
-        s.space_record,
-    ]
+    ruling = [*(f"{s.root}.{kind}.>" for kind in RULING_KINDS if kind != "space"), s.space_record]
     return [f"{s.root}.chat.>", f"{s.root}.via.>", *ruling] if gate_open else ruling
 
 
@@ -213,17 +211,21 @@ def gate_of(s: Subjects, info: Mapping[str, Any]) -> GateState:
     return GateState(f"{s.root}.chat.>" in config["subjects"], info["state"]["bytes"], budget)
 
 
-async def set_gate(js: JetStream, s: Subjects, *, gate_open: bool) -> GateState:
+def gate_steps(s: Subjects, *, gate_open: bool) -> Steps[GateState]:
     """Open or close the gate. Idempotent and needs no lease: closing must work when the lease cannot be written."""
-    info = await js.info(s.log_stream)
+    info = yield from api.info(s.log_stream)
     state = gate_of(s, info)
     if state.open != gate_open:
         wanted = {
             "subjects": log_subjects(s, gate_open=gate_open),
             "max_bytes": state.budget if gate_open else state.budget + RESERVE,
         }
-        await js.api(f"STREAM.UPDATE.{s.log_stream}", _updatable(info["config"]) | wanted)
+        yield from api.api(f"STREAM.UPDATE.{s.log_stream}", _updatable(info["config"]) | wanted)
     return GateState(gate_open, state.used, state.budget)
+
+
+async def set_gate(js: JetStream, s: Subjects, *, gate_open: bool) -> GateState:
+    return await js.run(gate_steps(s, gate_open=gate_open))
 
 
 async def set_epoch(js: JetStream, s: Subjects, epoch: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from tidings import __version__
 from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
 from tidings.errors import PrerequisiteMissing
+from tidings.version import __version__
 
 
 def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:

@@ -357,7 +357,7 @@ def _unread_at_host(where: Place, row: Issued) -> str:
     """What the host of this home received for a key and nobody read: it is kept under that key."""
     from tidings.host.inbox import unread_of
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.looking import look
+    from tidings.store.snapshot import look
 
     file = where.home.home / "host.db"
     if row.state not in LIVE or not file.exists():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidings.cli import completion, output
+from tidings.cli.connection import DirectOption, act
 from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.cli.talk import ask_space
-from tidings.cli.through_host import DirectOption
 from tidings.errors import UsageError
-from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint
-    from tidings.host.client import Session
+    from tidings.endpoint.interface import AgentInterface
 
 MODES = {
     "open": "everything wakes it",
@@ -61,17 +59,12 @@ def attention(
     if channel is not None and channel[1] not in LEVELS:
         raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
     where = place(space, home, acting_as)
-    wanted: dict[str, Any] = {} if mode is None else {"mode": mode}
-    wanted |= {} if channel is None else {"channels": {unmarked(channel[0]): channel[1]}}
+    levels = {} if channel is None else {channel[0]: channel[1]}
 
-    async def directly(endpoint: Endpoint) -> dict[str, Any]:
-        do = "set" if wanted else "get"
-        return await endpoint.link.call("attention", do, session=endpoint.session.session, **wanted)
+    def ask(agent: AgentInterface) -> Awaitable[dict[str, Any]]:
+        return agent.keep_attention(mode, levels) if mode or levels else agent.attention()  # type: ignore[arg-type]
 
-    def through(session: Session) -> dict[str, Any]:
-        return session.set_attention(mode, wanted.get("channels")) if wanted else session.attention()
-
-    answer = ask_space(where, through, directly, direct=direct)
+    answer = act(where, ask, direct=direct)
     kept = answer["standing"] or {"mode": "open", "channels": {}}
     if as_json:
         output.data({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
@@ -80,9 +73,9 @@ def attention(
     running = answer["running"]
     if running is None:
         output.say(f"{where.agent} does not run now; it begins with this when it does")
-    elif running != kept and not wanted:
+    elif running != kept and not (mode or levels):
         output.say(f"a program of {where.agent} runs and chose otherwise for itself: {running['mode']}")
-    output.hint("tidings who" if wanted else "tidings attention dnd")
+    output.hint("tidings who" if mode or levels else "tidings attention dnd")
 
 
 def _show(kept: dict[str, Any]) -> None:

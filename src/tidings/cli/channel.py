@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 import typer
 
 from tidings.cli import output
 from tidings.cli.amounts import seconds
+from tidings.cli.connection import DirectOption, act
 from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, YesOption, place
-from tidings.cli.talk import ask_space, endpoint_at, printable
-from tidings.cli.through_host import DirectOption
+from tidings.cli.talk import printable
 from tidings.errors import UsageError
+from tidings.wire.ids import new_id
 from tidings.wire.names import check_channel
 
 app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
@@ -40,7 +40,7 @@ def list_channels(
       tidings channels list --json
     """
     where = place(space, home, acting_as)
-    found = ask_space(where, lambda session: session.channels(), lambda each: each.channels(), direct=direct)
+    found = act(where, lambda agent: agent.channels(), direct=direct)
     if as_json:
         output.data(found)
         return
@@ -83,12 +83,7 @@ def info(
       tidings channels info team.backend --json
     """
     where = place(space, home, acting_as)
-    facts = ask_space(
-        where,
-        lambda session: session.channel_info(channel),
-        lambda endpoint: endpoint.link.call("channel", "info", channel=channel),
-        direct=direct,
-    )
+    facts = act(where, lambda agent: agent.channel_info(channel), direct=direct)
     facts.pop("ok", None)
     if as_json:
         output.data(facts)
@@ -142,9 +137,7 @@ def members(
       tidings channels members general
     """
     where = place(space, home, acting_as)
-    found = ask_space(
-        where, lambda session: session.members(channel), lambda endpoint: endpoint.members(channel), direct=direct
-    )
+    found = act(where, lambda agent: agent.members(channel), direct=direct)
     if as_json:
         output.data(found)
         return
@@ -182,12 +175,9 @@ def remove(
         "description": "",
         "instructions": "",
     }
-
-    async def act() -> dict[str, Any]:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.link.call("channel", "set", channel=channel, listed=False, **nothing)
-
-    facts = asyncio.run(act())
+    op = new_id()
+    change = {"channel": channel, "listed": False, **nothing}
+    facts = act(where, lambda agent: agent.call("channel", "set", op=op, **change))
     if as_json:
         output.data({"channel": channel, "seq": facts["seq"]})
         return
@@ -235,12 +225,8 @@ def set_channel(
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")
     where = place(space, home, acting_as)
-
-    async def act() -> dict[str, Any]:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.link.call("channel", "set", channel=channel, **wanted)
-
-    facts = asyncio.run(act())
+    op = new_id()
+    facts = act(where, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
     if as_json:
         output.data({key: value for key, value in facts.items() if key != "ok"})
         return

@@ -61,7 +61,7 @@ def examine(home: Path, nats_server: str | None) -> Iterator[Finding]:
 
 def _installation() -> Finding:
     """Is what runs here what is installed, and would a shell find it?"""
-    from tidings import __version__
+    from tidings.version import __version__
 
     try:
         installed = version("tidings")

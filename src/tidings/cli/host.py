@@ -95,16 +95,14 @@ def _detach(home: Path) -> None:
 
 def _start_unit(home: Path, unit: Unit) -> None:
     """A host beside its unit would keep that from ever starting."""
-    from tidings.host.client import HostClient
-
     with output.working("starting the host"):
         systemd.start_installed(unit)
         deadline = time.monotonic() + START_SECONDS
-        while (client := HostClient.find(home)) is None:
+        while (pid := _answering(home)) is None:
             if time.monotonic() > deadline or not systemd.is_up(unit):
                 raise TidingsError(f"{unit.name} was started and does not answer: `journalctl --user -u {unit.name}`")
             time.sleep(0.05)
-    _say_it_runs(home, client.health()["pid"], f", by systemd ({unit.name})")
+    _say_it_runs(home, pid, f", by systemd ({unit.name})")
 
 
 def _say_it_runs(home: Path, pid: int, how: str = "") -> None:
@@ -113,9 +111,33 @@ def _say_it_runs(home: Path, pid: int, how: str = "") -> None:
     output.hint("tidings host status")
 
 
-def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Path) -> None:
-    from tidings.host.client import HostClient
+def _answering(home: Path) -> int | None:
+    """The process of the host that answers, if one does."""
+    from tidings.host.http_client import HostClient
 
+    async def ask() -> int | None:
+        host = await HostClient.find(home)
+        if host is not None:
+            host.close()
+        return host.pid if host is not None else None
+
+    return asyncio.run(ask())
+
+
+async def _status(home: Path) -> tuple[dict[str, Any], str | None] | None:
+    """What the host says of itself, and whether it is of another release; None if it does not answer."""
+    from tidings.host.http_client import HostClient
+
+    host = await HostClient.find(home)
+    if host is None:
+        return None
+    try:
+        return await host.status(), host.mismatch
+    finally:
+        host.close()
+
+
+def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if child.poll() is not None:
@@ -124,8 +146,7 @@ def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Pat
             error = kind(words[-1].removeprefix("tidings: "))
             error.exit_code = child.returncode or 1  # type: ignore[misc]
             raise error
-        client = HostClient.find(home)
-        if client is not None and client.pid == child.pid:
+        if _answering(home) == child.pid:
             return
         time.sleep(0.05)
     raise TidingsError(f"the host did not answer within {START_SECONDS:.0f} s; see {home / 'logs' / 'host.log'}")
@@ -221,19 +242,17 @@ def look(home: Path) -> dict[str, Any]:
 
     A note is what somebody may want and should know: that a program of an agent receives in the place of this host.
     """
-    from tidings.host.client import HostClient
-
-    client = HostClient.find(home)
-    if client is None:
+    found = asyncio.run(_status(home))
+    if found is None:
         pid = _pid(home)
         if pid is not None:
             said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
             return {"runs": False, "pid": pid, "problems": [said], "notes": []}
         said = f"no host runs in {home}: `tidings host up` starts one"
         return {"runs": False, "pid": None, "problems": [said], "notes": []}
-    facts = client.status()
+    facts, mismatch = found
     problems = failures(facts)
-    problems += [client.mismatch] if client.mismatch else []
+    problems += [mismatch] if mismatch else []
     for space in facts["spaces"]:
         problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
     problems = list(dict.fromkeys(problems))

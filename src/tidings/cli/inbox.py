@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
+from tidings.cli.connection import DirectOption, act_at_host, host_session
 from tidings.cli.options import (
     AsOption,
     CountOption,
@@ -27,12 +28,13 @@ from tidings.cli.options import (
     place,
 )
 from tidings.cli.talk import WholeOption, printable, writer
-from tidings.cli.through_host import DirectOption, required_session, session_if_any
 from tidings.errors import HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.host.client import Session
+    from sqlite3 import Connection
+
+    from tidings.host.endpoint import HostEndpoint
     from tidings.host.mailbox import LocalInbox
     from tidings.wire.keys import KeyPair
 
@@ -95,32 +97,39 @@ def inbox(
         return
     where = place(space, home, acting_as)
     output.show_whole(whole)
-    session = session_if_any(where, direct=direct, receive=True)
-    if session is None:
-        _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
-        _check_met(_without_host(where, channel, WAIT if wait is None else wait, count, as_json=as_json), wait)
-        return
-    unkept = _take_back(session, where)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
-    if follow:
+    patience = WAIT if wait is None else wait
+
+    async def at_the_host() -> int | None:
+        """How many were shown; None if no host runs."""
+        async with host_session(where, direct=direct, receive=True) as agent:
+            if agent is None:
+                return None
+            unkept = await _take_back(agent, where)
+            if follow:
+                if unkept is not None:
+                    output.say(f"note: {unkept}")
+                return await _follow(agent, wanted, count, as_json=as_json)
+            found = await _list(agent, wanted, count, patience, as_json=as_json)
+        if not found:
+            output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
+        fresh = [message["row"] for message in found if message["read"] is None]
+        output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
         if unkept is not None:
-            output.say(f"note: {unkept}")
-        try:
-            wanted["sender"] = _agent_id(session, sender)
-            begun = _newest(session)
-            found = _list(session, wanted, count, 0.0, as_json=as_json)
-            _follow(session, max([begun, *(message["row"] for message in found)]), wanted, as_json=as_json)
-        except KeyboardInterrupt:
-            output.say("stopped")
+            raise unkept
+        return len(found)
+
+    try:
+        shown = asyncio.run(at_the_host())
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        output.say("stopped")
         return
-    found = _list(session, wanted, count, WAIT if wait is None else wait, as_json=as_json)
-    if not found:
-        output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
-    fresh = [message["row"] for message in found if message["read"] is None]
-    output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
-    if unkept is not None:
-        raise unkept
-    _check_met(len(found), wait)
+    if shown is None:
+        _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
+        shown = _without_host(where, channel, patience, count, as_json=as_json)
+    _check_met(shown, wait)
 
 
 def _check_met(shown: int, wait: float | None) -> None:
@@ -129,12 +138,14 @@ def _check_met(shown: int, wait: float | None) -> None:
         raise typer.Exit(1)
 
 
-def _list(session: Session, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool) -> list[Message]:
+async def _list(
+    agent: HostEndpoint, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool
+) -> list[Message]:
     """Show the newest that is wanted, oldest first, in pages as the host gives them."""
-    found = page = session.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
+    found = page = await agent.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
     while page and len(found) < count:
         before = min(message["row"] for message in page)
-        page = session.inbox(**wanted, newest=True, limit=min(PAGE, count - len(found)), before=before)
+        page = await agent.inbox(**wanted, newest=True, limit=min(PAGE, count - len(found)), before=before)
         found = found + page
     found.sort(key=lambda message: message["row"])
     for message in found:
@@ -189,7 +200,7 @@ async def _as_it_comes(
     mailbox: LocalInbox, channel: str | None, wait: float | None, count: int, *, as_json: bool
 ) -> int:
     """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
-    from tidings.host import shown as showing
+    from tidings.host import serialise as showing
     from tidings.host.inbox import Wanted
     from tidings.host.mailbox import is_wanted
 
@@ -214,10 +225,10 @@ async def _as_it_comes(
 def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) -> int:
     """What is unread in a file that somebody else has open, as it is."""
     from tidings.host import inbox as store
-    from tidings.host import shown
+    from tidings.host import serialise
     from tidings.host.directory import names_in
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.looking import look
+    from tidings.store.snapshot import look
 
     key = _key(where)
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
@@ -225,7 +236,7 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     file = where.home.home / "host.db"
     rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
-        _show(shown.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
+        _show(serialise.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
     return len(rows)
 
 
@@ -234,42 +245,40 @@ def _source(where: Place) -> tuple[str, ...]:
     return ("home", str(where.home.home), where.home.name, where.agent)
 
 
-def _take_back(session: Session, where: Place) -> StoreError | None:
+async def _take_back(agent: HostEndpoint, where: Place) -> StoreError | None:
     """Receive through the host; the answer is why it cannot keep what comes, if it cannot."""
-    health = session.me()["health"]
+    health = (await agent.me())["health"]
     if health["superseded"]:
-        session.receive()
+        await agent.take_back()
         output.say(f"note: another program received as {where.agent}; from now on the host does")
     unkept = health.get("unkept")
     return StoreError(f"mail of {where.agent} is not kept: {unkept['cause']}") if unkept else None
 
 
-def _newest(session: Session) -> int:
-    """Asked before anything is shown: what comes meanwhile is behind it, and so followed."""
-    found = session.inbox(newest=True, limit=1)
-    return int(found[-1]["row"]) if found else 0
-
-
-def _agent_id(session: Session, named: str | None) -> str | None:
+async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
     """Who is meant, found once: what comes is told apart by the id of its sender."""
-    from tidings.endpoint.peers import resolve_among
+    from tidings.endpoint.directory import resolve_among
     from tidings.wire.names import is_agent_id
-    from tidings.wire.roster import Agent
 
     if named is None or is_agent_id(named):
         return named
-    return resolve_among([Agent(id=each["id"], name=each["name"]) for each in session.who()["agents"]], named).id
+    return resolve_among(await agent.who(), named).id
 
 
-def _follow(session: Session, after: int, wanted: dict[str, Any], *, as_json: bool) -> None:
-    """Everything behind what was shown, as it comes."""
+async def _follow(agent: HostEndpoint, wanted: dict[str, Any], count: int, *, as_json: bool) -> int:
+    """What is there, and everything behind it as it comes, for ever. A host that goes away is waited for."""
+    wanted["sender"] = await _agent_id(agent, wanted["sender"])
+    # asked before anything is shown: what comes meanwhile is behind it, and so followed
+    begun = await agent.newest_row()
+    found = await _list(agent, wanted, count, 0.0, as_json=as_json)
     words = (wanted["search"] or "").lower().split()
-    for event in session.events(after):
+    async for event in agent.rows(max([begun, *(message["row"] for message in found)])):
         message = event.data
         if wanted["sender"] not in (None, message["from"]["id"]):
             continue
         if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
             _show(message, as_json=as_json)
+    return len(found)
 
 
 def _show(message: Message, *, as_json: bool) -> None:
@@ -316,8 +325,7 @@ def read(
     if _no_host_but_its_file(where):
         marked = _mark_in_file(where, rows)
     else:
-        session = required_session(where, receive=True)
-        marked = session.mark_read(rows) if rows else _mark_all(session)
+        marked = act_at_host(where, lambda agent: agent.mark_read(rows) if rows else _mark_all(agent), receive=True)
     if as_json:
         output.data({"read": marked})
         return
@@ -349,7 +357,7 @@ def delete(
     if _no_host_but_its_file(where):
         deleted = _in_file(where, lambda mailbox: mailbox.delete(rows))
     else:
-        deleted = required_session(where, receive=True).delete(rows)
+        deleted = act_at_host(where, lambda agent: agent.delete(rows), receive=True)
     if as_json:
         output.data({"deleted": deleted})
         return
@@ -370,10 +378,7 @@ def quarantine(
       tidings inbox quarantine --as bob
     """
     where = place(space, home, acting_as)
-    found: list[Message] = []
-    page_after = _aside_in_file(where) if _no_host_but_its_file(where) else required_session(where).quarantine
-    while page := page_after(found[-1]["row"] if found else 0):
-        found += page
+    found = _aside_in_file(where) if _no_host_but_its_file(where) else act_at_host(where, _all_aside)
     if as_json:
         output.data(found)
         return
@@ -387,19 +392,28 @@ def _no_host_but_its_file(where: Place) -> bool:
     return not is_wanted(where.home.home) and (where.home.home / "host.db").exists()
 
 
-def _aside_in_file(where: Place) -> Callable[[int], list[Message]]:
+async def _all_aside(agent: HostEndpoint) -> list[Message]:
+    found: list[Message] = []
+    while page := await agent.quarantine(found[-1]["row"] if found else 0):
+        found += page
+    return found
+
+
+def _aside_in_file(where: Place) -> list[Message]:
     from tidings.host import inbox as store
-    from tidings.host import shown
+    from tidings.host import serialise
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.looking import look
+    from tidings.store.snapshot import look
 
     mine = (where.space_id, _key(where).id)
+    found: list[store.Aside] = []
 
-    def page_after(row: int) -> list[Message]:
-        found = look(where.home.home / "host.db", MIGRATIONS, lambda c: store.aside(c, *mine, row))
-        return [shown.aside(each) for each in found]
+    def page(connection: Connection) -> list[store.Aside]:
+        return store.aside(connection, *mine, found[-1].row if found else 0)
 
-    return page_after
+    while more := look(where.home.home / "host.db", MIGRATIONS, page):
+        found += more
+    return [serialise.aside(each) for each in found]
 
 
 def _key(where: Place) -> KeyPair:
@@ -438,8 +452,8 @@ def _mark_in_file(where: Place, rows: list[int] | None) -> int:
     return _in_file(where, mark)
 
 
-def _mark_all(session: Session) -> int:
+async def _mark_all(agent: HostEndpoint) -> int:
     marked = 0
-    while found := session.inbox(unread=True, limit=500):
-        marked += session.mark_read([message["row"] for message in found])
+    while found := await agent.inbox(unread=True, limit=PAGE):
+        marked += await agent.mark_read([message["row"] for message in found])
     return marked

@@ -18,10 +18,11 @@ from tidings.cli import about, output
 from tidings.cli.plain_values import use_plain_values
 from tidings.errors import TidingsError
 
-#: what can be typed, by what people do: the name of a command, its module, and the function or the group in it
+#: what can be typed, by what people do: the name of a command, its module (of this package unless it has a dot), and
+#: the function or the group in it
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Start here": {
-        "demo": ("demo", "demo"),
+        "demo": ("tidings.demo.command", "demo"),
         "up": ("running", "up"),
         "down": ("running", "down"),
         "status": ("running", "status"),
@@ -60,6 +61,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "pipeline": ("pipeline", "app"),
         "logs": ("running", "logs"),
         "config": ("about", "config"),
+        "wire": ("wire", "app"),
         "version": ("about", "version"),
     },
 }
@@ -89,7 +91,8 @@ def command(names: tuple[str, ...] = ALL) -> Any:
     for panel, group in COMMANDS.items():
         for name, (module, attribute) in group.items():
             if name in names:
-                found = getattr(import_module(f"tidings.cli.{module}"), attribute)
+                place = module if "." in module else f"tidings.cli.{module}"
+                found = getattr(import_module(place), attribute)
                 if isinstance(found, typer.Typer):
                     app.add_typer(found, name=name, rich_help_panel=panel)
                 else:

@@ -17,11 +17,12 @@ from tidings.cli.options import HomeOption, Place, SpaceOption, place
 from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
 
 if TYPE_CHECKING:
-    from tidings.endpoint.identity import Identity
-    from tidings.host.client import HostClient, Session
+    from tidings.host.endpoint import SessionSource
+    from tidings.host.http_client import HostClient
 
 START_WITHIN = 30.0
 SOMEBODY_ELSES = 2.0
+LOOK_EVERY = 0.05
 
 
 def mcp(
@@ -54,7 +55,7 @@ def mcp(
       tidings mcp --bundle ada.tidings.json
     """
     try:
-        from tidings.mcp.host_desk import HostDesk
+        from tidings.host.endpoint import HostEndpoint
         from tidings.mcp.server import serve
     except ImportError as error:
         raise PrerequisiteMissing(f"{error.name} is not installed: pip install 'tidings[host,mcp]'") from error
@@ -64,36 +65,58 @@ def mcp(
         raise UsageError(
             "--bundle says which agent of which space it is: give it without --agent, --space, --session-file"
         )
-    if session_file is None:
-        # an agent that is not there is found before a host is started for it
-        asyncio.run(_identity(where, bundle))
-        desk = HostDesk(lambda: running_host(where), lambda host: _session(host, where, bundle))
-    else:
-        desk = HostDesk(lambda: running_host(where), lambda _: _borrowed(session_file, where, agent), borrowed=True)
-    output.say(f"tidings mcp: {desk.name} in {desk.space}")
-    asyncio.run(serve(desk))
+
+    async def run() -> None:
+        source = borrowed(session_file, agent) if session_file else await _own(where, bundle)
+        endpoint = HostEndpoint(lambda: running_host(where.settings.home), source)
+        await endpoint.open()
+        output.say(f"tidings mcp: {endpoint.name} in {endpoint.space}")
+        await serve(endpoint)
+
+    asyncio.run(run())
 
 
-def running_host(where: Place) -> HostClient:
+async def _own(where: Place, bundle: Path | None) -> SessionSource:
+    from tidings.endpoint.identity import Identity, bundle_identity, local_identity
+    from tidings.host.endpoint import ProvenSession
+
+    async def identity() -> Identity:
+        return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
+
+    await identity()  # an agent that is not there is found before a host is started for it
+    return ProvenSession(identity, receive=True, program="mcp")
+
+
+def borrowed(path: Path, agent: str | None) -> SessionSource:
+    """The session of a file, if it is of this agent."""
+    from tidings.host.endpoint import BorrowedSession
+    from tidings.host.session_file import SessionFile
+
+    name = SessionFile.read(path).name
+    if agent is not None and name != agent:
+        raise UsageError(f"the session in {path} is of {name}, not of {agent}")
+    return BorrowedSession(path, holder="server")
+
+
+async def running_host(home: Path) -> HostClient:
     """The host of this home; started if there is none, and said so.
 
     Whether there is one its lock decides: a host that is busy, or just starting, is waited for.
     """
-    from tidings.host.client import HostClient
     from tidings.host.daemon import running_pid
+    from tidings.host.http_client import HostClient
 
-    home = where.settings.home
-    found = HostClient.find(home)
+    found = await HostClient.find(home)
     if found is not None:
         return found
     if (pid := running_pid(home)) is not None:
         output.say(f"tidings mcp: the host (pid {pid}) does not answer yet, waiting for it")
     else:
         output.say("tidings mcp: no host runs, starting one")
-        _start_host(home)
+        await _start_host(home)
     begun = time.monotonic()
     while True:
-        found = HostClient.find(home)
+        found = await HostClient.find(home)
         if found is not None:
             return found
         waited = time.monotonic() - begun
@@ -104,30 +127,14 @@ def running_host(where: Place) -> HostClient:
         # somebody else may be starting it at this moment; otherwise there is nothing to wait for
         if waited > SOMEBODY_ELSES and running_pid(home) is None:
             raise HostUnreachable(f"the host of {home} could not be started: `tidings host up` says why")
-        time.sleep(0.05)
+        await asyncio.sleep(LOOK_EVERY)
 
 
-def _start_host(home: Path) -> None:
+async def _start_host(home: Path) -> None:
     # its words go to standard error: standard output is the protocol's
     command = [sys.executable, "-m", "tidings.cli", "host", "up", "--home", str(home)]
-    # not killed after a time: it gives up by itself, and takes along what it began
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-
-
-async def _identity(where: Place, bundle: Path | None = None) -> Identity:
-    from tidings.endpoint.identity import bundle_identity, local_identity
-
-    return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
-
-
-def _session(host: HostClient, where: Place, bundle: Path | None = None) -> Session:
-    return host.session(asyncio.run(_identity(where, bundle)), receive=True, program="mcp")
-
-
-def _borrowed(path: Path, where: Place, agent: str | None) -> Session:
-    from tidings.host.client import Session
-
-    session = Session.from_file(path, where.settings.home)
-    if agent is not None and session.name != agent:
-        raise UsageError(f"the session in {path} is of {session.name}, not of {agent}")
-    return session
+    # not a process of the loop, which kills those that are left when it ends: this one gives up by itself, and takes
+    # along what it began
+    starting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: ASYNC220
+    while starting.poll() is None:
+        await asyncio.sleep(LOOK_EVERY)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tidings.cli import completion, output
+from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
 from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, countable, place
 from tidings.cli.talk import printable
-from tidings.cli.through_host import outbox_at, required_host, required_session
 from tidings.errors import UsageError
 
-if TYPE_CHECKING:
-    from tidings.host.client import Session
-    from tidings.host.outbox_file import OutboxFile
-
 app = typer.Typer(no_args_is_help=True, help="What was handed to the host: list, show, send again, cancel, hold back.")
-#: rows that the host tells of at a time
-PAGE = 500
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
 MessageArgument = Annotated[str, typer.Argument(help="Id of the message.", metavar="ID")]
 
@@ -46,7 +40,12 @@ def list_outbox(
     """
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
-    rows = _rows(outbox_at(place(space, home, acting_as)), state, count, before)
+    where = place(space, home, acting_as)
+    file = outbox_in_file(where)
+    if file is not None:
+        rows = file.outbox(state, count, before)
+    else:
+        rows = act_at_host(where, lambda agent: agent.outbox(state, count, before))
     if as_json:
         output.data(rows)
         return
@@ -56,19 +55,6 @@ def list_outbox(
         empty="nothing was handed to the host" + (f" that is {state}" if state else ""),
     )
     output.hint(f"tidings outbox show {rows[0]['id']}" if rows else "tidings send general 'hello'")
-
-
-def _rows(kept: Session | OutboxFile, state: str | None, count: int, before: int | None) -> list[dict[str, Any]]:
-    """As many as were asked for, in pages as the host gives them."""
-    found: list[dict[str, Any]] = []
-    while len(found) < count:
-        wanted = min(PAGE, count - len(found))
-        page = kept.outbox(state, wanted, before)
-        found += page
-        if len(page) < wanted:
-            break
-        before = int(page[-1]["row"])
-    return found
 
 
 def _to(row: dict[str, Any]) -> str:
@@ -95,7 +81,9 @@ def show(
 
       tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = outbox_at(place(space, home, acting_as)).outbox_show(message)
+    where = place(space, home, acting_as)
+    file = outbox_in_file(where)
+    row = file.outbox_row(message) if file else act_at_host(where, lambda agent: agent.outbox_row(message))
     if as_json:
         output.data(row)
         return
@@ -123,7 +111,7 @@ def requeue(
 
       tidings outbox requeue 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = required_session(place(space, home, acting_as)).requeue(message)
+    row = act_at_host(place(space, home, acting_as), lambda agent: agent.requeue(message))
     if as_json:
         output.data(row)
         return
@@ -148,7 +136,7 @@ def cancel(
 
       tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = required_session(place(space, home, acting_as)).cancel(message)
+    row = act_at_host(place(space, home, acting_as), lambda agent: agent.cancel(message))
     if as_json:
         output.data(row)
         return
@@ -176,7 +164,8 @@ def pause(
 
       tidings outbox pause --space lab --reason 'on a plane'
     """
-    _held(place(space, home).home.name, required_host(place(space, home).home.home).pause, as_json, reason)
+    where = place(space, home).home
+    _show_held(where.name, ask_host(where.home, lambda host: host.pause(where.name, reason)), as_json)
 
 
 @app.command("resume")
@@ -187,11 +176,11 @@ def resume(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
 
       tidings outbox resume --space lab
     """
-    _held(place(space, home).home.name, required_host(place(space, home).home.home).resume_space, as_json)
+    where = place(space, home).home
+    _show_held(where.name, ask_host(where.home, lambda host: host.resume(where.name)), as_json)
 
 
-def _held(space: str, act: Any, as_json: bool, *more: Any) -> None:
-    answer = act(space, *more)
+def _show_held(space: str, answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.data(answer)
         return

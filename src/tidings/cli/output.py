@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tidings.wire.times import seconds_of
+
 #: words that a terminal may colour, wherever they stand alone in a cell
 COLOURS = {
     **dict.fromkeys(("ok", "healthy", "refused", "held", "open", "idle", "working", "done"), "green"),
@@ -164,10 +166,11 @@ def size(count: float | None) -> str:
     return f"{count:.1f} GB"
 
 
-def age(moment: float | None, now: float | None = None) -> str:
+def age(moment: float | str | None, now: float | None = None) -> str:
     """How long ago, in words short enough for a table."""
     if moment is None:
         return "-"
+    moment = seconds_of(moment) if isinstance(moment, str) else moment
     seconds = max(0.0, (time.time() if now is None else now) - moment)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +10,7 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.completion import among
+from tidings.cli.connection import DirectOption, IdOption, act, act_at_host, chosen_id, show_receipt
 from tidings.cli.options import (
     AgentArgument,
     AsOption,
@@ -23,35 +22,16 @@ from tidings.cli.options import (
     duration,
     place,
 )
-from tidings.cli.talk import (
-    ReplyOption,
-    ask_space,
-    checked_priority,
-    checked_reply,
-    endpoint_at,
-    printable,
-    show_receipt,
-    spoken,
-)
-from tidings.cli.through_host import (
-    DirectOption,
-    IdOption,
-    chosen_id,
-    handed_over,
-    required_session,
-    session_if_any,
-    show_sent,
-    wait_until,
-)
+from tidings.cli.talk import ReplyOption, checked_priority, checked_reply, printable, spoken
 from tidings.errors import TidingsError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint
-    from tidings.host.client import Session
+    from tidings.endpoint.interface import AgentInterface, Receipt
+    from tidings.wire.roster import Agent
 
 KINDS = {"chat": "message", "dm": "direct message", "task": "task"}
 #: what `trace` says of a record and of a receipt in its first line; whatever else there is has a line of its own
-STORED = ("stream", "seq", "time_ns", "kind", "sender", "to")
+STORED = ("stream", "seq", "time", "kind", "sender", "to")
 TOLD = ("kind", "sender", "to", "seq", "stage", "stages", "state", "cause", "worker", "attempt", "reasons")
 STATUSES = ("idle", "working", "waiting")
 
@@ -74,36 +54,28 @@ def who(
       tidings who --json
     """
     where = place(space, home, acting_as)
-    found = ask_space(where, lambda session: session.who(), _who, direct=direct)
-    if not (found["fresh"] or found["agents"]):
-        raise UnreachableError(f"the host never saw who is in {where.home.name}: {found['reason']}")
-    agents = sorted(found["agents"], key=lambda agent: (agent["status"] == "offline", agent["name"]))
+    found = act(where, lambda agent: agent.who(), direct=direct)
+    if not (found.fresh or found):
+        raise UnreachableError(f"the host never saw who is in {where.home.name}: {found.reason}")
+    agents = sorted(found, key=lambda agent: (agent.status == "offline", agent.name))
     if as_json:
-        output.data(agents)
+        output.data([asdict(agent) for agent in agents])
     else:
         columns = ("name", "status", "attention", "roles", "activity", "seen")
         output.table(columns, map(_agent_row, agents), empty="nobody is in this space yet")
-    if not found["fresh"]:
-        output.say(f"note: these are the agents as last seen: {found['reason']}")
+    if not found.fresh:
+        output.say(f"note: these are the agents as last seen: {found.reason}")
     # Who looks at others should know that what was said may still be on its way.
-    if found["backstop"]:
-        output.say(f"note: {found['backstop']}")
+    if found.delay:
+        output.say(f"note: {found.delay}")
     if not as_json:
-        other = next((agent["name"] for agent in agents if agent["name"] != where.agent), None)
+        other = next((agent.name for agent in agents if agent.name != where.agent), None)
         output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
 
 
-async def _who(endpoint: Endpoint) -> dict[str, Any]:
-    """As the host answers it."""
-    import msgspec
-
-    agents = [msgspec.to_builtins(agent) for agent in await endpoint.who()]
-    return {"agents": agents, "fresh": True, "backstop": endpoint.roster.backstop.delay}
-
-
-def _agent_row(agent: dict[str, Any]) -> tuple[object, ...]:
-    said = printable(agent["activity"] or "")
-    return agent["name"], agent["status"], agent["attention"], agent["roles"], said, output.age(agent["last_seen"])
+def _agent_row(agent: Agent) -> tuple[object, ...]:
+    said = printable(agent.activity or "")
+    return agent.name, agent.status, agent.attention, list(agent.roles), said, output.age(agent.last_seen)
 
 
 def set_status(
@@ -126,12 +98,13 @@ def set_status(
     """
     if status not in STATUSES:
         raise UsageError(f"a status is {', '.join(STATUSES)}, not {status!r}")
-    told = required_session(place(space, home, acting_as)).set_status(status, activity)
+    where = place(space, home, acting_as)
+    attached = act_at_host(where, lambda agent: agent.announce(status, activity))  # type: ignore[arg-type]
     if as_json:
-        output.data(told)
+        output.data({"status": status, "activity": activity, "attached": attached})
         return
-    output.say(f"{told['status']}{': ' + printable(told['activity']) if told['activity'] else ''}")
-    if not told["attached"]:
+    output.say(f"{status}{': ' + printable(activity) if activity else ''}")
+    if not attached:
         output.say("note: others see it while a program of yours is attached, such as `tidings inbox --follow`")
     output.hint("tidings who")
 
@@ -164,22 +137,16 @@ def dm(
         raise UsageError(f"--wait is delivered or read, not {wait!r}")
     where = place(space, home, acting_as)
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
-    session = session_if_any(where, direct=direct)
     answers = checked_reply(reply_to)
-    sent = handed_over(session, agent=to, text=words, priority=wakes, id=chosen, reply_to=answers) if session else None
-    if session is not None and sent is not None:
-        stage = _stage_within(session, chosen, wait, seconds) if wait else sent.stage
-        if as_json or is_reached(stage, wait):
-            show_sent(replace(sent, stage=stage), as_json=as_json)  # type: ignore[arg-type]
-        _check_stage(chosen, stage, wait, seconds)
-        return
 
-    async def act() -> Any:
-        async with endpoint_at(where) as endpoint:
-            receipt = await endpoint.dm(to, words, priority=wakes, id=chosen, reply_to=answers)
-            return await endpoint.receipt(receipt, wait, timeout=seconds) if wait else receipt
+    async def write(agent: AgentInterface) -> Receipt:
+        sent = await agent.dm(to, words, priority=wakes, id=chosen, reply_to=answers)
+        if wait is None:
+            return sent
+        reached = await agent.receipt(sent, wait, timeout=seconds)
+        return replace(sent, stage=reached.stage, seq=reached.seq)
 
-    receipt = asyncio.run(act())
+    receipt = act(where, write, direct=direct)
     if as_json or is_reached(receipt.stage, wait):
         show_receipt(receipt, as_json=as_json)
     _check_stage(receipt.id, receipt.stage, wait, seconds)
@@ -199,22 +166,6 @@ def _check_stage(message_id: str, stage: str, wait: str | None, seconds: float) 
     output.hint(f"tidings trace {message_id}")
 
 
-def _stage_within(session: Session, message_id: str, stage: str, seconds: float) -> str:
-    """How far it has come, at last or in time."""
-    found = "stored"
-
-    def reached(left: float) -> bool:
-        nonlocal found
-        asked = time.monotonic()
-        found = session.receipt(message_id, stage, wait=left)["stage"]
-        if found == "stored":  # it has not left, so there is nobody to ask yet
-            time.sleep(max(0.0, min(left, 0.2) - (time.monotonic() - asked)))
-        return found in (stage, "read")
-
-    wait_until(reached, seconds)
-    return found
-
-
 def trace(
     message: Annotated[str, typer.Argument(help="Id of a message you sent or were sent.", metavar="ID")],
     direct: DirectOption = False,
@@ -230,10 +181,7 @@ def trace(
       tidings trace 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
     where = place(space, home, acting_as)
-
-    found = ask_space(
-        where, lambda session: session.trace(message), lambda endpoint: endpoint.trace(message), direct=direct
-    )
+    found = act(where, lambda agent: agent.trace(message), direct=direct)
     facts = {key: value for key, value in found.items() if key not in ("ok", "outbox")}
     is_known, owed = bool(facts["stored"] or facts["receipts"]), found.get("outbox")
     if owed and not is_known:
@@ -264,7 +212,7 @@ def life_of(facts: dict[str, Any]) -> list[str]:
 
     lines = []
     for each in facts["stored"]:
-        when = datetime.fromtimestamp(each["time_ns"] / 1e9).astimezone()
+        when = datetime.fromisoformat(each["time"]).astimezone()
         what = f"{KINDS.get(each['kind'], each['kind'])} from {who(each['sender'])} to {destination(each)}"
         lines.append(f"{what}, sequence {each['seq']}, {when:%F %T}")
         lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in STORED and value]

@@ -181,12 +181,9 @@ def _tables(where: Place, checkpoint: Path | None, lake: Path | None) -> Iterato
 
 
 def _open_debts(path: str) -> Debts:
-    from deltalake import DeltaTable
+    from tidings.pipeline.ledger import open_debts
 
-    from tidings.pipeline.debts import Debts
-    from tidings.pipeline.ledger import read_events
-
-    return Debts.of(read_events(DeltaTable(path)) if DeltaTable.is_deltatable(path) else [])
+    return open_debts(path)
 
 
 @app.command("debts")
@@ -244,7 +241,7 @@ def _names(where: Place) -> dict[str, str]:
 
 def _floor(where: Place) -> int | None:
     """How far delivery is, if the broker answers."""
-    from tidings.pipeline.watching import look
+    from tidings.pipeline.status import look
 
     try:
         return look(where.home).floor
@@ -272,7 +269,7 @@ def cancel_debt(
 
       tidings pipeline cancel-debt bob general --why "bob was rebuilt" --yes
     """
-    from tidings.pipeline.watching import look
+    from tidings.pipeline.status import look
 
     where = place(space, home)
     with _tables(where, checkpoint, None) as paths:
@@ -333,7 +330,9 @@ def quarantine(
     """
     where = place(space, home)
     with _tables(where, None, lake) as paths:
-        rows = _quarantined(paths.quarantine, count)
+        from tidings.pipeline.ledger import quarantined
+
+        rows = quarantined(paths.quarantine, count)
     if as_json:
         output.data(rows)
         return
@@ -343,15 +342,3 @@ def quarantine(
         empty=f"nothing in space {where.home.name} was quarantined",
     )
     output.hint("tidings pipeline status")
-
-
-def _quarantined(path: str, count: int) -> list[dict[str, Any]]:
-    """A lost checkpoint may have made a batch write its rows again: each record counts once."""
-    from deltalake import DeltaTable
-
-    if not DeltaTable.is_deltatable(path):
-        return []
-    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
-    once = {(row["epoch"], row["seq"]): row for row in sorted(rows, key=lambda row: -int(row["at_ns"]))}
-    newest = sorted(once.values(), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)[:count]
-    return [{**{k: v for k, v in row.items() if k != "at_ns"}, "at": row["at_ns"] / 1e9} for row in newest]

@@ -365,9 +365,7 @@ def task_words(tasks: dict[str, Any]) -> str:
     """The figures of tasks in one line."""
     roles = ", ".join(f"{role} {count}" for role, count in tasks["queued"].items())
     queued = f"{sum(tasks['queued'].values())} queued" + (f" ({roles})" if roles else "")
-    oldest = (
-        "" if tasks["oldest_s"] is None else f", the oldest {output.age(tasks['at'] - tasks['oldest_s'], tasks['at'])}"
-    )
+    oldest = "" if tasks["oldest_s"] is None else f", the oldest {output.age(0.0, tasks['oldest_s'])}"
     return f"{queued}, {tasks['held']} held{oldest}, {tasks['dead']} dead"
 
 

@@ -3,78 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tidings.cli import completion, output
 from tidings.cli.amounts import moment
+from tidings.cli.connection import DirectOption, IdOption, act, chosen_id, direct_session, show_receipt
 from tidings.cli.options import (
     PRIORITIES,
     AsOption,
     ChannelArgument,
     HomeOption,
     JsonOption,
-    Place,
     PriorityOption,
     SpaceOption,
     TextArgument,
     countable,
     place,
 )
-from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, show_sent
-from tidings.errors import DeniedError, HostUnreachable, StewardUnreachable, UsageError
+from tidings.errors import DeniedError, StewardUnreachable, UsageError
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.incoming import Incoming
+    from tidings.endpoint.interface import AgentInterface, Receipt
+    from tidings.endpoint.membership import Joined
     from tidings.endpoint.notices import Notice
-    from tidings.host.client import PastPage, Session
 
-T = TypeVar("T")
-Message = dict[str, Any]
 WholeOption = Annotated[bool, typer.Option("--whole", help="Do not cut long texts on a terminal.")]
 ReplyOption = Annotated[str | None, typer.Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
-#: messages that the host tells of at a time
-HISTORY_PAGE = 200
 #: messages that `history --since` shows at most, unless told
 SINCE_COUNT = 1_000
-
-
-@asynccontextmanager
-async def endpoint_at(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
-    from tidings.endpoint.connecting import connect
-
-    where.check()
-    # a command that only sends and looks does not take the receiving session from a program that has it, and is over
-    # before anybody who saw it could answer
-    wanted = {"receive": False, "presence": False, **options}
-    async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
-        yield endpoint
-
-
-def ask_space(
-    where: Place, through: Callable[[Session], T], directly: Callable[[Endpoint], Awaitable[T]], *, direct: bool
-) -> T:
-    """The answer to a question, through the host if one runs; if it goes away meanwhile, without it."""
-
-    async def ask() -> T:
-        async with endpoint_at(where) as endpoint:
-            return await directly(endpoint)
-
-    try:
-        session = session_if_any(where, direct=direct)
-        if session is not None:
-            return through(session)
-    except HostUnreachable as error:
-        output.say(f"note: {error}; going without it")
-    return asyncio.run(ask())
 
 
 def spoken(text: str) -> str:
@@ -125,33 +90,16 @@ def send(
       git log -1 | tidings send deploys -
     """
     where = place(space, home, acting_as)
-    words, wakes = spoken(text), checked_priority(priority)
-    checked_reply(reply_to)
-    mentions: Any = tuple(mention or ())
-    session = session_if_any(where, direct=direct)
-    same = {"priority": wakes, "reply_to": reply_to, "context": context, "id": chosen_id(message_id)}
-    sent = handed_over(session, channel=channel, text=words, mentions=mentions, **same) if session else None
+    words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
+    answers, mentions = checked_reply(reply_to), tuple(mention or ())
 
-    async def act() -> Any:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.send(channel, words, mentions=mentions, **same)  # type: ignore[arg-type]
+    def say(agent: AgentInterface) -> Awaitable[Receipt]:
+        return agent.send(
+            channel, words, mentions=mentions, priority=wakes, reply_to=answers, context=context, id=chosen
+        )
 
-    if sent is not None:
-        show_sent(sent, as_json=as_json)
-    else:
-        show_receipt(asyncio.run(act()), as_json=as_json)
+    show_receipt(act(where, say, direct=direct), as_json=as_json)
     output.hint(f"tidings history {channel}")
-
-
-def show_receipt(receipt: Any, *, as_json: bool) -> None:
-    facts = {"id": receipt.id, "seq": receipt.seq, "stage": receipt.stage, "warnings": list(receipt.warnings)}
-    if as_json:
-        output.data(facts)
-        return
-    output.line(receipt.id)
-    output.say(f"{receipt.stage} at sequence {receipt.seq}")
-    for warning in receipt.warnings:
-        output.say(f"warning: {warning}")
 
 
 def join(
@@ -175,23 +123,21 @@ def join(
     """
     where = place(space, home, acting_as)
 
-    async def act() -> dict[str, Any]:
-        async with endpoint_at(where) as endpoint:
-            joined = await endpoint.join(channel, backfill=0)
-            return {name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")}
+    async def become(agent: AgentInterface) -> Joined:
+        joined = await agent.join(channel)
+        if joined.state == "live" and agent.via == "direct":
+            # an endpoint that stays up, as the host's does, completes it later; this command ends here
+            raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined.reason}; see `tidings status`")
+        return joined
 
     # what is owed from now on is to come into the inbox, also of an agent that never looked into it
-    session = session_if_any(where, direct=direct, receive=True)
-    joined = session.join(channel) if session else asyncio.run(act())
-    if joined["state"] == "live" and session is None:
-        # an endpoint that stays up, as the host's does, completes it later; this command ends here
-        raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined['reason']}; see `tidings status`")
+    joined = act(where, become, direct=direct, receive=True)
     if as_json:
-        output.data(joined)
+        output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
         return
-    output.say(f"{where.agent} is in {channel} ({joined['state']} at {joined['seq']}, {joined['cls']})")
-    if joined["reason"]:
-        output.say(f"note: {joined['reason']}")
+    output.say(f"{where.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
+    if joined.reason:
+        output.say(f"note: {joined.reason}")
     output.hint(f"tidings tail {channel}")
 
 
@@ -210,20 +156,13 @@ def leave(
       tidings leave general
     """
     where = place(space, home, acting_as)
-
-    async def act() -> Any:
-        async with endpoint_at(where) as endpoint:
-            return await endpoint.leave(channel)
-
-    session = session_if_any(where, direct=direct)
-    left = session.leave(channel) if session else asyncio.run(act())
+    left = act(where, lambda agent: agent.leave(channel), direct=direct)
     if as_json:
-        output.data({key: left[key] for key in ("state", "seq", "still_covered_by")})
+        output.data({"state": left.state, "seq": left.seq, "still_covered_by": list(left.still_covered_by)})
         return
-    word = "left" if left["state"] == "left" else "was not in"
-    output.say(f"{where.agent} {word} {channel}")
-    if left["still_covered_by"]:
-        output.say(f"note: {', '.join(left['still_covered_by'])} still covers it")
+    output.say(f"{where.agent} {'left' if left.state == 'left' else 'was not in'} {channel}")
+    if left.still_covered_by:
+        output.say(f"note: {', '.join(left.still_covered_by)} still covers it")
     output.hint("tidings channels list")
 
 
@@ -261,39 +200,17 @@ def history(
     oldest = moment("--since", since) if since is not None else None
     count = (20 if oldest is None else SINCE_COUNT) if count is None else count
 
-    async def directly(endpoint: Endpoint) -> PastPage:
-        from tidings.host.client import PastPage
-
-        found = await endpoint.history(channel, count, before=before)
-        return PastPage(map(heard, found), gone=found.gone, hidden=found.hidden)
-
-    found = ask_space(where, lambda session: _history(session, channel, count, before), directly, direct=direct)
+    found = act(where, lambda agent: agent.history(channel, count, before=before), direct=direct)
     if missing := found.missing(channel):
         output.say(f"note: {missing}")
-    recent = [each for each in found if oldest is None or datetime.fromisoformat(each["time"]) >= oldest]
+    recent = [each for each in found if oldest is None or each.time_ns / 1e9 >= oldest.timestamp()]
     for message in reversed(recent):
-        show_heard(message, as_json=as_json)
+        show_message(message, as_json=as_json)
     if oldest is not None and recent and len(recent) == count:
         output.say(
-            f"note: these are the newest {count}; there may be more since then: -n, or --before {recent[-1]['seq']}"
+            f"note: these are the newest {count}; there may be more since then: -n, or --before {recent[-1].seq}"
         )
     output.hint(f"tidings tail {channel}")
-
-
-def _history(session: Session, channel: str, count: int, before: int | None) -> PastPage:
-    """As many as were asked for, in pages as the host gives them."""
-    from tidings.host.client import PastPage
-
-    found = PastPage([])
-    while len(found) < count:
-        wanted = min(HISTORY_PAGE, count - len(found))
-        page = session.history(channel, wanted, before)
-        found += page
-        found.gone, found.hidden = page.gone, page.hidden
-        if len(page) < wanted:
-            break
-        before = int(page[-1]["seq"])
-    return found
 
 
 def tail(
@@ -332,8 +249,8 @@ def tail(
     if bool(channels) == everything:
         raise UsageError("name the channels to watch, or --all for everything you may read; one of the two")
 
-    async def act() -> None:
-        async with endpoint_at(where) as endpoint:
+    async def watch() -> None:
+        async with direct_session(where) as endpoint:
             wanted = list(channels or ()) or (await endpoint.access())["read"]
             if not wanted:
                 raise DeniedError(f"{where.agent} may read nothing: `tidings agent access {where.agent}` shows it")
@@ -349,43 +266,14 @@ def tail(
                     return
 
     try:
-        asyncio.run(act())
+        asyncio.run(watch())
     except KeyboardInterrupt:
         output.say("stopped")
-
-
-#: what is said of a message, by the host or by ourselves
-SAID = ("kind", "channel", "from", "text", "id", "seq", "time", "priority", "mentions", "reply_to", "context")
-
-
-def heard(message: Incoming) -> Message:
-    """A message that came here, as the host tells of one."""
-    when = datetime.fromtimestamp(message.time_ns // 1_000_000 / 1000, UTC)
-    return {
-        "kind": message.kind,
-        "channel": message.channel,
-        "from": {"id": message.sender.id, "name": message.sender.name}
-        | ({"claims": message.claims} if message.claims else {}),
-        "text": message.text,
-        "id": message.id,
-        "seq": message.seq,
-        "time": when.isoformat(timespec="milliseconds"),
-        "priority": message.message.priority,
-        "mentions": [mention.name for mention in message.mentions],
-        "reply_to": message.message.reply_to,
-        "context": message.message.context,
-    }
-
-
-def show_message(message: Incoming, *, as_json: bool) -> None:
-    show_heard(heard(message), as_json=as_json)
 
 
 def show_notice(notice: Notice, *, as_json: bool) -> None:
     """What this agent is told that is no message, among those it is about."""
     if as_json:
-        import json
-
         output.line(json.dumps({"kind": "notice", "text": notice.text, "notice": notice.facts()}))
     else:
         where = f" #{printable(notice.channel)}" if notice.channel else ""
@@ -393,21 +281,23 @@ def show_notice(notice: Notice, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def show_heard(message: Message, *, as_json: bool) -> None:
+def show_message(message: Incoming, *, as_json: bool) -> None:
     """One message: a line of JSON, or a line for people. What others wrote is shown as data, control characters out."""
-    if as_json:
-        import json
+    from tidings.endpoint.message_json import SAID, message_json, sender_json
 
-        output.line(json.dumps({name: message[name] for name in SAID}))
+    if as_json:
+        facts = message_json(message)
+        output.line(json.dumps({name: facts[name] for name in SAID}))
         sys.stdout.flush()
         return
-    when = datetime.fromisoformat(message["time"]).astimezone()
-    place_name = f"#{message['channel']}" if message["channel"] else "direct"
+    when = datetime.fromtimestamp(message.time_ns / 1e9, UTC).astimezone()
+    place_name = f"#{message.channel}" if message.channel else "direct"
     # further lines are set in, so that nobody's text can pass for a message of somebody else
-    way = f"tidings history {message['channel']} --before {message['seq'] + 1} -n 1 --whole"
-    text = output.cut(message["text"], way) if message["channel"] else message["text"]
+    way = f"tidings history {message.channel} --before {message.seq + 1} -n 1 --whole"
+    text = output.cut(message.text, way) if message.channel else message.text
     words = printable(text).replace("\n", "\n    ")
-    output.line(f"{when:%H:%M:%S} {place_name} {writer(message['from'])}: {words}")
+    by = writer(sender_json(message.sender.id, message.sender.name, message.claims))
+    output.line(f"{when:%H:%M:%S} {place_name} {by}: {words}")
     sys.stdout.flush()
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import re
-import time
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidings.cli import output
+from tidings.cli.connection import DirectOption, IdOption, act, chosen_id, direct_session
 from tidings.cli.options import (
     AsOption,
     HomeOption,
@@ -27,27 +25,18 @@ from tidings.cli.options import (
     place,
 )
 from tidings.cli.talk import spoken
-from tidings.cli.through_host import DirectOption, IdOption, chosen_id, handed_over, session_if_any, wait_until
 from tidings.errors import HostUnreachable, TidingsError, UnknownMessage, UnreachableError, UsageError
 from tidings.wire.ids import is_message_id
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint
-    from tidings.endpoint.tasks import TaskResult
-    from tidings.host.client import Sent, Session
+    from tidings.endpoint.interface import AgentInterface
+    from tidings.endpoint.tasks import TaskResult, TaskTicket
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
 WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
 LetterArgument = Annotated[
     str, typer.Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
 ]
-
-
-async def _connected(where: Place, act: Callable[[Endpoint], Awaitable[Any]]) -> Any:
-    from tidings.endpoint.connecting import connect
-
-    async with connect(where.home.name, name=where.agent, home=where.home.home) as endpoint:
-        return await act(endpoint)
 
 
 def ask(
@@ -78,32 +67,27 @@ def ask(
     where = place(space, home, acting_as)
     words, chosen = spoken(text), chosen_id(message_id)
     where.check()
-    session = session_if_any(where, direct=direct)
-    sent = handed_over(session, role=role, text=words, deadline=deadline, id=chosen) if session else None
-    if session is not None and sent is not None:
-        for warning in sent.warnings:
-            output.say(f"note: {warning}")
-        with output.working(f"waiting for a {role}") if wait else nullcontext():
-            found = _result_within(session, sent, wait)
-        _show_asked(
-            {"id": chosen, "seq": sent.seq, "role": role, "warnings": list(sent.warnings)}, found, wait, as_json
-        )
-        return
 
-    async def act(endpoint: Endpoint) -> tuple[Any, TaskResult]:
-        ticket = await endpoint.ask(role, words, deadline=deadline, id=chosen)
+    async def queue(agent: AgentInterface) -> tuple[TaskTicket, TaskResult]:
+        ticket = await agent.ask(role, words, deadline=deadline, id=chosen)
         for warning in ticket.warnings:
             output.say(f"note: {warning}")
         try:
             return ticket, await ticket.status(wait)
+        except HostUnreachable:
+            raise
         except UnreachableError as error:
-            # asking again would make a second task, so say which one there is
-            raise type(error)(f"task {ticket.id} is queued, but nobody tells how it goes: {error}") from error
+            if agent.via == "direct":  # asking again would make a second task, so say which one there is
+                raise type(error)(f"task {ticket.id} is queued, but nobody tells how it goes: {error}") from error
+            output.say(f"note: task {ticket.id} is stored, but nobody tells how it goes: {error}")
+            from tidings.endpoint.tasks import TaskResult
+
+            return ticket, TaskResult("stored")
 
     with output.working(f"waiting for a {role}") if wait else nullcontext():
-        ticket, result = asyncio.run(_connected(where, act))
-    facts = {"id": ticket.id, "seq": ticket.seq, "role": role, "warnings": list(ticket.warnings)}
-    _show_asked(facts, _result_facts(result), wait, as_json)
+        ticket, found = act(where, queue, direct=direct)
+    facts = {"id": ticket.id, "seq": ticket.seq or None, "role": role, "warnings": list(ticket.warnings)}
+    _show_asked(facts | {"stage": ticket.receipt.stage}, found, wait, as_json)
 
 
 def result(
@@ -129,34 +113,29 @@ def result(
         raise UsageError(f"a task is named by the id that `tidings ask` printed, not {task!r}")
     where = place(space, home, acting_as)
     where.check()
-    session = session_if_any(where, direct=direct)
     with output.working("waiting for the result") if wait else nullcontext():
-        found = _result_there(session, task, wait) if session else None
-        if found is None:
-            found = _result_facts(asyncio.run(_connected(where, lambda endpoint: endpoint.task(task, wait))))
+        found = act(where, lambda agent: agent.task(task, wait), direct=direct)
     if as_json:
-        output.data({"id": task} | found)
-    elif found["state"] == "done":
-        output.line(found["text"])
+        output.data(_facts_of(task, found))
+    elif found.state == "done":
+        output.line(found.text)
     _check_done(task, found, wait)
 
 
-def _result_there(session: Session, task: str, wait: float) -> dict[str, Any] | None:
-    try:
-        return _until_over(session, task, wait)
-    except HostUnreachable as error:
-        output.say(f"note: {error}; going without it")
-        return None
+def _facts_of(task: str, found: TaskResult) -> dict[str, Any]:
+    from tidings.endpoint.message_json import result_json
+
+    return {name: value for name, value in result_json(task, found).items() if name != "worker_id"}
 
 
-def _check_done(task: str, result: dict[str, Any], wait: float) -> None:
+def _check_done(task: str, result: TaskResult, wait: float) -> None:
     """Only a task that is done has an answer; whoever waited for one in vain is told so by the exit code, too."""
-    state = result["state"]
+    state = result.state
     if state == "done":
         return
     if state in ("dead", "dropped"):
-        why = "; ".join(map(on_a_line, result["reasons"])) or "no reason was given"
-        raise TidingsError(f"task {task} was not done ({result['cause'] or state}): {why}")
+        why = "; ".join(map(on_a_line, result.reasons)) or "no reason was given"
+        raise TidingsError(f"task {task} was not done ({result.cause or state}): {why}")
     if state in ("gone", "unknown"):
         raise UnknownMessage(f"nothing is known of task {task}: its result is gone, or nobody of this name asked it")
     after = f" after {wait:g} s" if wait else ""
@@ -165,61 +144,16 @@ def _check_done(task: str, result: dict[str, Any], wait: float) -> None:
     )
 
 
-def _show_asked(facts: dict[str, Any], result: dict[str, Any], wait: float, as_json: bool) -> None:
-    state, task = result["state"], facts["id"]
+def _show_asked(facts: dict[str, Any], result: TaskResult, wait: float, as_json: bool) -> None:
+    state, task = result.state, facts["id"]
     if as_json:
-        output.data(facts | result)
+        output.data(facts | _facts_of(task, result))
     elif state == "done" or not wait:
-        output.line(result["text"] if state == "done" else task)
+        output.line(result.text if state == "done" else task)
     if wait or state in ("dead", "dropped"):
         _check_done(task, result, wait)
     if state != "done":
         output.hint(f"tidings result {task} --wait 600")
-
-
-def _result_within(session: Session, sent: Sent, seconds: float) -> dict[str, Any]:
-    """What became of a task that was handed to the host; `stored` until the space has it."""
-    if sent.stage == "confirmed" or seconds:
-        return _until_over(session, sent.id, seconds) | {"stage": sent.stage}
-    return NOTHING_YET | {"stage": sent.stage}
-
-
-#: what is known of a task that waits at the host
-NOTHING_YET: dict[str, Any] = {"state": "stored", "text": "", "cause": None, "reasons": [], "message": None}
-
-
-def _until_over(session: Session, task: str, seconds: float) -> dict[str, Any]:
-    found = dict(NOTHING_YET)
-
-    def is_over(left: float) -> bool:
-        nonlocal found
-        try:
-            found = session.task(task, wait=left)
-        except HostUnreachable:
-            raise
-        except UnreachableError as error:
-            output.say(f"note: task {task} is {found['state']}, but nobody tells how it goes: {error}")
-            return True
-        if found["state"] in ("pending", "inflight"):  # it has not left, so there is nobody to ask yet
-            found["state"] = "stored"
-            time.sleep(min(left, 0.2))
-        return found["state"] in ("done", "dead", "dropped", "gone", "unknown")
-
-    wait_until(is_over, seconds)
-    return found
-
-
-def _result_facts(result: TaskResult) -> dict[str, Any]:
-    message = json.loads(result.message.raw) if result.message else None
-    return {
-        "state": result.state,
-        "text": result.text,
-        "worker": result.worker_name or result.worker,
-        "attempt": result.attempt,
-        "cause": result.cause,
-        "reasons": list(result.reasons),
-        "message": message,
-    }
 
 
 def on_a_line(text: str) -> str:
@@ -376,12 +310,11 @@ def _report(letter: str, answer: dict[str, Any], as_json: bool) -> None:
 
 
 def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
+    """To the space itself: what is sealed is opened with the agent's key."""
     where.check()
 
-    async def act(endpoint: Endpoint) -> dict[str, Any]:
-        answer = await endpoint.link.call("dead", do, **arguments)
-        if do == "show" and "letter" in answer and (message := endpoint.returned.opened(answer)) is not None:
-            answer["text"] = message.text  # a direct message is sealed for this agent
-        return answer
+    async def ask() -> dict[str, Any]:
+        async with direct_session(where) as endpoint:
+            return await endpoint.dead_letters(do, **arguments)
 
-    return dict(asyncio.run(_connected(where, act)))
+    return asyncio.run(ask())

@@ -10,52 +10,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidings.cli import completion, output
+from tidings.cli.connection import DirectOption, direct_session, host_session
 from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
-from tidings.cli.talk import endpoint_at, writer
+from tidings.cli.talk import writer
 from tidings.cli.tasks import on_a_line
-from tidings.cli.through_host import DirectOption, own_session_if_any
-from tidings.errors import (
-    ConflictError,
-    HostUnreachable,
-    OutcomeUnknown,
-    TidingsError,
-    UnknownMessage,
-    UnreachableError,
-)
+from tidings.errors import ConflictError, HostUnreachable, OutcomeUnknown, UnknownMessage
 
 if TYPE_CHECKING:
     from tidings.endpoint.tasks import Job
-    from tidings.host.client import Session
 
 OUTPUT_CHARACTERS = 60_000
-#: seconds of one question for a task: after Ctrl-C the host may wait for an answer for so long
-POLL = 5.0
-#: how often the host hears that we live, and after how long without that it gives a task back
-SIGN_EVERY, SILENCE = 5.0, 30.0
-PAUSE = 1.0
-LONGEST_PATIENCE = 86_400.0
 Facts = dict[str, Any]
 #: what a command is told of its task, and `--json` prints
 TOLD = ("seq", "role", "attempt", "deadline", "asker", "text", "message")
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A task in our hands, the two ways to settle it, and the way to leave it; `fail` answers its state then."""
-
-    facts: Facts
-    done: Callable[[str], Awaitable[object]]
-    fail: Callable[[str], Awaitable[str]]
-    put_back: Callable[[], Awaitable[object]]
 
 
 def work(
@@ -89,24 +63,46 @@ def work(
     where = place(space, home, acting_as)
     where.check()
 
-    async def act(session: Session | None) -> None:
-        tasks = cast("AsyncGenerator[Held, None]", _each_task(where, role, session))
-        async with aclosing(tasks):
-            async for task in tasks:
-                _announce(task.facts, as_json)
+    async def all_tasks() -> None:
+        async with aclosing(_each_task(where, role, direct=direct)) as tasks:
+            async for job in tasks:
+                facts = _facts_of(job)
+                _announce(facts, as_json)
                 if execute is None:
-                    await task.put_back()
+                    await job.put_back()
                     output.say("it was only shown, and is queued again; no attempt was made")
                     return
-                await _run(task, execute)
+                await _run(job, facts, execute)
                 if once:
                     return
 
     try:
-        asyncio.run(act(own_session_if_any(where, direct=direct)))
+        asyncio.run(all_tasks())
     except KeyboardInterrupt:
         output.say("stopped; a task that was held is given back")
     output.hint("tidings dead list")
+
+
+async def _each_task(where: Place, role: str, *, direct: bool) -> AsyncGenerator[Job, None]:
+    """Through the host, in a session of its own that ends with it; without it, if none runs or it goes away."""
+    async with host_session(where, direct=direct, own="tidings work") as agent:
+        if agent is not None:
+            try:
+                async with aclosing(agent.work(role)) as jobs:  # type: ignore[type-var]
+                    async for job in jobs:
+                        yield job
+            except HostUnreachable as error:
+                output.say(f"note: {error}; going without it")
+    async with direct_session(where, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
+        async for job in jobs:
+            yield job
+
+
+def _facts_of(job: Job) -> Facts:
+    from tidings.endpoint.message_json import job_json
+
+    facts = job_json(job)
+    return {name: facts[name] for name in TOLD}
 
 
 def _announce(facts: Facts, as_json: bool) -> None:
@@ -117,8 +113,7 @@ def _announce(facts: Facts, as_json: bool) -> None:
         output.say(f"task {facts['seq']} from {who} (attempt {attempt}): {on_a_line(facts['text'])}")
 
 
-async def _run(task: Held, command: str) -> None:
-    facts = task.facts
+async def _run(job: Job, facts: Facts, command: str) -> None:
     environment = {
         **os.environ,
         "TIDINGS_TEXT": facts["text"].replace("\0", "")[:100_000],
@@ -135,106 +130,13 @@ async def _run(task: Held, command: str) -> None:
             process.kill()
     try:
         if process.returncode == 0:
-            await task.done(out.decode(errors="replace").rstrip("\n")[:OUTPUT_CHARACTERS])
+            await job.done(out.decode(errors="replace").rstrip("\n")[:OUTPUT_CHARACTERS])
             output.say(f"task {facts['seq']} is done")
         else:
             said = err.decode(errors="replace").strip().splitlines()
-            state = await task.fail(said[-1] if said else f"the command ended with {process.returncode}")
+            state = await job.fail(said[-1] if said else f"the command ended with {process.returncode}")
             output.say(f"task {facts['seq']} failed and is {state}")
     except (ConflictError, UnknownMessage) as error:
         output.say(f"note: {error}")
     except (HostUnreachable, OutcomeUnknown) as error:
         output.say(f"note: task {facts['seq']} is settled, or another worker gets it: {error}")
-
-
-# --- where tasks come from ---
-
-
-async def _each_task(where: Place, role: str, session: Session | None) -> AsyncIterator[Held]:
-    if session is not None:
-        try:
-            async with aclosing(_through_host(session, role)) as tasks:
-                async for task in tasks:
-                    yield task
-        except HostUnreachable as error:
-            output.say(f"note: {error}; going without it")
-    async with aclosing(_directly(where, role)) as tasks:
-        async for task in tasks:
-            yield task
-
-
-async def _directly(where: Place, role: str) -> AsyncGenerator[Held, None]:
-    async with endpoint_at(where, presence=True) as endpoint:
-        jobs = cast("AsyncGenerator[Job, None]", endpoint.work(role))
-        async with aclosing(jobs):
-            async for job in jobs:
-                yield Held(_facts_of(job), job.done, job.fail, job.put_back)
-
-
-def _facts_of(job: Job) -> Facts:
-    """A task as the host tells of it."""
-    from tidings.host import shown
-
-    task = shown.task(job)
-    return {name: task[name] for name in TOLD}
-
-
-async def _through_host(session: Session, role: str) -> AsyncGenerator[Held, None]:
-    from tidings.broker.ending import end_tasks
-
-    living = asyncio.create_task(_say_that_we_live(session))
-    try:
-        async with aclosing(_claimed(session, role)) as tasks:
-            async for task in tasks:
-                yield _held_there(session, task)
-    finally:
-        await end_tasks([living])
-        with suppress(TidingsError):  # a host that is gone has given back what it held for us
-            session.end()
-
-
-def _held_there(session: Session, task: Facts) -> Held:
-    from tidings.mcp.desk import off_loop
-
-    def patience() -> float:
-        return min(LONGEST_PATIENCE, max(0.0, float(task["deadline"]) - time.time()))
-
-    async def done(text: str) -> None:
-        await off_loop(lambda: session.finish(task["id"], text, patience=patience()))
-
-    async def fail(reason: str) -> str:
-        return str((await off_loop(lambda: session.fail(task["id"], reason, patience=patience())))["state"])
-
-    async def put_back() -> None:
-        await off_loop(lambda: session.put_back(task["id"], patience=patience()))
-
-    return Held({name: task[name] for name in TOLD}, done, fail, put_back)
-
-
-async def _claimed(session: Session, role: str) -> AsyncGenerator[Facts, None]:
-    """Tasks as they come. A space that is away at first is an error, as without the host; later it is waited for."""
-    from tidings.mcp.desk import off_loop
-
-    begun = False
-    while True:
-        try:
-            task = await off_loop(lambda: session.claim(role, POLL, silence=SILENCE))
-        except HostUnreachable:
-            raise
-        except (UnreachableError, OutcomeUnknown):
-            if not begun:
-                raise
-            await asyncio.sleep(PAUSE)
-            continue
-        begun = True
-        if task is not None:
-            yield task
-
-
-async def _say_that_we_live(session: Session) -> None:
-    from tidings.mcp.desk import off_loop
-
-    while True:
-        await asyncio.sleep(SIGN_EVERY)
-        with suppress(TidingsError):  # whoever asks for the next task hears it too
-            await off_loop(session.me)

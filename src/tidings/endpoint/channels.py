@@ -6,7 +6,7 @@ lost connection what was missed is read from history before anything newer count
 If the steward is away the live subscription stands, the join says so, and it is completed in the background.
 A log that went backwards (another `epoch`, or other records than those remembered) has what is known by sequence
 forgotten above where both agree, joins again, and is read again.
-How copies are received and held is in `live.py`, how the log is read in `missed.py`, what a membership is in
+How copies are received and held is in `live.py`, how the log is read in `backfill.py`, what a membership is in
 `membership.py`.
 """
 
@@ -19,17 +19,15 @@ from typing import Any
 
 import msgspec
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
 from tidings.endpoint import notices
-from tidings.endpoint.history import History
+from tidings.endpoint.backfill import Backfill, LogReader
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.live import LiveCopies, unsubscribe
-from tidings.endpoint.membership import Joined, Leave, Membership, MembershipChange, Memberships
-from tidings.endpoint.missed import MissedMessages
-from tidings.endpoint.records import LiveRecord, RecordOpener
-from tidings.endpoint.seen import NOWHERE, Position, Seen
-from tidings.endpoint.supervision import Supervision
-from tidings.endpoint.surfacing import Surfacing
+from tidings.endpoint.membership import Joined, Leave, LocalMembership, MembershipChange, Memberships
+from tidings.endpoint.read_state import NOWHERE, Position, ReadState
+from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -56,20 +54,20 @@ NEARLY_LEVEL = 1_000
 class Channels:
     def __init__(
         self,
-        link: Supervision,
+        connection: AgentConnection,
         opener: RecordOpener,
-        seen: Seen,
-        history: History,
-        surfacing: Surfacing,
+        read_state: ReadState,
+        log: LogReader,
+        dedup: Dedup,
         wait_for_room: Callable[[], Awaitable[None]],
         report: Callable[[str, Any], None],
     ) -> None:
-        self.link = link
-        self.seen = seen
-        self.surfacing = surfacing
+        self.connection = connection
+        self.read_state = read_state
+        self.dedup = dedup
         self.memberships = Memberships()
-        self.live = LiveCopies(link, opener, seen, self.memberships, surfacing, self._catch_up_later)
-        self.missed = MissedMessages(history, seen, surfacing, report)
+        self.live = LiveCopies(connection, opener, read_state, self.memberships, dedup, self._catch_up_later)
+        self.backfill = Backfill(log, read_state, dedup, report)
         self._wait_for_room = wait_for_room
         self._report = report
         self._background: set[asyncio.Task[None]] = set()
@@ -80,10 +78,10 @@ class Channels:
         self._unsure: dict[str, Leave] = {}
         #: how often the log was found to have gone backwards
         self._rewinds = 0
-        history.on_stamp = self._hear_stamp
+        log.on_stamp = self._hear_stamp
         #: patterns that something else ended, until somebody looked whether access was the cause
         self.ended: set[str] = set()
-        link.on_session(self._on_session)
+        connection.on_session(self._on_session)
 
     # --- join ---
 
@@ -97,45 +95,46 @@ class Channels:
         if held is not None and held.watching:  # from now on it is joined, and heard once
             await self._drop(held)
             held = None
-        membership = held or Membership(pattern)
+        membership = held or LocalMembership(pattern)
         with self._pinned(pattern):
             await self._listen(membership)
             self.memberships[pattern] = membership
             return await self._join(membership, backfill)
 
-    async def _listen(self, membership: Membership) -> None:
+    async def _listen(self, membership: LocalMembership) -> None:
         """Hear live copies; on the next connection if this one goes meanwhile, as it does when access was widened."""
         for left in reversed(range(LISTEN_TRIES)):
             try:
-                return await self.live.subscribe(await self.link.ready(REBUILT_WITHIN), membership)
+                return await self.live.subscribe(await self.connection.ready(REBUILT_WITHIN), membership)
             except ConnectionLost:
                 if not left:
                     raise
         return None
 
-    async def _confirm(self, membership: Membership) -> Joined | None:
+    async def _confirm(self, membership: LocalMembership) -> Joined | None:
         """What the steward says of a membership we hold. None: it is over, and is no longer held."""
         try:
             answer = await self._ask_join(membership)
         except (UnreachableError, OutcomeUnknown) as error:
-            return membership.told("live", f"the steward is away, so nobody can say that it still stands ({error})")
+            reason = f"the steward is away, so nobody can say that it still stands ({error})"
+            return membership.as_joined("live", reason)
         if answer.get("left") is not None:
             await self._drop(membership)
             return None
         membership.facts = answer
-        return membership.told("resumed")
+        return membership.as_joined("resumed")
 
     @contextmanager
     def _pinned(self, pattern: str) -> Iterator[None]:
         """What is seen of a joined channel is remembered, from before its first copy until it is left."""
-        self.seen.pinned.add(pattern)
+        self.read_state.pinned.add(pattern)
         try:
             yield
         finally:
             if pattern not in self.memberships:
-                self.seen.pinned.discard(pattern)
+                self.read_state.pinned.discard(pattern)
 
-    async def _join(self, membership: Membership, backfill: int) -> Joined:
+    async def _join(self, membership: LocalMembership, backfill: int) -> Joined:
         try:
             answer = await self._ask_join(membership)
             if answer.get("left") is not None:  # asked before, answered to nobody, and left by somebody since
@@ -144,37 +143,37 @@ class Channels:
         except (UnreachableError, OutcomeUnknown) as error:
             self.live.release(membership)
             self._later(self._complete(membership, backfill))
-            return membership.told("live", f"the steward is away, so this is live only for now ({error})")
+            return membership.as_joined("live", f"the steward is away, so this is live only for now ({error})")
         except TidingsError:
             await unsubscribe(membership)
             del self.memberships[membership.pattern]
             raise
-        count, reason = await self._settle_join(membership, answer, backfill)
-        return membership.told(answer["state"], reason, count)
+        count, reason = await self._apply_join(membership, answer, backfill)
+        return membership.as_joined(answer["state"], reason, count)
 
     async def watch(self, pattern: str) -> None:
         """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
-        membership = Membership(check_pattern(pattern), joined=0, held=None, watching=True)
+        membership = LocalMembership(check_pattern(pattern), joined=0, held=None, watching=True)
         await self._listen(membership)
         self.memberships[pattern] = membership
 
-    async def _ask_join(self, membership: Membership) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"epoch": self.seen.epoch} if self.seen.epoch else {}
-        marks, rewinds, session = self.seen.marks, self._rewinds, self.seen.marks.session
+    async def _ask_join(self, membership: LocalMembership) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"epoch": self.read_state.epoch} if self.read_state.epoch else {}
+        marks, rewinds, session = self.read_state.marks, self._rewinds, self.read_state.marks.session
         if not marks.is_checked:
             arguments["marks"] = msgspec.to_builtins(marks.claims())
-        answer = await self.link.call("member", "join", op=membership.op, pattern=membership.pattern, **arguments)
+        answer = await self.connection.call("member", "join", op=membership.op, pattern=membership.pattern, **arguments)
         if rewinds == self._rewinds:  # else another answer said the same before
-            self._follow_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
+            self._apply_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
             marks.checked(session)
         self._hear_stamp(answer.get("stamp"))
         return answer
 
     def _hear_stamp(self, stamp: Any) -> None:
         if stamp:
-            self.seen.marks.note(msgspec.convert(stamp, Stamp))
+            self.read_state.marks.note(msgspec.convert(stamp, Stamp))
 
-    async def _settle_join(self, membership: Membership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
+    async def _apply_join(self, membership: LocalMembership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
         """Take the steward's answer: backfill below it, then what was held, then everything live.
 
         Answers how many were backfilled, and what is still to come if the log could not be read.
@@ -182,17 +181,17 @@ class Channels:
         membership.joined = membership.record = int(answer["seq"])
         membership.facts = answer
         membership.opened_here = answer["state"] == "opened"
-        if not membership.opened_here and not self.seen.remembers:
+        if not membership.opened_here and not self.read_state.remembers:
             membership.forgotten = int(answer.get("head", 0))
         count, reason = 0, ""
         if membership.opened_here and is_concrete(membership.pattern) and not backfill:
-            self.seen.channel(membership.pattern).close_hole(membership.joined)
+            self.read_state.channel(membership.pattern).close_hole(membership.joined)
         try:
             if answer["state"] == "opened" and backfill:
                 count, reason = await self._backfill_or_later(membership, backfill)
             elif answer["state"] == "resumed" and self._comes_as_frames(membership):
                 self._leave_to_frames(membership)
-            elif answer["state"] == "resumed" and not await self.missed.fill(membership):
+            elif answer["state"] == "resumed" and not await self.backfill.fill(membership):
                 self._catch_up_later(membership)
                 return 0, ""
         except TidingsError as error:
@@ -206,7 +205,7 @@ class Channels:
         self.live.release(membership)
         return count, reason
 
-    async def _complete(self, membership: Membership, backfill: int) -> None:
+    async def _complete(self, membership: LocalMembership, backfill: int) -> None:
         """Join in the background until the steward answers, with the same op."""
         while self.memberships.holds(membership) and membership.joined is None:
             await asyncio.sleep(RETRY_PAUSE)
@@ -221,14 +220,16 @@ class Channels:
             if answer.get("left") is not None:
                 await self._end(membership, int(answer["left"]))
                 return
-            await self._settle_join(membership, answer, backfill)
+            await self._apply_join(membership, answer, backfill)
 
     # --- what was said before a join ---
 
-    async def _backfill_or_later(self, membership: Membership, limit: int) -> tuple[int, str]:
-        known = {name: self.seen.channel(name).position for name in self.seen.covered_by(membership.pattern)}
+    async def _backfill_or_later(self, membership: LocalMembership, limit: int) -> tuple[int, str]:
+        known = {
+            name: self.read_state.channel(name).position for name in self.read_state.covered_by(membership.pattern)
+        }
         try:
-            count, rest = await self.missed.backfill(membership, limit)
+            count, rest = await self.backfill.before_join(membership, limit)
         except (UnreachableError, OutcomeUnknown, ConflictError) as error:
             self._report("error", error)
             self._later(self._backfill_until_done(membership, limit, known))
@@ -238,13 +239,13 @@ class Channels:
         self._later(self._surface_past(membership, rest))
         return count, f"{len(rest)} older messages wait until the inbox has room for them"
 
-    async def _backfill_until_done(self, membership: Membership, limit: int, known: dict[str, Position]) -> None:
+    async def _backfill_until_done(self, membership: LocalMembership, limit: int, known: dict[str, Position]) -> None:
         """The same later: live copies went on meanwhile, so what was seen then decides what is new."""
         while self.memberships.holds(membership):
             await asyncio.sleep(RETRY_PAUSE)
             try:
-                await self.link.ready(30)
-                records = await self.missed.said_before(membership, limit)
+                await self.connection.ready(30)
+                records = await self.backfill.said_before(membership, limit)
             except (UnreachableError, OutcomeUnknown, ConflictError):
                 continue
             except TidingsError as error:
@@ -254,30 +255,30 @@ class Channels:
             await self._surface_past(membership, new)
             return
 
-    async def _surface_past(self, membership: Membership, records: list[LiveRecord]) -> None:
+    async def _surface_past(self, membership: LocalMembership, records: list[LiveRecord]) -> None:
         for record in records:
-            if self.surfacing.is_own(record):
+            if record.sender == self.dedup.own_id:
                 continue
-            while not self.surfacing.offer_missed(record, historical=True):
+            while not self.dedup.offer_backfilled(record, historical=True):
                 if not self.memberships.holds(membership):
                     return
                 await self._wait_for_room()
 
     # --- what comes as frames ---
 
-    def _comes_as_frames(self, membership: Membership) -> bool:
+    def _comes_as_frames(self, membership: LocalMembership) -> bool:
         """Is what was missed on its way as frames? Else it is read from the log, so that nobody waits for Spark."""
-        if self.seen.reads_again:
+        if self.read_state.reads_again:
             return False
         backstop = membership.backstop
         level = backstop.running and backstop.behind is not None and backstop.behind <= NEARLY_LEVEL
-        return level and membership.facts.get("class") == "durable" and self.memberships.frames_through is not None
+        return level and membership.facts.get("class") == "durable" and self.memberships.frames is not None
 
-    def _leave_to_frames(self, membership: Membership) -> None:
+    def _leave_to_frames(self, membership: LocalMembership) -> None:
         """Do not read what frames bring: what was settled comes no more, however often this agent starts."""
         membership.left_to_frames = int(membership.facts["head"])
-        for channel in self.seen.covered_by(membership.pattern):
-            self.seen.channel(channel).leave_to_frames(membership.joined or 0, membership.left_to_frames)
+        for channel in self.read_state.covered_by(membership.pattern):
+            self.read_state.channel(channel).leave_to_frames(membership.joined or 0, membership.left_to_frames)
 
     # --- leave ---
 
@@ -299,13 +300,13 @@ class Channels:
         await self.drop(pattern)
         return answer
 
-    async def _ask_leave(self, pattern: str, held: Membership | None) -> dict[str, Any]:
+    async def _ask_leave(self, pattern: str, held: LocalMembership | None) -> dict[str, Any]:
         named: int | None = held.record if held is not None and held.confirmed else None
         unsure = self._unsure.get(pattern)
         if unsure is not None and named in (None, unsure.joined):
             return await self._end_named(pattern, unsure)
         if named is None:
-            listed = await self.link.call("member", "list")
+            listed = await self.connection.call("member", "list")
             named = next((int(each["joined"]) for each in listed["memberships"] if each["pattern"] == pattern), None)
             if named is None:
                 covering = [m["pattern"] for m in listed["memberships"] if covers_pattern(m["pattern"], pattern)]
@@ -319,7 +320,7 @@ class Channels:
         """Ask for one leave, and remember it until it is known what became of it."""
         self._unsure[pattern] = leave
         try:
-            answer = await self.link.call("member", "leave", op=leave.op, pattern=pattern, joined=leave.joined)
+            answer = await self.connection.call("member", "leave", op=leave.op, pattern=pattern, joined=leave.joined)
         except (UnreachableError, OutcomeUnknown):
             raise
         except TidingsError:
@@ -334,13 +335,13 @@ class Channels:
         if membership is not None:
             await self._drop(membership)
 
-    async def _drop(self, membership: Membership) -> None:
+    async def _drop(self, membership: LocalMembership) -> None:
         self.memberships.pop(membership.pattern, None)
-        self.seen.pinned.discard(membership.pattern)
-        membership.close_holes(self.seen)
+        self.read_state.pinned.discard(membership.pattern)
+        membership.close_holes(self.read_state)
         await unsubscribe(membership)
 
-    async def _end(self, membership: Membership, seq: int) -> None:
+    async def _end(self, membership: LocalMembership, seq: int) -> None:
         """It was closed, and not by this program."""
         await self._drop(membership)
         self.ended.add(membership.pattern)
@@ -359,7 +360,7 @@ class Channels:
                 continue
             if membership.record > at or membership.rewound:
                 continue
-            if not self.seen.marks.is_checked:  # a log that went backwards lacks it too: the next join tells
+            if not self.read_state.marks.is_checked:  # a log that went backwards lacks it too: the next join tells
                 continue
             await self._end(membership, at)
         for pattern, joined in stands.items():
@@ -372,7 +373,7 @@ class Channels:
 
     def is_forgotten(self, record: LiveRecord) -> bool:
         """May a process before this one have surfaced it without anybody remembering?"""
-        if self.seen.remembers:
+        if self.read_state.remembers:
             return False
         covering = self.memberships.covering(record.channel)
         return not any(record.seq > max(each.forgotten, each.joined or 0) for each in covering)
@@ -385,7 +386,7 @@ class Channels:
     # --- after a lost connection, or a lost copy ---
 
     async def _on_session(self, connection: Connection) -> None:
-        self.seen.marks.doubt()
+        self.read_state.marks.doubt()
         if self._stopped:
             return
         for membership in list(self.memberships.values()):
@@ -398,7 +399,7 @@ class Channels:
             except DeniedError as error:
                 # The access was narrowed while we were away: the channel is gone, and that is said.
                 self.memberships.pop(membership.pattern, None)
-                self.seen.pinned.discard(membership.pattern)
+                self.read_state.pinned.discard(membership.pattern)
                 self._report("error", error)
                 continue
             if membership.watching:
@@ -406,30 +407,30 @@ class Channels:
             else:
                 self._catch_up_later(membership)
 
-    def _catch_up_later(self, membership: Membership) -> None:
+    def _catch_up_later(self, membership: LocalMembership) -> None:
         """Make it whole in the background. One that is under way sees what has become of it meanwhile."""
         if not membership.catching_up:
             self._later(self._catch_up(membership))
 
-    async def _catch_up(self, membership: Membership) -> None:
+    async def _catch_up(self, membership: LocalMembership) -> None:
         """Confirm the membership and read what was missed; then what is live is contiguous again."""
         if membership.catching_up:
             return
         membership.catching_up = True
         try:
             while self.memberships.holds(membership) and not membership.is_whole:
-                await self._try_to_catch_up(membership)
+                await self._catch_up_once(membership)
         except TidingsError as error:
             self._report("error", error)
             await self._drop(membership)
         finally:
             membership.catching_up = False
 
-    async def _try_to_catch_up(self, membership: Membership) -> None:
-        epoch = self.seen.epoch
+    async def _catch_up_once(self, membership: LocalMembership) -> None:
+        epoch = self.read_state.epoch
         try:
-            await self.link.ready(30)
-            if not await self._read_missed(membership):
+            await self.connection.ready(30)
+            if not await self._backfill(membership):
                 await self._wait_for_room()
                 return
         except (UnreachableError, OutcomeUnknown):
@@ -441,12 +442,12 @@ class Channels:
         if membership.overrun:
             membership.overrun = False
             return
-        if epoch == self.seen.epoch:
+        if epoch == self.read_state.epoch:
             membership.contiguous = True
             membership.cause, membership.unreadable, membership.rewound = None, False, False
             self.live.release(membership)
 
-    async def _read_missed(self, membership: Membership) -> bool:
+    async def _backfill(self, membership: LocalMembership) -> bool:
         """Read holes of single senders, and everything since the last contiguous copy. False: no room for all of it."""
         if not membership.contiguous:
             answer = await self._ask_join(membership)
@@ -456,36 +457,36 @@ class Channels:
             joined = membership.record = int(answer["seq"])
             membership.joined = min(joined, membership.joined or joined) if membership.rewound else joined
             membership.facts = answer
-        if not await self.missed.fill_holes(membership):
+        if not await self.backfill.fill_holes(membership):
             return False
-        return membership.contiguous or await self.missed.fill(membership)
+        return membership.contiguous or await self.backfill.fill(membership)
 
     # --- after the log went backwards ---
 
-    def heed_epoch(self, epoch: str) -> None:
+    def follow_epoch(self, epoch: str) -> None:
         """The steward speaks of a log of this epoch. If it is another than ours, every membership is asked for again;
         the answers say up to where the two agree."""
-        if epoch and self.seen.epoch and epoch != self.seen.epoch and not self._stopped:
-            self.seen.marks.doubt()
+        if epoch and self.read_state.epoch and epoch != self.read_state.epoch and not self._stopped:
+            self.read_state.marks.doubt()
             for membership in self.memberships.values():
                 self._doubt(membership)
 
-    def _doubt(self, membership: Membership) -> None:
+    def _doubt(self, membership: LocalMembership) -> None:
         if membership.confirmed:
             membership.contiguous = False
             membership.held = membership.held or []
             self._catch_up_later(membership)
 
-    def _follow_epoch(self, epoch: str, agreed: int | None) -> None:
+    def _apply_epoch(self, epoch: str, agreed: int | None) -> None:
         if agreed is None:
-            if epoch and not self.seen.epoch:
-                self.seen.adopt(epoch)
+            if epoch and not self.read_state.epoch:
+                self.read_state.adopt(epoch)
             return
         self._rewinds += 1
-        self.seen.rewind(epoch, agreed)
+        self.read_state.rewind(epoch, agreed)
         self.live.arrivals.rewind(agreed)
         for membership in self.memberships.values():
-            membership.close_holes(self.seen)
+            membership.close_holes(self.read_state)
             if membership.joined is not None:
                 membership.joined = min(membership.joined, agreed)
                 membership.rewound = True

@@ -12,38 +12,33 @@ the message (`confirmed`); whatever cannot be known is said as `OutcomeUnknown`,
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint import notices
-from tidings.endpoint.access import AccessWatch
-from tidings.endpoint.attention import wakes
+from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
-from tidings.endpoint.delivery import DurableCopies
-from tidings.endpoint.direct import Direct, peer_id
-from tidings.endpoint.history import History, Reached
+from tidings.endpoint.connection import AgentConnection, State
+from tidings.endpoint.direct_mailbox import DirectMailbox
+from tidings.endpoint.directory import NameDirectory, speaking_as
+from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past
+from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past, wakes
+from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
-from tidings.endpoint.moves import MembershipWatch
-from tidings.endpoint.naming import Names, claim_of
-from tidings.endpoint.peers import speaking_as
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.receipts import tell, wait_for_stage
-from tidings.endpoint.records import LiveRecord, RecordOpener
-from tidings.endpoint.returned import Retry, Returned
+from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
+from tidings.endpoint.redelivery import Redelivery, Retry
+from tidings.endpoint.remote_changes import AccessWatch, MembershipWatch
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.seen import Seen
 from tidings.endpoint.session_lease import SessionLease
-from tidings.endpoint.supervision import State, Supervision
-from tidings.endpoint.surfacing import Surfacing
 from tidings.endpoint.tasks import Job, TaskResult, Tasks, TaskTicket
 from tidings.errors import (
     ConnectionLost,
@@ -54,10 +49,9 @@ from tidings.errors import (
     TidingsError,
     UsageError,
 )
-from tidings.space.control import collect
 from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
-from tidings.wire.names import check_channel, unmarked
+from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 
 SAVE_EVERY = 0.5
@@ -68,22 +62,10 @@ ROSTER_PATIENCE = 2.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of something sent: its id, and where the broker keeps it."""
-
-    id: str
-    seq: int
-    stage: str = "confirmed"
-    warnings: tuple[str, ...] = ()
-    #: id of the agent a direct message went to
-    to: str | None = None
-    #: why no reader shows it, if its stage is `void`
-    why: str = ""
-
-
-class Endpoint:
+class Endpoint(AgentInterface):
     """One agent's session. Made by `tidings.connect`; use it as an async context manager."""
+
+    via = "direct"
 
     def __init__(
         self,
@@ -109,6 +91,8 @@ class Endpoint:
         self._state_path = state
         self._ping_interval = ping_interval
         self._role = role
+        #: the row of the roster it was made of, and how this agent signs
+        self._speaks_as: tuple[Agent | None, Sender] | None = None
         self._receives = receive
         self._saver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -131,54 +115,47 @@ class Endpoint:
 
     # --- life ---
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def open(self) -> None:
         self.identity: Identity = await self._find_identity()
-        self.link = Supervision(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
-        self.roster = Roster(self.link, self.events.emit)
-        self.names = Names(self.link, self.roster)
+        self.connection = AgentConnection(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
+        self.roster = Roster(self.connection, self.events.emit)
+        self.directory = NameDirectory(self.connection, self.roster.rows, self.roster.left)
         self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(
-            self.link, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
+            self.connection, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
         )
         self.session.on_number = self.on_session_number
         self.presence = Presence(
-            self.link, self.roster, self.session.session, attending=self._attends, every=self._beat_every
+            self.connection, self.roster, self.session.session, attending=self._attends, every=self._beat_every
         )
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
-        self.seen = Seen(self._state_path)
-        self.seen.save()  # an empty memory is one too: what comes after it is known to be new
-        surfacing = Surfacing(self.identity.id, self.seen, self.opener.refused, self._surface_channel)
-        self._history = History(self.link, self.opener)
+        self.read_state = ReadState(self._state_path)
+        self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
+        dedup = Dedup(self.identity.id, self.read_state, self.opener.refused, self._surface_channel)
+        self._log = LogReader(self.connection, self.opener)
         self._channels = Channels(
-            self.link,
+            self.connection,
             self.opener,
-            self.seen,
-            self._history,
-            surfacing,
+            self.read_state,
+            self._log,
+            dedup,
             self.inbox.wait_for_room,
             self.events.emit,
         )
-        self.roster.on_epoch.append(self._channels.heed_epoch)
+        self.roster.on_epoch.append(self._channels.follow_epoch)
         self.roster.on_damage.append(self._tell_damage)
-        self._moves = MembershipWatch(self.link, self.roster, self._channels, lambda: self._delivery.begun)
-        self._access = AccessWatch(self.link, self.roster, self._channels, self.events.emit)
-        self._publisher = Publisher(self.link, self._access.explained)
-        self.returned = Returned(self, self._retry)
-        self._direct = Direct(self)
-        self._delivery = DurableCopies(self, self._channels, self._history)
-        self.session.on_taken = self._delivery.expect
+        self._membership_watch = MembershipWatch(
+            self.connection, self.roster, self._channels, lambda: self._frames.begun
+        )
+        self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
+        self._publisher = Publisher(self.connection, self._access)
+        self.redelivery = Redelivery(self, self._retry)
+        self._direct = DirectMailbox(self)
+        self._frames = FrameMailbox(self, self._channels)
+        self.session.on_taken = self._frames.expect
         self._tasks = Tasks(self, self._compose)
         try:
-            await self.link.start()
+            await self.connection.start()
             self.presence.start()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROSTER_PATIENCE):
@@ -211,27 +188,27 @@ class Endpoint:
         await end_tasks([self._saver])
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
-        await self.returned.close()
+        await self.redelivery.close()
         await self._access.close()
-        await self._moves.close()
+        await self._membership_watch.close()
         await self._tasks.close()
         await self._channels.close()
-        await self._delivery.close()
+        await self._frames.close()
         await self._direct.close()
         await self._direct.watch.close()
         await self.session.close()
         await self.presence.close()
         await self.roster.close()
         await end_tasks(self._announcing)
-        await self.names.close()
-        await self.link.stop()
-        self.seen.close()
+        await self.directory.close()
+        await self.connection.stop()
+        self.read_state.close()
         self.inbox.close(asyncio.CancelledError())
 
     async def _save_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(SAVE_EVERY)
-            self.seen.save()
+            self.read_state.save()
 
     def _on_state(self, state: State, error: BaseException | None) -> None:
         self.events.emit("connection", state)
@@ -257,14 +234,17 @@ class Endpoint:
         self.events.emit(event, value)
 
     async def _stop_receiving(self) -> None:
-        await self.returned.close()
+        await self.redelivery.close()
         await self._channels.stop()
-        await self._delivery.close()
+        await self._frames.close()
         await self._direct.close()
 
     async def resolve(self, name: str) -> Agent:
         """The agent that is meant by an id or a name."""
         return await self.roster.find(name)
+
+    async def _agent_id(self, to: str) -> str:
+        return to if is_agent_id(to) else (await self.resolve(to)).id
 
     @property
     def id(self) -> str:
@@ -275,21 +255,25 @@ class Endpoint:
         return self.identity.name
 
     @property
+    def space(self) -> str:
+        return self.identity.subjects.space
+
+    @property
     def state(self) -> State:
-        return self.link.state
+        return self.connection.state
 
     @property
     def incarnation(self) -> str | None:
         """The broker process this endpoint is connected to; None while it is not."""
-        return self.link.connection.incarnation if self.link.state == "ready" else None
+        return self.connection.current.incarnation if self.connection.state == "ready" else None
 
     async def prove(self, timeout: float = 5.0) -> str:
         """A round trip to the broker now; the answer is which process answered it."""
-        return await self.link.prove(timeout)
+        return await self.connection.prove(timeout)
 
     def reconnect(self) -> None:
         """Rebuild the connection now."""
-        self.link.reconnect()
+        self.connection.reconnect()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
         """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt.
@@ -299,8 +283,11 @@ class Endpoint:
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()
-        if event == "notice" and hasattr(self, "_direct") and self._delivery.begun:
+        if event == "notice" and hasattr(self, "_direct") and self._frames.begun:
             self._direct.watch.listen_for_voids()
+
+    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        return await self.connection.call(service, do, **arguments)
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
@@ -312,7 +299,7 @@ class Endpoint:
 
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
-        used = self.link.token_used
+        used = self.connection.token_used
         try:
             return await act()
         except DeniedError:
@@ -332,8 +319,9 @@ class Endpoint:
         self.session.check()
         return await self._with_new_access(lambda: self._channels.join(unmarked(channel), backfill=backfill))
 
-    async def leave(self, channel: str) -> dict[str, Any]:
-        return await self._channels.leave(unmarked(channel))
+    async def leave(self, channel: str) -> Left:
+        found = await self._channels.leave(unmarked(channel))
+        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
 
     async def watch(self, pattern: str) -> None:
         """See the live copies of a channel or pattern without joining it."""
@@ -345,38 +333,31 @@ class Endpoint:
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
         """The newest messages of a channel, newest first, as far as it replays."""
-        records, reached = await self._history.newest(check_channel(unmarked(channel)), limit, before=before)
+        records, reached = await self._log.newest(check_channel(unmarked(channel)), limit, before=before)
         return await self._past(records, reached)
 
     async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
         """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
-        records, reached, _head = await self._history.since(check_channel(unmarked(channel)), since, limit)
+        records, reached, _head = await self._log.since(check_channel(unmarked(channel)), since, limit)
         return await self._past(records, reached)
 
     async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
-        await self.names.learn(record.received.message for record in records)
+        await self.directory.learn(record.message for record in records)
         found = (self._incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
-    async def channels(self) -> list[dict[str, Any]]:
-        """The channels this agent may read that have settings or members: `joined`, members, last message."""
-        return await collect(self.link.call, "channel", "list", "channels")
-
-    async def memberships(self) -> list[str]:
-        """The channels and patterns this agent is a member of, whichever of its sessions joined them."""
-        held = (await self.link.call("member", "list"))["memberships"]
-        return sorted({str(each["pattern"]) for each in held})
-
-    async def members(self, channel: str) -> list[dict[str, Any]]:
-        """Who is in a channel: id and name."""
-        return await collect(self.link.call, "member", "members", "members", channel=check_channel(unmarked(channel)))
-
     # --- who is here ---
 
-    async def who(self, timeout: float = 5.0) -> list[Agent]:
+    async def who(self, timeout: float = 5.0) -> Agents:
         """Every agent of the space, offline ones included; `roster.freshness` says how old that is."""
         await self.roster.wait_loaded(timeout)
-        return self.roster.agents()
+        return Agents(self.roster.agents(), delay=self.roster.backstop.delay)
+
+    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+        self.set_status(status, activity)
+        if model is not None:
+            self.set_model(model)
+        return self.presence.attending
 
     def set_status(self, status: Status, activity: str | None = None) -> None:
         self.presence.set_status(status, activity)
@@ -389,11 +370,6 @@ class Endpoint:
 
     def set_channel_attention(self, pattern: str, level: Level) -> None:
         self.presence.set_channel_attention(unmarked(pattern), level)
-
-    async def keep_attention(self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None) -> None:
-        """Have the steward keep this for the agent: for every session of it that runs now or starts later."""
-        levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
-        await self.link.call("attention", "set", mode=mode, channels=levels)
 
     # --- sending ---
 
@@ -412,13 +388,13 @@ class Endpoint:
         timeout: float = 5.0,
     ) -> Receipt:
         """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        channel = unmarked(channel)
         check_said(text, parts, mentions, more=data is not None)
+        channel = unmarked(channel)
         mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
         composed = self._compose(
             text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
         )
-        stored = await self.publish(prepare_chat(self.identity, channel, composed), timeout=timeout)
+        stored = await self._publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
         warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
         return Receipt(composed.id, stored.seq, warnings=warnings)
 
@@ -428,7 +404,9 @@ class Endpoint:
         if not names:
             return ()
         try:
-            deaf = (await self.link.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))["deaf"]
+            deaf = (await self.connection.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))[
+                "deaf"
+            ]
         except TidingsError as error:
             return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
         why = {"read": f"may not read {channel}", "member": f"is not in {channel}"}
@@ -456,7 +434,7 @@ class Endpoint:
     ) -> Receipt:
         """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
         check_said(text, parts, more=data is not None)
-        target = await peer_id(self, to)
+        target = await self._agent_id(to)
         composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
         stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
         return Receipt(composed.id, stored.seq, to=target)
@@ -467,10 +445,10 @@ class Endpoint:
         """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
         mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
         known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
-        target = await peer_id(self, to) if to else known_to
+        target = await self._agent_id(to) if to else known_to
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
-        answer = await wait_for_stage(self.link, mid, target, known_seq, stage, timeout)
+        answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
     async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
@@ -478,16 +456,16 @@ class Endpoint:
 
         Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
         """
-        return await tell(self.link, kept, "read", timeout)
+        return await tell(self.connection, kept, "read", timeout)
 
     async def tell_delivered(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
         """The same for `delivered`, which `keep` tells too, but only while its process lives."""
-        return await tell(self.link, kept, "delivered", timeout)
+        return await tell(self.connection, kept, "delivered", timeout)
 
     async def trace(self, sent: Receipt | str) -> dict[str, Any]:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
-        return await self.link.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
+        return await self.connection.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
 
     def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
         extra = {} if data is None else {"data": data}
@@ -500,17 +478,17 @@ class Endpoint:
 
     def _sender(self) -> Sender:
         """The role is one the access record grants, as far as the roster is known."""
-        row = self.roster.get(self.id)
-        roles = row.roles if row is not None else (self._role,)
-        return speaking_as(self.identity, roles, self._role)
+        row = self.roster.rows.get(self.identity.id)
+        if self._speaks_as is None or self._speaks_as[0] is not row:
+            roles = row.roles if row is not None else (self._role,)
+            self._speaks_as = row, speaking_as(self.identity, roles, self._role)
+        return self._speaks_as[1]
 
     async def publish(self, prepared: Prepared, *, timeout: float = 5.0, only: str | None = None) -> Stored:
         """Store what was prepared (`endpoint/publishing`), perhaps long ago and by another process of this agent.
 
         `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
         """
-        if prepared.kind == "chat":
-            return await self._with_new_access(lambda: self._publisher.publish(prepared, timeout, only))
         stored = await self._publisher.publish(prepared, timeout, only)
         if prepared.kind == "dm":
             self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
@@ -566,6 +544,13 @@ class Endpoint:
         """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
         return await self._tasks.result(message_id, seq, timeout)
 
+    async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """List, show, retry or drop dead letters. The text of a direct message is opened with this agent's key."""
+        answer = await self.call("dead", do, **arguments)
+        if do == "show" and "letter" in answer and (message := self.redelivery.opened(answer)) is not None:
+            answer["text"] = message.text
+        return answer
+
     # --- receiving ---
 
     def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
@@ -577,23 +562,6 @@ class Endpoint:
         async for incoming in self.inbox.iterate(manual_ack=manual_ack):
             yield incoming
 
-    async def handle(self, callback: Callable[[Incoming], Any]) -> None:
-        """Call back for each message, one at a time, until this endpoint closes; its return settles the message.
-
-        If it raises, the error is an `error` event, the message is given back (`Incoming.nak`), and the next one comes.
-        It is handed out again after a pause, and after a few tries it is a dead letter with the error (`tidings dead`).
-        """
-        async for incoming in self.messages(manual_ack=True):
-            try:
-                answer = callback(incoming)
-                if inspect.isawaitable(answer):
-                    await answer
-            except Exception as error:  # noqa: BLE001  boundary: the application's code
-                self.events.emit("error", error)
-                await incoming.nak(error=error)
-            else:
-                await incoming.ack()
-
     async def _start_receiving(self) -> None:
         """Take the session and the mailbox, unless this endpoint only sends and looks."""
         if not self._receives:
@@ -602,8 +570,8 @@ class Endpoint:
             await self.session.ensure()
             self.session.check()
             self._direct.begin()
-            self._delivery.begin()
-            self.returned.begin()
+            self._frames.begin()
+            self.redelivery.begin()
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
@@ -613,6 +581,13 @@ class Endpoint:
         if incoming is None:
             raise ConnectionLost("this endpoint is closed")
         return incoming
+
+    async def hand_over(self, incoming: Incoming) -> None:
+        """Give a message to the application as soon as it is named and the inbox has room."""
+        await incoming.named()
+        await self.inbox.wait_for_room()
+        self.inbox.put(incoming)
+        self.events.emit("message", incoming)
 
     def _surface_channel(
         self,
@@ -629,18 +604,14 @@ class Endpoint:
             return False
         incoming = self._incoming(record, historical=historical)
         incoming.late, incoming.ahead, incoming.redelivered, incoming.durable = late, ahead, redelivered, durable
-
-        async def settle() -> None:
-            self.seen.settle(record.channel, record.seq, record.identity)
-
-        incoming._settle, incoming._nak = settle, self.returned.take
-        self.seen.hold(record.seq, record.identity)
+        incoming._settle = partial(self.read_state.settle, record.channel, record.seq, record.identity)
+        incoming._nak = self.redelivery.take
         if self.events.is_heard("message"):
-            self.seen.hand_out(record.channel, record.seq)
+            self.read_state.hand_out(record.channel, record.seq)
         else:
-            incoming._on_taken = lambda: self.seen.hand_out(record.channel, record.seq)
+            incoming._on_taken = partial(self.read_state.hand_out, record.channel, record.seq)
         self.inbox.put(incoming)
-        if incoming.is_named:
+        if incoming._naming is None:
             self.events.emit("message", incoming)
         else:
             announcing = asyncio.create_task(self._announce(incoming))
@@ -652,25 +623,9 @@ class Endpoint:
         await incoming.named()
         self.events.emit("message", incoming)
 
-    def introduced(self, incoming: Incoming) -> Incoming:
-        """The message under the names of access records; who is not known yet is asked for once somebody waits."""
-        message = incoming.message
-        incoming.sender = self.names.sender(message.sender)
-        incoming.claims = claim_of(incoming.sender, message)
-        incoming.mentions = tuple(map(self.names.mention, message.mentions))
-
-        async def learn() -> None:
-            await self.names.learn([message])
-            if incoming._naming is not None:
-                self.introduced(incoming)
-                incoming._naming = None
-
-        incoming._naming = None if self.names.is_known(message) else learn
-        return incoming
-
     def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
-        message = record.received.message
-        mentions_me = any(mention.id == self.id for mention in message.mentions)
+        message = record.message
+        mentions_me = bool(message.mentions) and any(each.id == self.identity.id for each in message.mentions)
         incoming = Incoming(
             kind="channel",
             sender=message.sender,
@@ -683,4 +638,4 @@ class Endpoint:
             wakes=not historical
             and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
         )
-        return self.introduced(incoming)
+        return self.directory.introduce(incoming)

@@ -7,7 +7,7 @@ credential is read again at every connect, because a widening or narrowing repla
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidings.broker import jwt
@@ -32,15 +32,13 @@ class Identity:
     url: str
     path: Path
     is_bundle: bool
+    id: str = field(init=False)
 
     def __post_init__(self) -> None:
         # They are read from a file that somebody else may have written, and become names of files and subjects.
         check_agent_name(self.name)
         check_token(self.space_id, "space id")
-
-    @property
-    def id(self) -> str:
-        return self.key.id
+        object.__setattr__(self, "id", self.key.id)
 
     def credentials(self) -> str:
         """The creds text as it is on disk now."""

@@ -17,15 +17,19 @@ from typing import Any, Literal
 
 from tidings.endpoint.notices import unheard_of
 from tidings.errors import DeliveryLost, LogRegressed, UsageError
-from tidings.wire.message import Mention, Message, Part, Sender
+from tidings.wire.message import Mention, Message, Part, Priority, Sender
+from tidings.wire.names import is_channel
+from tidings.wire.patterns import covers
+from tidings.wire.roster import Attention, Level
 
 Kind = Literal["channel", "direct"]
-Settle = Callable[[], Awaitable[None]]
+Settle = Callable[[], Awaitable[None] | None]
 PRIORITY_ORDER = {"now": 0, "next": 1, "low": 2}
+_QUIETNESS: dict[Level, int] = {"normal": 0, "quiet": 1, "muted": 2}
 
 
-async def _nothing() -> None:
-    return None
+def _nothing() -> None:
+    """There is nothing to settle in what was read from the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Incoming:
     claims: str | None = None
     #: whom it mentions, under the names of their access records
     mentions: tuple[Mention, ...] = ()
-    _naming: Settle | None = field(default=None, repr=False)
+    _naming: Callable[[], Awaitable[None]] | None = field(default=None, repr=False)
     _settle: Settle = field(default=_nothing, repr=False)
     #: settles without telling that it was read, where that makes a difference
     _keep: Settle | None = field(default=None, repr=False)
@@ -105,10 +109,6 @@ class Incoming:
     def settled(self) -> bool:
         return self._settled
 
-    @property
-    def is_named(self) -> bool:
-        return self._naming is None
-
     async def named(self) -> None:
         """Wait, in bounded time, for names that were not known when it came."""
         if self._naming is not None:
@@ -117,8 +117,7 @@ class Incoming:
     async def ack(self) -> None:
         """Settle it: this agent is done with it."""
         if not self._settled and not self._returned:
-            self._settled = True
-            await self._settle()
+            await self._end(self._settle)
 
     async def keep(self) -> None:
         """Settle it for an agent that has yet to read it: it is kept durably here, and its sender hears `delivered`.
@@ -126,8 +125,7 @@ class Incoming:
         `Endpoint.tell_read` says later that it was read.
         """
         if not self._settled and not self._returned:
-            self._settled = True
-            await (self._keep or self._settle)()
+            await self._end(self._keep or self._settle)
 
     async def nak(self, delay: float | None = None, error: BaseException | str = "") -> None:
         """Give it back: it is handed out again after `delay` seconds, or after a pause that grows with each try.
@@ -141,13 +139,61 @@ class Incoming:
         await self._nak(self, delay, said)
 
     async def _bury(self) -> None:
+        await self._end(self._buried or self._keep or self._settle)
+
+    async def _end(self, settle: Settle) -> None:
         self._settled = True
-        await (self._buried or self._keep or self._settle)()
+        if (settling := settle()) is not None:
+            await settling
 
     @property
     def kept(self) -> Kept:
         """What its receipts need to know of a direct message, whoever tells them."""
         return Kept(self.sender.id, self.id, self.seq)
+
+
+def wakes(attention: Attention, kind: str, channel: str | None, priority: Priority, mentions_me: bool) -> bool:
+    """Should a message of this kind, on this channel, wake an agent that set `attention`?
+
+    low priority   never wakes
+    direct, task   wakes
+    muted channel  never wakes
+    a mention      wakes
+    now            wakes, but not an agent in focus
+    the rest       wakes an open agent on a channel that is not quiet
+
+    This never decides what is kept: a message that wakes nobody is in the inbox all the same.
+    """
+    if priority == "low":
+        return False
+    if kind != "channel" or channel is None:
+        return True
+    level = level_of(attention, channel)
+    if level == "muted":
+        return False
+    if mentions_me:
+        return True
+    if attention.mode == "focus":
+        return False
+    return priority == "now" or (level == "normal" and attention.mode == "open")
+
+
+def level_of(attention: Attention, channel: str) -> Level:
+    """The level of the most specific pattern that covers `channel`; between equals the quieter one."""
+    if not attention.channels:
+        return "normal"
+    levels = [
+        (_specificity(pattern), _QUIETNESS[level], level)
+        for pattern, level in attention.channels.items()
+        if covers(pattern, channel)
+    ]
+    return max(levels)[2] if levels else "normal"
+
+
+def _specificity(pattern: str) -> tuple[bool, int, bool]:
+    """The channel itself, then more literal tokens, then `*` before `>`."""
+    tokens = pattern.split(".")
+    return is_channel(pattern), sum(token not in ("*", ">") for token in tokens), tokens[-1] != ">"
 
 
 class Past(list[Incoming]):
@@ -162,6 +208,12 @@ class Past(list[Incoming]):
         #: there may be others that are not shown: the channel does not replay them to who was not in it
         self.hidden = hidden
 
+    def missing(self, channel: str) -> str | None:
+        """What is not among them, as a sentence."""
+        if self.hidden:
+            return f"{channel} does not replay everything: what was said before you were in it is not shown"
+        return f"the log no longer has what was said up to sequence {self.gone}" if self.gone else None
+
 
 class Inbox:
     """Messages waiting for the application: a bounded queue that direct messages and `now` pass first."""
@@ -173,13 +225,11 @@ class Inbox:
         self._room = asyncio.Event()
         self._room.set()
         self._closed: BaseException | None = None
+        #: how many messages have room
+        self.room = size
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
-
-    @property
-    def room(self) -> int:
-        return max(0, self.size - len(self))
 
     async def wait_for_room(self, count: int = 1) -> None:
         while self.room < count and self._closed is None:
@@ -188,6 +238,7 @@ class Inbox:
 
     def put(self, incoming: Incoming) -> None:
         self._queues[_rank(incoming)].append(incoming)
+        self.room = max(0, self.size - len(self))
         self._arrived.set()
 
     def close(self, error: BaseException) -> None:
@@ -203,6 +254,7 @@ class Inbox:
         for queue in self._queues:
             if queue:
                 incoming = queue.popleft()
+                self.room = max(0, self.size - len(self))
                 self._room.set()
                 if incoming._on_taken is not None:
                     incoming._on_taken()
@@ -213,12 +265,11 @@ class Inbox:
         """The next message, or None once the inbox is closed and empty."""
         while True:
             first = self.first()
-            if first is not None and not first.is_named:
+            if first is not None and first._naming is not None:
                 await first.named()  # before it is taken: whoever gives up meanwhile leaves it here
                 continue
-            incoming = self.take()
-            if incoming is not None:
-                return incoming
+            if first is not None:
+                return self.take()
             if self._closed is not None:
                 if isinstance(self._closed, asyncio.CancelledError):
                     return None

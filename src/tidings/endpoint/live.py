@@ -1,37 +1,76 @@
 """Live copies of the channels an endpoint is in: subscribed, received, held back while something older is missing.
 
 A copy waits until the steward has answered the join, and while the log is read for what came before it. Each names the
-record before it of its sender (`gaps.py`): if that never arrived, this copy shows a hole, and waits until it was read.
+record before it of its sender: if that never arrived, this copy shows a hole, and waits until it was read.
 What has no room waits too. Whatever is let go here is in the log. Reading the log is not done here: `catch_up` is told
 that a membership needs it.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.broker.grants import MAX_SUBSCRIPTIONS
-from tidings.endpoint.gaps import Arrivals, Hole
-from tidings.endpoint.membership import Membership, Memberships
-from tidings.endpoint.records import LiveCopy, LiveRecord, RecordOpener
-from tidings.endpoint.seen import Seen
-from tidings.endpoint.supervision import Supervision
-from tidings.endpoint.surfacing import Surfacing
+from tidings.endpoint.connection import AgentConnection
+from tidings.endpoint.membership import Hole, LocalMembership, Memberships
+from tidings.endpoint.read_state import ReadState
+from tidings.endpoint.records import Dedup, LiveCopy, RecordOpener
 from tidings.errors import DeniedError
+from tidings.nats.core import Msg
 from tidings.wire.subjects import Chat
 
+SUBJECTS_KEPT = 4_096
 HELD_AT_MOST = 1_000
 HOLES_AT_MOST = 256
 #: subscriptions of a connection that live copies leave to mail and answers
 LEFT_TO_OTHERS = 16
 
 
-async def unsubscribe(membership: Membership) -> None:
+async def unsubscribe(membership: LocalMembership) -> None:
     for subscription in membership.subscriptions:
         await subscription.unsubscribe()
     membership.subscriptions = []
+
+
+class Arrivals:
+    """The newest sequence that arrived on each subject; the subjects heard longest ago are forgotten first."""
+
+    def __init__(self, kept: int = SUBJECTS_KEPT) -> None:
+        self.kept = kept
+        self._last: OrderedDict[str, int] = OrderedDict()
+        #: a subject that is not known may have arrived up to here
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, subject: str) -> int:
+        return self._last.get(subject, 0)
+
+    def covers(self, subject: str, seq: int) -> bool:
+        """Has `seq` of this subject arrived, as far as anybody remembers? 0 is "there is none before this"."""
+        known = self._last.get(subject)
+        return seq <= (self.forgotten if known is None else known)
+
+    def rewind(self, agreed: int) -> None:
+        """The log went backwards: above `agreed` its sequences are other records."""
+        self.forgotten = min(self.forgotten, agreed)
+        for subject, seq in self._last.items():
+            self._last[subject] = min(seq, agreed)
+
+    def note(self, subject: str, seq: int) -> None:
+        known = self._last
+        if subject in known:
+            known.move_to_end(subject)
+            if known[subject] < seq:
+                known[subject] = seq
+            return
+        known[subject] = seq
+        if len(known) > self.kept:
+            self.forgotten = max(self.forgotten, known.popitem(last=False)[1])
 
 
 class LiveCopies:
@@ -39,24 +78,24 @@ class LiveCopies:
 
     def __init__(
         self,
-        link: Supervision,
+        connection: AgentConnection,
         opener: RecordOpener,
-        seen: Seen,
+        read_state: ReadState,
         memberships: Memberships,
-        surfacing: Surfacing,
-        catch_up: Callable[[Membership], None],
+        dedup: Dedup,
+        catch_up: Callable[[LocalMembership], None],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.opener = opener
-        self.seen = seen
+        self.read_state = read_state
         self.memberships = memberships
-        self.surfacing = surfacing
+        self.dedup = dedup
         self.arrivals = Arrivals()
         self._catch_up = catch_up
 
-    async def subscribe(self, connection: Connection, membership: Membership) -> None:
+    async def subscribe(self, connection: Connection, membership: LocalMembership) -> None:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
-        s = self.link.identity.subjects
+        s = self.connection.identity.subjects
         membership.subscriptions = []
         if len(connection.subscriptions) + 3 > MAX_SUBSCRIPTIONS - LEFT_TO_OTHERS:
             raise self._too_many(membership)
@@ -65,7 +104,7 @@ class LiveCopies:
         connection.on_complaint.append(hear)
         try:
             for subject in (s.live_chat(membership.pattern), s.live_via(membership.pattern)):
-                subscription = await connection.listen(subject, self._receiver(membership))
+                subscription = await connection.listen(subject, partial(self._receive, membership))
                 membership.subscriptions.append(subscription)
             await connection.flush(timeout=5)
         finally:
@@ -75,38 +114,36 @@ class LiveCopies:
             raise self._too_many(membership)
         if any(s.live_chat(membership.pattern).lower() in each.lower() for each in refusals):
             await unsubscribe(membership)
-            raise DeniedError(f"{self.link.identity.name} may not read {membership.pattern}")
+            raise DeniedError(f"{self.connection.identity.name} may not read {membership.pattern}")
 
-    def _too_many(self, membership: Membership) -> DeniedError:
+    def _too_many(self, membership: LocalMembership) -> DeniedError:
         return DeniedError(
-            f"{self.link.identity.name} cannot hear {membership.pattern}: a connection may have {MAX_SUBSCRIPTIONS:,} "
-            "subscriptions, two for each channel or pattern; leave some, or join one pattern in place of many channels"
+            f"{self.connection.identity.name} cannot hear {membership.pattern}: a connection may have "
+            f"{MAX_SUBSCRIPTIONS:,} subscriptions, two for each channel or pattern; leave some, or join one pattern in "
+            "place of many channels"
         )
 
-    def _receiver(self, membership: Membership) -> Callable[[Any], None]:
-        def receive(message: Any) -> None:
-            copy = self.opener.live(message)
-            if copy is None:
-                return
-            if membership.held is not None:
-                self._hold(membership, copy)
-            elif membership.joined is None or copy.seq > membership.joined:
-                self._take(membership, copy)
+    def _receive(self, membership: LocalMembership, message: Msg) -> None:
+        copy = self.opener.live(message)
+        if copy is None:
+            return
+        if membership.held is not None:
+            self._hold(membership, copy)
+        elif membership.joined is None or copy.seq > membership.joined:
+            self._take(membership, copy)
 
-        return receive
-
-    def _hold(self, membership: Membership, copy: LiveCopy) -> None:
+    def _hold(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
         assert membership.held is not None
         if copy.record is not None:
-            self.seen.channel(copy.record.channel)  # so that this channel is among those that are read
+            self.read_state.channel(copy.record.channel)  # so that this channel is among those that are read
         membership.held.append(copy)
         if len(membership.held) > HELD_AT_MOST:
             membership.held.clear()
             membership.overrun = True
             membership.contiguous = False
 
-    def release(self, membership: Membership) -> None:
+    def release(self, membership: LocalMembership) -> None:
         """Surface what was held, if it came after the join; from now on copies surface as they come."""
         after = membership.joined or 0
         for copy in membership.take_held():
@@ -115,23 +152,32 @@ class LiveCopies:
             elif copy.seq > after:
                 self._take(membership, copy)
 
-    def _take(self, membership: Membership, copy: LiveCopy) -> None:
+    def _take(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
-        if membership.confirmed:
+        confirmed = membership.joined is not None and not membership.watching
+        if confirmed:
             hole = None if self.arrivals.covers(copy.subject, copy.previous) else self._hole_before(copy)
             if hole is not None and self._must_wait(membership, copy, hole):
                 return
             if hole is None or copy.subject in membership.holes:
                 self.arrivals.note(copy.subject, copy.seq)
-        if copy.record is not None:
-            self._offer(membership, copy.record)
+        if copy.record is None:
+            return
+        ahead = self.memberships.is_ahead(membership)
+        if self.dedup.offer(copy.record, contiguous=membership.contiguous, ahead=ahead):
+            return
+        # There is no room for it: it is in the log, and is read again when there is. What comes now waits for it.
+        membership.contiguous = False
+        if confirmed:
+            membership.held = membership.held or []
+            self._catch_up(membership)
 
     def _hole_before(self, copy: LiveCopy) -> Hole | None:
         """The hole this copy shows, if what lies in it is owed to us and nothing else explains it."""
-        address = self.link.identity.subjects.parse(copy.subject)
-        if not isinstance(address, Chat) or address.sender == self.link.identity.id:
+        address = self.connection.identity.subjects.parse(copy.subject)
+        if not isinstance(address, Chat) or address.sender == self.connection.identity.id:
             return None
-        seen = self.seen.channel(address.channel)
+        seen = self.read_state.channel(address.channel)
         covering = self.memberships.covering(address.channel)
         known = self.arrivals.last(copy.subject)
         if not known and not seen.read:  # what was said before this session listened is not a lost copy
@@ -142,7 +188,7 @@ class LiveCopies:
             return None
         return Hole(address.channel, address.sender, after, copy.previous, position=after)
 
-    def _must_wait(self, membership: Membership, copy: LiveCopy, hole: Hole) -> bool:
+    def _must_wait(self, membership: LocalMembership, copy: LiveCopy, hole: Hole) -> bool:
         """Have a hole read. The copy that shows it waits for that, unless nobody can say how long it would take.
 
         Beyond a number of holes none is opened and nothing is noted as arrived, so the next copy shows it again.
@@ -151,7 +197,7 @@ class LiveCopies:
         if known is not None:
             known.through = hole.through
         elif len(membership.holes) < HOLES_AT_MOST:
-            membership.open_hole(copy.subject, hole, self.seen)
+            membership.open_hole(copy.subject, hole, self.read_state)
         else:
             return False
         self._catch_up(membership)
@@ -161,13 +207,3 @@ class LiveCopies:
         membership.held = membership.held or []
         self._hold(membership, copy)
         return True
-
-    def _offer(self, membership: Membership, record: LiveRecord) -> None:
-        """A copy for which there is no room is not lost: it is in the log, and is read again when there is."""
-        ahead = self.memberships.is_ahead(membership)
-        if self.surfacing.offer(record, contiguous=membership.contiguous, ahead=ahead):
-            return
-        membership.contiguous = False
-        if membership.confirmed:
-            membership.held = membership.held or []  # what comes now waits for what has no room
-            self._catch_up(membership)

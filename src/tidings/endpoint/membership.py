@@ -1,20 +1,19 @@
 """One joined channel or pattern as an endpoint remembers it, and all of them together.
 
 State and questions about it, no I/O: what the steward answered, what waits for something older, what is being read from
-the log, and what is left to frames. `channels.py` joins and leaves, `live.py` receives, `missed.py` reads.
+the log, and what is left to frames. `channels.py` joins and leaves, `live.py` receives, `backfill.py` reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from tidings.endpoint.gaps import Cause, Hole
+from tidings.endpoint.notices import Cause, Gap
+from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import LiveCopy
-from tidings.endpoint.seen import Seen
 from tidings.wire.ids import new_id
 from tidings.wire.patterns import covers
 from tidings.wire.roster import Backstop
@@ -51,8 +50,24 @@ class Leave:
     op: str = field(default_factory=new_id)
 
 
+@dataclass(slots=True)
+class Hole:
+    """A part of one subject that did not arrive: above `after`, up to `through`."""
+
+    channel: str
+    sender: str
+    after: int
+    through: int
+    #: how far it was read
+    position: int
+    recovered: int = 0
+
+    def as_gap(self, *, gone: bool) -> Gap:
+        return Gap(self.channel, self.sender, self.after, self.through, self.recovered, "live", gone)
+
+
 @dataclass(eq=False)
-class Membership:
+class LocalMembership:
     """One joined channel or pattern."""
 
     pattern: str
@@ -113,20 +128,20 @@ class Membership:
         held, self.held = self.held or [], None
         return held
 
-    def open_hole(self, subject: str, hole: Hole, seen: Seen) -> None:
+    def open_hole(self, subject: str, hole: Hole, read_state: ReadState) -> None:
         """A hole is to be read, and until then nothing above it counts as settled."""
         self.holes[subject] = hole
-        seen.channel(hole.channel).missing[subject] = hole.after
+        read_state.channel(hole.channel).missing[subject] = hole.after
 
-    def close_hole(self, subject: str, seen: Seen) -> None:
+    def close_hole(self, subject: str, read_state: ReadState) -> None:
         hole = self.holes.pop(subject)
-        seen.channel(hole.channel).missing.pop(subject, None)
+        read_state.channel(hole.channel).missing.pop(subject, None)
 
-    def close_holes(self, seen: Seen) -> None:
+    def close_holes(self, read_state: ReadState) -> None:
         for subject in list(self.holes):
-            self.close_hole(subject, seen)
+            self.close_hole(subject, read_state)
 
-    def told(self, state: str, reason: str = "", backfilled: int = 0) -> Joined:
+    def as_joined(self, state: str, reason: str = "", backfilled: int = 0) -> Joined:
         """What whoever joined is told."""
         backstop = self.backstop
         if not reason and self.cls == "durable":
@@ -142,32 +157,43 @@ class Membership:
         )
 
 
-class Memberships(dict[str, Membership]):
+class Frames(Protocol):
+    """What the mailbox of frames knows of older messages that are on their way (`frame_mailbox.py`)."""
+
+    #: everything the deliver floor spoke of up to here has arrived
+    caught_up: int
+    #: frames that were skipped, and how many a session before this one did not settle: they may still come
+    skipped: set[tuple[str, int, int]]
+    unacked_before: int
+
+    def are_older_awaited(self) -> bool: ...
+
+
+class Memberships(dict[str, LocalMembership]):
     """Every channel and pattern of one endpoint, by its name; watched ones are among them."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: have frames brought everything up to this sequence? None while nobody pulls them
-        self.frames_through: Callable[[], int] | None = None
-        #: are frames known of that are older than those that came? None while nobody pulls them
-        self.older_frames: Callable[[], bool] | None = None
+        #: None while nobody pulls frames
+        self.frames: Frames | None = None
 
-    def holds(self, membership: Membership) -> bool:
+    def holds(self, membership: LocalMembership) -> bool:
         """Is it still one of them? It may have been left, and joined anew."""
         return self.get(membership.pattern) is membership
 
-    def covering(self, channel: str) -> list[Membership]:
+    def covering(self, channel: str) -> list[LocalMembership]:
         """Those by which messages of this channel are owed."""
         return [each for each in self.values() if each.confirmed and covers(each.pattern, channel)]
 
-    def is_ahead(self, membership: Membership) -> bool:
+    def is_ahead(self, membership: LocalMembership) -> bool:
         """May older messages of this membership still be on their way?"""
         if membership.watching:
             return False
         if membership.joined is None or membership.unreadable:  # nobody could say yet what is missing
             return True
-        if self.older_frames is not None and membership.cls == "durable" and self.older_frames():
+        frames = self.frames
+        if frames is None:
+            return False
+        if (frames.skipped or frames.unacked_before) and membership.cls == "durable" and frames.are_older_awaited():
             return True
-        if membership.left_to_frames and self.frames_through is not None:
-            return self.frames_through() < membership.left_to_frames
-        return False
+        return frames.caught_up < membership.left_to_frames

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tidings.endpoint.gaps import FrameGap, Gap
 from tidings.errors import DeliveryLost, DeniedError, LogRegressed
 from tidings.wire.envelope import RULED_OUT
 
@@ -24,6 +23,45 @@ from tidings.wire.envelope import RULED_OUT
 #: read something that concerns this agent. set_back: the log went backwards, or the inbox. flood: more than the inbox
 #: keeps of one sender. membership: a narrowing of this agent's access closed it, or following it is denied
 NoticeKind = Literal["lost", "gap", "void", "damage", "set_back", "flood", "membership"]
+#: what a gap in what came live is due to
+Cause = Literal["live", "connection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages of a channel that did not arrive live and were read from the log instead.
+
+    `cause` is `live` if single copies were lost on the way, `connection` if the connection was. `gone` says that they
+    left the log before they could be read: then `recovered` is not all of them.
+    """
+
+    channel: str
+    #: None when the hole is not of one sender
+    sender: str | None
+    #: what was missed lies above `after`, up to and including `through`
+    after: int
+    through: int
+    recovered: int
+    cause: Cause
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FrameGap:
+    """Frames that were numbered and never came. What they held was looked for in the log, as far as it is known where.
+
+    `count` is how many messages the frames held, None if more than one is missing: a frame names only the one before.
+    """
+
+    series: str
+    #: numbers of the frames that are missing
+    first: int
+    last: int
+    #: what they held lies above `after`, up to and including `through`
+    after: int
+    through: int
+    count: int | None
+    recovered: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Beats are published without a reply, so nobody waits for the steward. A graceful end beats `offline`; whoever ends
 otherwise is found offline by its silence. A session that does not attend beats nothing: a silent observer, or mail that
-is only kept for somebody. Attention set here decides what wakes this agent (`attention.py`). The
+is only kept for somebody. Attention set here decides what wakes this agent (`incoming.py`). The
 attention that the steward keeps for the agent is taken over when a session starts and whenever it changes: of the two,
 the later word holds.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.wire.ids import new_id
@@ -34,28 +34,31 @@ class Presence:
     """`attending`: others see this session. `every`: seconds between beats, if more often than the steward asks for."""
 
     def __init__(
-        self, link: Supervision, roster: Roster, session: str, *, attending: bool = True, every: float | None = None
+        self,
+        connection: AgentConnection,
+        roster: Roster,
+        session: str,
+        *,
+        attending: bool = True,
+        every: float | None = None,
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.roster = roster
         self.beats = 0
         self.attending, self._every = attending, every
         self._leaving = False
         self._said = Beat(session=session, status="idle")
+        self.attention: Attention = self._said.attention
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._chosen_here = False
         roster.on_snapshot.append(self._changed.set)
-        roster.on_standing.append(self._stand)
+        roster.on_kept_attention.append(self._stand)
 
     @property
     def said(self) -> Beat:
         """What the last or next beat says."""
         return self._said
-
-    @property
-    def attention(self) -> Attention:
-        return self._said.attention
 
     def attend(self, attending: bool) -> None:
         """Be seen by others from now on, or no longer; receiving and sending go on either way."""
@@ -93,13 +96,13 @@ class Presence:
         except (msgspec.ValidationError, ValueError) as error:
             raise UsageError(f"this cannot be said of an agent: {error}") from error
         if said != self._said:
-            self._said = said
+            self._said, self.attention = said, said.attention
             self._changed.set()
 
     # --- beating ---
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._beat_on(), name=f"presence of {self.link.identity.name}")
+        self._task = asyncio.create_task(self._beat_on(), name=f"presence of {self.connection.identity.name}")
 
     async def _beat_on(self) -> None:
         self._changed.set()
@@ -119,11 +122,11 @@ class Presence:
         await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
 
     async def _beat(self, said: Beat) -> None:
-        subject = self.link.identity.subjects.control("presence", self.link.identity.id)
+        subject = self.connection.identity.subjects.control("presence", self.connection.identity.id)
         body = {"op": new_id(), "do": "beat", **msgspec.to_builtins(said)}
         # Boundary: while the connection is being rebuilt nobody hears a beat; the next session starts with one.
         with suppress(TidingsError, NatsError, OSError):
-            await self.link.connection.publish(subject, json.dumps(body).encode())
+            await self.connection.current.publish(subject, json.dumps(body).encode())
             self.beats += 1
 
     async def close(self) -> None:
@@ -135,4 +138,4 @@ class Presence:
             return
         await self._beat_offline()
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
-            await self.link.connection.flush(timeout=1)
+            await self.connection.current.flush(timeout=1)

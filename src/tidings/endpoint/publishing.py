@@ -15,15 +15,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from tidings.broker.client import Connection
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.supervision import Supervision
+from tidings.endpoint.remote_changes import AccessWatch
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -46,6 +47,7 @@ from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.names import check_role
 from tidings.wire.seal import is_sealed, open_sealed, seal_message
+from tidings.wire.times import moment
 
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind
@@ -59,7 +61,6 @@ NOBODY_PAUSE = 0.05
 BUSY_PAUSE = 0.2
 BUSY_TRIES = 25
 MSG_ID = "Nats-Msg-Id"
-Explain = Callable[[DeniedError, str], Awaitable[DeniedError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,17 @@ _ANSWERS = msgspec.json.Decoder(_Answer)
 
 def prepare_chat(identity: Identity, channel: str, message: Message) -> Prepared:
     """A message to a channel."""
-    return _prepared(identity, "chat", identity.subjects.chat(identity.id, channel), channel, message)
+    return _prepared(identity, "chat", channel, message)
 
 
 def prepare_direct(identity: Identity, target: str, message: Message, *, sealed: bool = True) -> Prepared:
     """A message to one agent, by its id; sealed unless told otherwise."""
-    subject = identity.subjects.direct(target, identity.id)
-    outgoing = seal_message(identity.key, target, message) if sealed else message
-    return _prepared(identity, "dm", subject, target, outgoing)
+    return _prepared(identity, "dm", target, seal_message(identity.key, target, message) if sealed else message)
 
 
 def prepare_task(identity: Identity, role: str, message: Message) -> Prepared:
     """A task for a role. Its terms are a part of the message: see `task_terms`."""
-    return _prepared(identity, "task", identity.subjects.task(check_role(role), identity.id), role, message)
+    return _prepared(identity, "task", check_role(role), message)
 
 
 def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
@@ -125,9 +124,15 @@ def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
     return (ExtensionPart(TASK_PART, {"kind": TASK_PART, "deadline_s": deadline}),)
 
 
-def _prepared(identity: Identity, kind: Kind, subject: str, destination: str, message: Message) -> Prepared:
+def _prepared(identity: Identity, kind: Kind, destination: str, message: Message) -> Prepared:
     if message.sender.id != identity.id:
         raise UsageError(f"message {message.id} is from {message.sender.id}: {identity.name} cannot sign it")
+    if kind == "chat":
+        subject = identity.subjects.chat(identity.id, destination)
+    elif kind == "dm":
+        subject = identity.subjects.direct(destination, identity.id)
+    else:
+        subject = identity.subjects.task(destination, identity.id)
     payload = message.raw or wire.encode(message)
     signature = signing.sign(identity.key, identity.space_id, kind, destination, payload)
     return Prepared(kind, subject, destination, payload, signature, message.id)
@@ -160,11 +165,11 @@ def _inside(identity: Identity, prepared: Prepared, payload: bytes) -> Message:
 
 
 class Publisher:
-    """What an endpoint publishes goes through here. `explain` adds the cause to a refusal."""
+    """What an endpoint publishes goes through here."""
 
-    def __init__(self, link: Supervision, explain: Explain) -> None:
-        self.link = link
-        self._explain = explain
+    def __init__(self, connection: AgentConnection, access: AccessWatch) -> None:
+        self.connection = connection
+        self._access = access
         self._making_room: dict[Kind, asyncio.Lock] = {"dm": asyncio.Lock(), "task": asyncio.Lock()}
 
     async def publish(self, prepared: Prepared, timeout: float = 5.0, only: str | None = None) -> Stored:
@@ -172,17 +177,22 @@ class Publisher:
 
         `only`: the broker process that may have it. Then nothing is waited for: UnreachableError if it is gone.
         """
+        used = self.connection.token_used
         try:
             return await self._stored(prepared, timeout, only)
         except (MailboxFull, QueueFull):
             return await self._stored_after_making_room(prepared, timeout, only)
+        except DeniedError:  # unless access was widened since we connected
+            if prepared.kind != "chat" or not await self._access.renewed_since(used):
+                raise
+        return await self._stored(prepared, timeout, only)
 
     async def is_stored(self, prepared: Prepared, seq: int) -> bool:
         """Is the record at that sequence this message?"""
-        found = await self.link.call("confirm", "record", seq=seq, stream=STREAMS[prepared.kind])
+        found = await self.connection.call("confirm", "record", seq=seq, stream=STREAMS[prepared.kind])
         if not found["yours"] or found["subject"] != prepared.subject:
             return False
-        return is_same_message(self.link.identity, prepared, base64.b64decode(found["payload"]))
+        return is_same_message(self.connection.identity, prepared, base64.b64decode(found["payload"]))
 
     async def find(self, prepared: Prepared, since: float | None = None) -> int | None:
         """Where a message of this id is or was stored, by the records of its subject; None if it is not there.
@@ -191,7 +201,7 @@ class Publisher:
         """
         asked: dict[str, Any] = {"kind": prepared.kind, "to": prepared.destination, "id": prepared.id}
         if since is not None:
-            asked["since"] = int(since)
+            asked["since"] = moment(since)
         after = 0
         while True:
             found = await self._ask_when_free("find", asked | {"after": after})
@@ -205,7 +215,7 @@ class Publisher:
 
     async def which(self, kind: Kind, destination: str, ids: Sequence[str], since: float) -> set[str]:
         """Those of these ids (at most 1,000) that may be stored there since then: `find` says it of each of them."""
-        asked = {"kind": kind, "to": destination, "ids": list(ids), "since": int(since)}
+        asked = {"kind": kind, "to": destination, "ids": list(ids), "since": moment(since)}
         found: set[str] = set()
         after: int | None = 0
         while after is not None:
@@ -217,14 +227,26 @@ class Publisher:
     async def _ask_when_free(self, do: str, asked: dict[str, Any]) -> dict[str, Any]:
         for _ in range(BUSY_TRIES):
             try:
-                return await self.link.call("trace", do, timeout=10.0, **asked)
+                return await self.connection.call("trace", do, timeout=10.0, **asked)
             except ConflictError:
                 await asyncio.sleep(BUSY_PAUSE)
-        return await self.link.call("trace", do, timeout=10.0, **asked)
+        return await self.connection.call("trace", do, timeout=10.0, **asked)
 
-    async def _checked(self, prepared: Prepared, stored: Stored, timeout: float, only: str | None) -> Stored:
+    async def _stored_after_making_room(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
+        """A place may be full of what is settled and would have gone a little later: one of us asks, others look."""
+        async with self._making_room[prepared.kind]:
+            try:
+                return await self._stored(prepared, timeout, only)
+            except MailboxFull:
+                await self.connection.call("receipt", "room", to=prepared.destination, timeout=timeout)
+            except QueueFull:
+                await self.connection.call("task", "room", role=prepared.destination, timeout=timeout)
+            return await self._stored(prepared, timeout, only)
+
+    async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
         """`duplicate` is success only if the record there is ours."""
-        if await self.is_stored(prepared, stored.seq):
+        stored = await self._confirmed(prepared, prepared.id, timeout, only)
+        if not stored.duplicate or await self.is_stored(prepared, stored.seq):
             return stored
         # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
         word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
@@ -233,21 +255,6 @@ class Publisher:
             raise IdBurned(f"message {prepared.id} could not be stored: its id was used by somebody else, twice")
         return stored
 
-    async def _stored_after_making_room(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
-        """A place may be full of what is settled and would have gone a little later: one of us asks, others look."""
-        async with self._making_room[prepared.kind]:
-            try:
-                return await self._stored(prepared, timeout, only)
-            except MailboxFull:
-                await self.link.call("receipt", "room", to=prepared.destination, timeout=timeout)
-            except QueueFull:
-                await self.link.call("task", "room", role=prepared.destination, timeout=timeout)
-            return await self._stored(prepared, timeout, only)
-
-    async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
-        stored = await self._confirmed(prepared, prepared.id, timeout, only)
-        return await self._checked(prepared, stored, timeout, only) if stored.duplicate else stored
-
     async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float, only: str | None) -> Stored:
         subject = prepared.subject
         headers = {signing.SIGNATURE_HEADER: prepared.signature, MSG_ID: msg_id}
@@ -255,7 +262,7 @@ class Publisher:
         deadline = clock() + timeout
         while True:
             left = deadline - clock()
-            connection = await self._connection(left, only)
+            connection = await self.connection.ready(left) if only is None else self._only(only)
             try:
                 reply = await connection.request(subject, prepared.payload, headers=headers, timeout=left)
                 break
@@ -267,7 +274,7 @@ class Publisher:
                     raise StewardUnreachable("nobody takes this message: the broker is starting") from error
                 await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except DeniedError as error:
-                raise await self._explain(error, subject) from error
+                raise await self._access.explained(error, subject) from error
             except TimeoutError as error:
                 raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
             except (ConnectionLost, NatsError) as error:
@@ -280,20 +287,17 @@ class Publisher:
             raise _refusal(prepared, answer.error)
         return Stored(answer.seq, answer.duplicate, connection.incarnation)
 
-    async def _connection(self, within: float, only: str | None) -> Connection:
-        """The connection, waiting for a rebuild; whoever wants one broker process only does not wait for another."""
-        if self.link.state == "ready" or only is not None:
-            connection = self.link.connection
-        else:
-            connection = await self.link.ready(within)
-        if only is not None and connection.incarnation != only:
+    def _only(self, incarnation: str) -> Connection:
+        """The connection to this broker process: another one is not waited for."""
+        connection = self.connection.current
+        if connection.incarnation != incarnation:
             raise Reconnecting("another run of the broker answers now: ask again")
         return connection
 
     async def _why_nobody_takes_it(self) -> TidingsError | None:
         """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
-            health = await self.link.call("health", "ping")
+            health = await self.connection.call("health", "ping")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
         gate = health.get("gate") or {}

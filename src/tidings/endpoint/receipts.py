@@ -14,9 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.incoming import Kept
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
 
 Stage = Literal["delivered", "read"]
@@ -34,8 +34,8 @@ LAST_STAGES = ("read", "expired", "undeliverable", "void")
 class ReceiptSender:
     """Receipts on their way to the steward."""
 
-    def __init__(self, link: Supervision) -> None:
-        self.link = link
+    def __init__(self, connection: AgentConnection) -> None:
+        self.connection = connection
         self.dropped = 0
         self._waiting: OrderedDict[tuple[int, Stage], None] = OrderedDict()
         self._some = asyncio.Event()
@@ -60,7 +60,7 @@ class ReceiptSender:
         if batch:
             told = [{"seq": seq, "stage": stage} for seq, stage in batch]
             try:
-                answer = await self.link.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
+                answer = await self.connection.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
                 self.dropped += len(answer.get("refused", ()))
             except (UnreachableError, OutcomeUnknown):
                 return False
@@ -73,20 +73,20 @@ class ReceiptSender:
         return True
 
 
-async def tell(link: Supervision, kept: Sequence[Kept], stage: Stage, timeout: float = 5.0) -> list[Kept]:
+async def tell(connection: AgentConnection, kept: Sequence[Kept], stage: Stage, timeout: float = 5.0) -> list[Kept]:
     """Have the steward record a stage of these; the answer is those it knows nothing of, now or later."""
     unknown: list[Kept] = []
     for start in range(0, len(kept), AT_ONCE):
         part = kept[start : start + AT_ONCE]
         told = [{"seq": each.seq, "stage": stage, "sender": each.sender, "id": each.id} for each in part]
-        answer = await link.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
+        answer = await connection.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
         refused = set(answer.get("refused", ()))
         unknown += [each for each in part if each.seq in refused]
     return unknown
 
 
 async def wait_for_stage(
-    link: Supervision, message_id: str, to: str, seq: int, stage: str, timeout: float
+    connection: AgentConnection, message_id: str, to: str, seq: int, stage: str, timeout: float
 ) -> dict[str, Any]:
     """Ask until the message has come that far or the time is over; the answer says how far it is."""
     clock = asyncio.get_running_loop().time
@@ -94,7 +94,7 @@ async def wait_for_stage(
     while True:
         left = max(0.0, deadline - clock())
         poll = min(LONGEST_POLL, left)
-        answer = await link.call(
+        answer = await connection.call(
             "receipt", "wait", id=message_id, to=to, seq=seq, stage=stage, wait=poll, timeout=poll + 5
         )
         if answer["reached"] or clock() >= deadline:
@@ -110,9 +110,12 @@ class ReceiptWatch:
     """
 
     def __init__(
-        self, link: Supervision, tell: Callable[[str, str, int, str], None], tell_void: Callable[[dict[str, Any]], None]
+        self,
+        connection: AgentConnection,
+        tell: Callable[[str, str, int, str], None],
+        tell_void: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.polls = 0
         self._tell = tell
         self._tell_void = tell_void
@@ -148,9 +151,9 @@ class ReceiptWatch:
         pause = FIRST_PAUSE
         while self._open or self._wants_voids:
             try:
-                await self.link.ready(LONGEST_POLL)
+                await self.connection.ready(LONGEST_POLL)
                 self.polls += 1
-                answer = await self.link.call(
+                answer = await self.connection.call(
                     "receipt", "watch", since=self._cursor, wait=LONGEST_POLL, timeout=LONGEST_POLL + 5
                 )
             except (UnreachableError, OutcomeUnknown):

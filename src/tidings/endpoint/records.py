@@ -1,46 +1,46 @@
-"""Records on their way to an application: a live copy, a line of history or a part of a frame, opened and verified.
+"""Records on their way to an application: opened, verified, and surfaced once, whichever copy of one comes first.
 
-All become the same `LiveRecord`, so what is surfaced live and what is read back speak of the same sequence. What
-does not verify is counted by reason and never surfaced.
+A message comes live, from the log, inside a hole, or as a durable copy. All become the same `LiveRecord`, so what is
+surfaced live and what is read back speak of the same sequence; what does not verify is counted by reason and never
+surfaced. A message is known by its sequence and by (sender, id); one's own are never surfaced. Every way in answers
+False when there is no room: then nothing was noted, and whoever offered it offers it again. Where copies come from, and
+when to offer again, is not known here.
 """
 
 from __future__ import annotations
 
 import base64
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from tidings.broker.answers import parse_time
-from tidings.errors import WireError
+import msgspec
+
+from tidings.endpoint.read_state import ChannelState, ReadState
+from tidings.nats.core import Msg
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import Kept
-from tidings.wire.headers import REPUBLISH_HEADERS, Fields, Headers, read_plain_copy, split_block
+from tidings.wire.headers import Fields, fields_of, read_copy
 from tidings.wire.marks import record_mark
+from tidings.wire.message import Message
 from tidings.wire.subjects import Subjects
+from tidings.wire.times import parse_time
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRecord:
+class LiveRecord(msgspec.Struct, frozen=True):
     """A verified channel message with its place in the log."""
 
     seq: int
     time_ns: int
-    received: Received
+    channel: str
+    sender: str
+    message: Message
+    #: (sender, id): what identifies a message everywhere
+    identity: tuple[str, str]
     #: tells it from another record at the same sequence of a log that was set back
     mark: str = ""
 
-    @property
-    def channel(self) -> str:
-        return self.received.destination
 
-    @property
-    def identity(self) -> tuple[str, str]:
-        return self.received.identity
-
-
-@dataclass(frozen=True, slots=True)
-class LiveCopy:
+class LiveCopy(msgspec.Struct, frozen=True):
     """A copy of the log that arrived: where it belongs, and the message in it if it may be surfaced."""
 
     subject: str
@@ -57,20 +57,18 @@ class RecordOpener:
         self.subjects = subjects
         self.space_id = space_id
         self.refused: Counter[str] = Counter()
+        self._root = f"{subjects.root}."
         self._live_root = f"{subjects.root}.live."
 
-    def live(self, message: Any) -> LiveCopy | None:
+    def live(self, message: Msg) -> LiveCopy | None:
         """A copy from `td.S.live.>`: the broker's word is the tail of its headers, the rest is the sender's."""
-        block = message.block
-        plain = read_plain_copy(block)
         try:
-            own, subject, *numbers = plain or _read_copy(block)
-            seq, time_ns, previous = int(numbers[0]), parse_time(numbers[1]), int(numbers[2])
+            own, subject, seq, time_ns, previous = read_copy(message.block)
         except (KeyError, ValueError):
             # an answer that somebody aimed at a live subject: no log sequence, so not a copy of the log
             self.refused["not_a_log_copy"] += 1
             return None
-        if message.subject != self._live_root + self.subjects.tail(subject):
+        if message.raw_subject != f"{self._live_root}{subject.removeprefix(self._root)}".encode():
             self.refused["not_a_log_copy"] += 1
             return None
         return LiveCopy(subject, seq, previous, self._open(seq, time_ns, subject, own, message.data))
@@ -78,7 +76,7 @@ class RecordOpener:
     def stored(self, line: dict[str, Any]) -> LiveRecord | None:
         """A line of a history page."""
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        return self._open(line["seq"], line["time_ns"], line["subject"], _own_fields(own), payload)
+        return self._open(line["seq"], parse_time(line["time"]), line["subject"], fields_of(own), payload)
 
     def kept(self, kept: Kept) -> LiveRecord | None:
         """A record in a frame."""
@@ -92,19 +90,87 @@ class RecordOpener:
         if not isinstance(opened, Received) or opened.kind != "chat":
             self.refused["wrong_kind" if isinstance(opened, Received) else opened.reason] += 1
             return None
-        return LiveRecord(seq, time_ns, opened, record_mark(time_ns, subject, payload))
+        sender, message = opened.sender, opened.message
+        mark = record_mark(time_ns, subject, payload)
+        return LiveRecord(seq, time_ns, opened.destination, sender, message, (sender, message.id), mark)
 
 
-def _read_copy(block: bytes) -> tuple[Fields | None, str, str, str, str]:
-    """The same as `read_plain_copy` for any block: KeyError if the broker appended nothing."""
-    own, broker = split_block(block, REPUBLISH_HEADERS)
-    seq, when, previous = broker["Nats-Sequence"], broker["Nats-Time-Stamp"], broker["Nats-Last-Sequence"]
-    return _own_fields(own), broker["Nats-Subject"], seq, when, previous
+class Surface(Protocol):
+    """Hand a record to the application; False when there is no room for it."""
+
+    def __call__(
+        self,
+        record: LiveRecord,
+        /,
+        *,
+        historical: bool = False,
+        late: bool = False,
+        ahead: bool = False,
+        redelivered: bool = False,
+        durable: bool = False,
+    ) -> bool: ...
 
 
-def _own_fields(block: bytes) -> Fields | None:
-    """A sender's fields, or None if they are no header block."""
-    try:
-        return Headers.parse(block).fields if block else ()
-    except WireError:
-        return None
+class Dedup:
+    """What was surfaced at one endpoint, asked and noted."""
+
+    def __init__(self, own_id: str, read_state: ReadState, refused: Counter[str], surface: Surface) -> None:
+        self.own_id = own_id
+        self.read_state = read_state
+        self._refused = refused
+        self._surface = surface
+
+    def offer(self, record: LiveRecord, *, contiguous: bool, **flags: bool) -> bool:
+        """A copy in the order of the log. `contiguous`: nothing lies between what was seen of its channel and it."""
+        memory = self.read_state
+        state = memory.channel(record.channel)
+        if not state.is_new(record.seq) or record.seq in memory.known:
+            return True
+        shown = False
+        if record.sender != self.own_id:
+            shown = memory.first_time(record.identity)
+            if not shown:
+                self._refused["repeated"] += 1
+            elif not self._hand_over(record, state, **flags):
+                return False
+        state.surface(record.seq, contiguous=contiguous, shown=shown)
+        memory.marks.saw(record.seq, record.mark)
+        return True
+
+    def offer_backfilled(self, record: LiveRecord, *, historical: bool) -> bool:
+        """A record that others of its channel have passed."""
+        memory = self.read_state
+        if memory.first_time(record.identity):
+            state = memory.channel(record.channel)
+            if not self._hand_over(record, state, historical=historical):
+                return False
+            state.surface_backfilled(record.seq)
+            memory.marks.saw(record.seq, record.mark)
+        return True
+
+    def offer_durable(self, record: LiveRecord, *, redelivered: bool, ahead: bool = False) -> bool:
+        """A durable copy. A copy in the application's hands stays the only one: whoever offers this one waits until
+        that was settled."""
+        memory = self.read_state
+        if record.sender == self.own_id or record.seq in memory.known:
+            return True
+        if not memory.first_time(record.identity):
+            self._refused["repeated"] += 1
+            return True
+        state = memory.channel(record.channel)
+        if not self._hand_over(record, state, redelivered=redelivered, durable=True, ahead=ahead):
+            return False
+        state.surface_durable(record.seq)
+        memory.marks.saw(record.seq, record.mark)
+        return True
+
+    def _hand_over(self, record: LiveRecord, state: ChannelState, *, redelivered: bool = False, **flags: bool) -> bool:
+        """`late` if a newer one of its channel was surfaced before, `redelivered` if it was itself: by whichever
+        process, as far as it is remembered."""
+        memory = self.read_state
+        again = redelivered or record.seq in memory.handed
+        if not self._surface(record, late=record.seq < state.newest, redelivered=again, **flags):
+            memory.forget(record.identity)
+            return False
+        memory.hold(record.seq, record.identity)
+        return True

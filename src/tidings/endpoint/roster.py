@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import StoredRecord
-from tidings.endpoint.peers import each_once, resolve_among
-from tidings.endpoint.supervision import Supervision
+from tidings.endpoint.connection import AgentConnection
+from tidings.endpoint.directory import each_once, resolve_among
 from tidings.errors import (
     OutcomeUnknown,
     StewardUnreachable,
@@ -38,6 +38,7 @@ from tidings.space.log import log_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
 from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta
+from tidings.wire.times import parse_time
 
 RETRY_PAUSE = 1.0
 REFUSED_PAUSE = 10.0
@@ -52,8 +53,8 @@ Report = Callable[[str, Any], None]
 class Roster:
     """Who is in the space, as of `freshness` seconds ago."""
 
-    def __init__(self, link: Supervision, report: Report) -> None:
-        self.link = link
+    def __init__(self, connection: AgentConnection, report: Report) -> None:
+        self.connection = connection
         self.refused: Counter[str] = Counter()
         self.snapshots = 0
         self.head = 0
@@ -69,16 +70,16 @@ class Roster:
         #: hear what the store of the space lost that concerns this agent
         self.on_damage: list[Callable[[dict[str, Any]], None]] = []
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
-        self.on_standing: list[Callable[[Attention, int], None]] = []
-        self._standing = -1
+        self.on_kept_attention: list[Callable[[Attention, int], None]] = []
+        self._attention_number = -1
         #: how often the steward had something to tell, when it was last heard
         self._told = 0
         self._report = report
-        self._agents: dict[str, Agent] = {}
+        self.rows: dict[str, Agent] = {}
         #: name and roles of those who are in the roster no more: what they said is still theirs
         self.left: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._boot, self._n = "", 0
-        self._key = link.identity.steward_key
+        self._key = connection.identity.steward_key
         self._heard: float | None = None
         self._held: list[Delta] = []
         self._wanted = asyncio.Event()
@@ -87,16 +88,16 @@ class Roster:
         self.asked = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        link.on_session(self._on_session)
+        connection.on_session(self._on_session)
 
     # --- questions ---
 
     def agents(self) -> list[Agent]:
         """Everybody, offline ones included, by name."""
-        return sorted(self._agents.values(), key=lambda agent: (agent.name.casefold(), agent.id))
+        return sorted(self.rows.values(), key=lambda agent: (agent.name.casefold(), agent.id))
 
     def get(self, agent_id: str) -> Agent | None:
-        return self._agents.get(agent_id)
+        return self.rows.get(agent_id)
 
     @property
     def loaded(self) -> bool:
@@ -109,7 +110,7 @@ class Roster:
 
     def resolve(self, text: str) -> Agent:
         """Who is meant by an id or a name, by what is known now."""
-        return resolve_among(self._agents.values(), text)
+        return resolve_among(self.rows.values(), text)
 
     async def wait_loaded(self, timeout: float = 5.0) -> None:
         try:
@@ -141,10 +142,10 @@ class Roster:
     # --- deltas ---
 
     async def _on_session(self, connection: Connection) -> None:
-        await connection.subscribe(self.link.identity.subjects.live_roster, cb=self._receive)
+        await connection.subscribe(self.connection.identity.subjects.live_roster, cb=self._receive)
         self._wanted.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._keep_known(), name=f"roster of {self.link.identity.name}")
+            self._task = asyncio.create_task(self._keep_known(), name=f"roster of {self.connection.identity.name}")
 
     async def _receive(self, message: Any) -> None:
         try:
@@ -152,7 +153,7 @@ class Roster:
         except WireError:
             block = Headers()
         fields = block.fields if block.status is None else ()
-        identity = self.link.identity
+        identity = self.connection.identity
         delta = open_delta(identity.subjects, identity.space_id, self._key, message.subject, fields, message.data)
         if isinstance(delta, str):
             self.refused[delta] += 1
@@ -175,23 +176,23 @@ class Roster:
         self._n, self._heard = delta.n, time.monotonic()
         self.head, self.floor, self.backstop = delta.head, delta.floor, delta.backstop
         changed = [row for row in delta.rows if self._put(row)]
-        gone = [self._dismiss(each) for each in delta.gone if each in self._agents]
+        gone = [self._dismiss(each) for each in delta.gone if each in self.rows]
         self._tell([*changed, *(replace(agent, status="offline", attention=None) for agent in gone)])
 
     def _dismiss(self, agent_id: str) -> Agent:
-        agent = self._agents.pop(agent_id)
+        agent = self.rows.pop(agent_id)
         self.left[agent_id] = agent.name, agent.roles
         if len(self.left) > HELD:
             del self.left[next(iter(self.left))]
         return agent
 
     def _put(self, row: Agent) -> bool:
-        before = self._agents.get(row.id)
-        self._agents[row.id] = row
-        if row.id == self.link.identity.id:
+        before = self.rows.get(row.id)
+        self.rows[row.id] = row
+        if row.id == self.connection.identity.id:
             for hear in self.on_own_row:
                 hear(row)
-            if (row.attention_number or 0) > self._standing >= 0:
+            if (row.attention_number or 0) > self._attention_number >= 0:
                 self._wanted.set()  # what it says is told to this agent only, with the next snapshot
             if row.told != self._told:
                 self._wanted.set()
@@ -211,7 +212,7 @@ class Roster:
             await self._wanted.wait()
             pause = random.uniform(SPREAD / 2, SPREAD)
             try:
-                await self.link.ready(30)
+                await self.connection.ready(30)
                 await self._take_snapshot()
             except (UnreachableError, OutcomeUnknown):
                 pause = RETRY_PAUSE
@@ -223,10 +224,10 @@ class Roster:
 
     async def _take_snapshot(self, timeout: float = 5.0) -> None:
         async with self._lock:
-            first = page = await self.link.call("roster", "snapshot", timeout=timeout)
+            first = page = await self.connection.call("roster", "snapshot", timeout=timeout)
             lines = list(page["rows"])
             while page["next"] is not None:
-                page = await self.link.call("roster", "snapshot", after=page["next"], timeout=timeout)
+                page = await self.connection.call("roster", "snapshot", after=page["next"], timeout=timeout)
                 if page["boot"] != first["boot"]:
                     raise StewardUnreachable("the steward changed while it was asked for the roster")
                 lines += page["rows"]
@@ -235,9 +236,9 @@ class Roster:
     def _stand(self, kept: dict[str, Any] | None) -> None:
         attention = msgspec.convert(kept["attention"], Attention) if kept else Attention()
         number = int(kept["number"]) if kept else 0
-        if number > self._standing:
-            self._standing = number
-            for hear in self.on_standing:
+        if number > self._attention_number:
+            self._attention_number = number
+            for hear in self.on_kept_attention:
                 hear(attention, number)
 
     def _adopt(self, first: dict[str, Any], rows: list[Agent]) -> None:
@@ -251,7 +252,7 @@ class Roster:
         self._boot, self._n, self._heard = first["boot"], first["n"], time.monotonic()
         self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
         self.backstop = msgspec.convert(first["backstop"], Backstop)
-        gone = self._agents.keys() - {row.id for row in rows}
+        gone = self.rows.keys() - {row.id for row in rows}
         lost = [replace(self._dismiss(each), status="offline", attention=None) for each in gone]
         changed = [row for row in rows if self._put(row)]
         self.snapshots += 1
@@ -273,11 +274,11 @@ class Roster:
 
     def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
         """The key in force by records that verify from the anchor; what does not verify changes nothing."""
-        identity = self.link.identity
+        identity = self.connection.identity
         chain = Table(identity.subjects, identity.space_id, identity.steward_key)
         for line in sorted(rotations, key=lambda each: int(each["seq"])):
             headers, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-            stored = StoredRecord(int(line["seq"]), int(line["time_ns"]), line["subject"], headers, payload)
+            stored = StoredRecord(int(line["seq"]), parse_time(line["time"]), line["subject"], headers, payload)
             if chain.apply(log_record(stored)).is_void:
                 self.refused["rotation"] += 1
         return chain.steward_key

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
+from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.endpoint.supervision import Supervision
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
 from tidings.nats.errors import NatsError
 from tidings.space.control import request_body
@@ -40,14 +40,14 @@ class SessionLease:
 
     def __init__(
         self,
-        link: Supervision,
+        connection: AgentConnection,
         roster: Roster,
         report: Callable[[str, Any], None],
         *,
         after: int | None = None,
         resumes: int | None = None,
     ) -> None:
-        self.link, self.roster = link, roster
+        self.connection, self.roster = connection, roster
         self.session = new_id()
         self.number: int | None = None
         self.superseded = asyncio.Event()
@@ -67,7 +67,9 @@ class SessionLease:
         """Receive from now on. None if the steward is away: then the number comes later."""
         if not self._wanted:
             self._wanted = True
-            self._renewing = asyncio.create_task(self._renew(), name=f"receiving session of {self.link.identity.name}")
+            self._renewing = asyncio.create_task(
+                self._renew(), name=f"receiving session of {self.connection.identity.name}"
+            )
             try:
                 await self._take()
             except (UnreachableError, OutcomeUnknown):
@@ -77,7 +79,9 @@ class SessionLease:
 
     def check(self) -> None:
         if self.superseded.is_set():
-            raise Superseded(f"a newer session of {self.link.identity.name} receives now; this one can still send")
+            raise Superseded(
+                f"a newer session of {self.connection.identity.name} receives now; this one can still send"
+            )
 
     async def _take(self) -> None:
         async with self._lock:
@@ -87,7 +91,7 @@ class SessionLease:
             number = self._resumes if before is None else before
             held: dict[str, Any] = {} if number is None else {"held": number}
             ended: dict[str, Any] = {} if held or self._after is None else {"ended": self._after}
-            answer = await self.link.call("session", "take", session=self.session, **held, **ended)
+            answer = await self.connection.call("session", "take", session=self.session, **held, **ended)
             if answer["superseded"]:
                 self._lose()
             else:
@@ -130,7 +134,7 @@ class SessionLease:
 
     async def ended(self) -> int | None:
         """The number of the session that received last, if that ended; None while it may live."""
-        answer = await self.link.call("session", "ended")
+        answer = await self.connection.call("session", "ended")
         return None if answer["ended"] is None else int(answer["ended"])
 
     async def close(self) -> None:
@@ -138,8 +142,8 @@ class SessionLease:
         await end_tasks([self._task, self._renewing])
         if self.number is None or self.superseded.is_set():
             return
-        subject = self.link.identity.subjects.control("session", self.link.identity.id)
+        subject = self.connection.identity.subjects.control("session", self.connection.identity.id)
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
-            connection = self.link.connection
+            connection = self.connection.current
             await connection.publish(subject, request_body("release", None, {"session": self.session}))
             await connection.flush(timeout=1)

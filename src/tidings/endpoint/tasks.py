@@ -19,11 +19,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tidings.broker.ending import end_tasks
-from tidings.endpoint.naming import claim_of
+from tidings.broker.aio import end_tasks
+from tidings.endpoint.directory import claim_of
+from tidings.endpoint.interface import Receipt
 from tidings.endpoint.publishing import prepare_task
 from tidings.errors import (
     BadSignature,
@@ -44,9 +45,10 @@ from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
+from tidings.wire.times import seconds_of
 
 if TYPE_CHECKING:
-    from tidings.endpoint.endpoint import Endpoint, Receipt
+    from tidings.endpoint.endpoint import Endpoint
 
 LONG_POLL = 20.0
 PATIENCE = 10.0
@@ -56,10 +58,10 @@ MAX_RESULT = 90_000
 FINAL = ("done", "dead", "dropped", "gone", "unknown")
 
 
-def _when(seen: float | None) -> str:
+def _when(seen: str | None) -> str:
     if seen is None:
         return "none was ever seen"
-    return f"last seen {datetime.fromtimestamp(seen, UTC).isoformat(sep=' ', timespec='seconds')}"
+    return f"last seen {datetime.fromisoformat(seen).isoformat(sep=' ', timespec='seconds')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,21 @@ class TaskResult:
         return self.state in FINAL
 
 
+class Settler(Protocol):
+    """What a job or a ticket needs of the endpoint it came from: `Tasks`, or the host's."""
+
+    async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult: ...
+    async def finish(self, job: Job, text: str | None, data: Any) -> None: ...
+    async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskTicket:
     """A task that was asked: its receipt, and the way to its result."""
 
     receipt: Receipt
     role: str
-    _tasks: Tasks = field(repr=False)
+    _tasks: Settler = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -97,6 +107,7 @@ class TaskTicket:
 
     @property
     def seq(self) -> int:
+        """Of its record in the queue; 0 while it waits in the outbox of the host."""
         return self.receipt.seq
 
     @property
@@ -139,7 +150,7 @@ class Job:
     message: Message
     #: who asked: the verified id, under the name of its access record
     asker: Sender
-    _tasks: Tasks = field(repr=False)
+    _tasks: Settler = field(repr=False)
     #: why it is not ours any more, if the steward said so
     lost: str | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -177,7 +188,7 @@ class Tasks:
 
     def __init__(self, endpoint: Endpoint, compose: Callable[..., Message]) -> None:
         self.endpoint = endpoint
-        self.link = endpoint.link
+        self.connection = endpoint.connection
         self.identity = endpoint.identity
         self.session = new_id()
         self._compose = compose
@@ -188,15 +199,13 @@ class Tasks:
     # --- asking ---
 
     async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
-        from tidings.endpoint.endpoint import Receipt
-
         stored = await self.endpoint.publish(prepare_task(self.identity, role, composed), timeout=timeout)
         return TaskTicket(Receipt(composed.id, stored.seq, warnings=await self._warnings(role)), role, self)
 
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""
         try:
-            found = await self.link.call("task", "check", role=role)
+            found = await self.connection.call("task", "check", role=role)
         except TidingsError as error:
             return (f"the steward could not say who holds the role {role} ({error})",)
         if not found["holders"]:
@@ -214,8 +223,8 @@ class Tasks:
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
             arguments: dict[str, Any] = {"id": message_id, "wait": left} | ({} if seq is None else {"seq": seq})
             try:
-                await self.link.ready(left + PATIENCE)
-                answer = await self.link.call("task", "result", timeout=left + PATIENCE, **arguments)
+                await self.connection.ready(left + PATIENCE)
+                answer = await self.connection.call("task", "result", timeout=left + PATIENCE, **arguments)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or (until is not None and time.monotonic() >= until):
                     raise
@@ -272,9 +281,8 @@ class Tasks:
 
     async def claim(self, role: str, wait: float) -> Job | None:
         """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
-        asked: dict[str, Any] = {"role": check_role(role), "wait": wait, "session": self.session}
-        answer = await self._or_closed(self.link.call("task", "claim", timeout=wait + PATIENCE, **asked))
-        if answer is None or answer["task"] is None:
+        answer = await self._ask_for_one(check_role(role), wait)
+        if answer is None:
             return None
         return self._open.get(answer["task"]["seq"]) or await self._start(answer)
 
@@ -288,23 +296,25 @@ class Tasks:
         pause = FIRST_PAUSE
         while True:
             try:
-                await self._or_closed(self.link.ready(LONG_POLL))
-                ask = self.link.call(
-                    "task", "claim", role=role, wait=LONG_POLL, session=self.session, timeout=LONG_POLL + PATIENCE
-                )
-                answer = await self._or_closed(ask)
+                await self._or_closed(self.connection.ready(LONG_POLL))
+                answer = await self._ask_for_one(role, LONG_POLL)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set():
                     return None
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, pause * 2)
                 continue
-            if answer is None or answer["task"] is None:
+            if answer is None:
                 return None
             held = self._open.get(answer["task"]["seq"])
             if held is None:
                 return await self._start(answer)
             await self._or_closed(held._ended.wait())  # another loop of this endpoint works on it
+
+    async def _ask_for_one(self, role: str, wait: float) -> dict[str, Any] | None:
+        asked: dict[str, Any] = {"role": role, "wait": wait, "session": self.session}
+        answer = await self._or_closed(self.connection.call("task", "claim", timeout=wait + PATIENCE, **asked))
+        return None if answer is None or answer["task"] is None else dict(answer)
 
     async def _or_closed(self, waiting: Any) -> Any:
         """Wait for an answer, or None as soon as the endpoint closes."""
@@ -320,12 +330,13 @@ class Tasks:
         opened = self._open_task(line)
         if isinstance(opened, str):
             with suppress(TidingsError):
-                await self.link.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
+                await self.connection.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
             return None
-        names = self.endpoint.names
+        names = self.endpoint.directory
         await names.learn([opened.message])
         asker = names.sender(opened.message.sender)
-        job = Job(line["seq"], answer["role"], answer["attempt"], answer["deadline"], opened.message, asker, self)
+        deadline = seconds_of(answer["deadline"])
+        job = Job(line["seq"], answer["role"], answer["attempt"], deadline, opened.message, asker, self)
         self._open[job.seq] = job
         job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
         self._leave_with_its_program(job)
@@ -361,7 +372,7 @@ class Tasks:
         while not job.settled:
             await asyncio.sleep(every)
             try:
-                await self.link.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
+                await self.connection.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
                 self.endpoint.events.emit("error", error)
@@ -380,21 +391,21 @@ class Tasks:
         destination = f"{job.asker.id}.{job.message.id}"
         signature = signing.sign(self.identity.key, self.identity.space_id, "result", destination, payload)
         arguments = {"result": base64.b64encode(payload).decode(), "sig": signature}
-        await self._settle(job, "done", lambda: arguments)
+        await self._settle(job, "done", arguments)
 
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
         told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
-        answer = await self._settle(job, "fail", lambda: told)
+        answer = await self._settle(job, "fail", told)
         return str(answer["state"])
 
-    async def _settle(self, job: Job, do: str, arguments: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _settle(self, job: Job, do: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
         if job.settled:
             raise UsageError(f"task {job.seq} is settled already")
         op, pause = new_id(), FIRST_PAUSE
         while True:
             try:
-                answer = await self.link.call("task", do, op=op, seq=job.seq, session=self.session, **arguments())
+                answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.tasks import LONG_POLL, Job
 from tidings.errors import TidingsError, UnknownMessage

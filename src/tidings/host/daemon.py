@@ -21,18 +21,18 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from tidings import __version__
+from tidings.broker.aio import end_tasks
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.broker.ending import end_tasks
 from tidings.broker.private_files import lock_holder, lock_pid, locked, private_dir
 from tidings.errors import HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims
 from tidings.host.host import Host
-from tidings.host.ipc import Desk, application
+from tidings.host.http_api import AppState, application
+from tidings.host.http_server import HostServer, PeerChecked
 from tidings.host.mailbox import HOST_PATIENCE, held_mail
-from tidings.host.serving import HostServer, PeerChecked
 from tidings.host.sessions import Sessions
 from tidings.host.sockets import bind, socket_path
+from tidings.version import __version__
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: whoever looks whether a host runs holds its lock for a moment
@@ -66,7 +66,7 @@ class Daemon:
         self.host = Host(home)
         self._protocol = protocol
         #: what its requests are answered with, while it runs
-        self.desk: Desk | None = None
+        self.app: AppState | None = None
 
     async def run(self) -> None:
         """Until `stopping` is set. HostRuns if another one runs."""
@@ -88,10 +88,10 @@ class Daemon:
             sessions = await Sessions.open(self.host.database)
             sessions.on_end(self.claims.ended)
             path = socket_path(self.home)
-            self.desk = desk = Desk(self.host, sessions, self.claims, path, self.stopping, time.time())
+            self.app = app = AppState(self.host, sessions, self.claims, path, self.stopping, time.time())
             listener = bind(path)
             try:
-                await self._serve(desk, path, listener)
+                await self._serve(app, path, listener)
             finally:
                 listener.close()
                 path.unlink(missing_ok=True)
@@ -99,12 +99,12 @@ class Daemon:
         finally:
             await self._close()
 
-    async def _serve(self, desk: Desk, path: Path, listener: socket.socket) -> None:
-        server = HostServer(application(desk), self.stopping, self._protocol)
+    async def _serve(self, app: AppState, path: Path, listener: socket.socket) -> None:
+        server = HostServer(application(app), self.stopping, self._protocol)
         sweeping = [
-            asyncio.create_task(desk.claims.sweep(), name="claims"),
-            asyncio.create_task(desk.sessions.sweep(), name="sessions"),
-            asyncio.create_task(desk.attendance.sweep(), name="attendance"),
+            asyncio.create_task(app.claims.sweep(), name="claims"),
+            asyncio.create_task(app.sessions.sweep(), name="sessions"),
+            asyncio.create_task(app.presence.sweep(), name="presence"),
         ]
         unlinking = asyncio.create_task(self._unlink_when_stopping(path), name="socket")
         log.info("host %s of %s answers at %s (pid %d)", __version__, self.home, path, os.getpid())
@@ -114,7 +114,7 @@ class Daemon:
         finally:
             log.info("host of %s stops", self.home)
             await end_tasks([*sweeping, unlinking])
-            await desk.sessions.forget_ended()
+            await app.sessions.forget_ended()
 
     async def _unlink_when_stopping(self, path: Path) -> None:
         await self.stopping.wait()

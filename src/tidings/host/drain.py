@@ -1,12 +1,12 @@
 """From the outbox to the brokers: many lanes at a time, one row of each, in order.
 
-    taken (leased) -> handed to its agent's outlet -> confirmed, or settled by what the outcome means -> the lane's next
+    taken (leased) -> handed to its agent's publisher -> confirmed, or settled as the outcome means -> the lane's next
 
 It sleeps until something is accepted, a connection opens, a block is lifted or the next retry is due. What a failure
 means is `store.outcomes`' word; a row whose earlier attempt ended without an answer, or that may have gone another way
 (`elsewhere.py`), is looked for before it is sent. When another run of a broker answers, what the earlier one confirmed
 is verified before its lanes go on, and a confirmed row is done when the broker still runs a sync horizon later.
-Connections are not known here: `Outlet` is.
+Connections are not known here: `RowPublisher` is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from tidings.broker.ending import end_tasks
+from tidings.broker.aio import end_tasks
 from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.failpoints import reach
-from tidings.host.elsewhere import Elsewhere, first_tried
+from tidings.host.duplicate_check import DuplicateCheck, first_tried
 from tidings.host.outbox import Lane, Leased, OutboxRow, OutboxStore, Place
-from tidings.host.outbox_moves import TOO_OLD
+from tidings.host.outbox_transitions import TOO_OLD
 from tidings.store.outcomes import Outcome, outcome_of
 
 #: lanes in flight at a time: as many as one commit of the database takes
@@ -40,7 +40,7 @@ STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
 log = logging.getLogger(__name__)
 
 
-class Outlet(Protocol):
+class RowPublisher(Protocol):
     """One agent's way to the broker of its space. What it raises is judged by class."""
 
     @property
@@ -65,12 +65,12 @@ class Outlet(Protocol):
         ...
 
 
-class Outlets(Protocol):
+class RowPublishers(Protocol):
     """The ways out of this host. What is raised says why there is none now."""
 
-    def of(self, space: str, sender: str) -> Outlet: ...
+    def of(self, space: str, sender: str) -> RowPublisher: ...
 
-    def any_of(self, space: str) -> Outlet: ...
+    def any_of(self, space: str) -> RowPublisher: ...
 
 
 OnMoved = Callable[[OutboxRow, str], None]
@@ -87,10 +87,10 @@ class Drain:
     """
 
     def __init__(
-        self, store: OutboxStore, outlets: Outlets, horizon: Callable[[str], int], on_moved: OnMoved = _nothing
+        self, store: OutboxStore, publishers: RowPublishers, horizon: Callable[[str], int], on_moved: OnMoved = _nothing
     ) -> None:
         self.store = store
-        self._outlets, self._horizon, self._on_moved = outlets, horizon, on_moved
+        self._outlets, self._horizon, self._on_moved = publishers, horizon, on_moved
         self._spaces: dict[str, SpaceDrain] = {}
         self._house: asyncio.Task[None] | None = None
 
@@ -134,7 +134,7 @@ class SpaceDrain:
         self,
         space: str,
         store: OutboxStore,
-        outlets: Outlets,
+        publishers: RowPublishers,
         horizon: int,
         on_moved: OnMoved = _nothing,
         *,
@@ -142,10 +142,10 @@ class SpaceDrain:
         publish_within: float = PUBLISH_WITHIN,
     ) -> None:
         self.space, self.store, self.horizon = space, store, horizon
-        self._outlets, self._on_moved = outlets, on_moved
+        self._outlets, self._on_moved = publishers, on_moved
         self._lanes, self._publish_within = lanes, publish_within
         self._wake, self._unreleased = asyncio.Event(), asyncio.Event()
-        self._elsewhere = Elsewhere(store)
+        self._elsewhere = DuplicateCheck(store)
         self._crowded = False
         #: a failure may have made several lanes wait; what is confirmed next ends that, and only who looks sees it
         self._held_back = True
@@ -259,21 +259,21 @@ class SpaceDrain:
 
     async def _hand_over(self, leased: Leased) -> Place:
         row = leased.row
-        outlet = self._outlets.of(row.space, row.sender)
+        publisher = self._outlets.of(row.space, row.sender)
         prepared = _prepared(leased)
-        incarnation = outlet.incarnation
+        incarnation = publisher.incarnation
         stream = STREAMS[prepared.kind]
-        if (seq := await self._found_before(outlet, row, prepared)) is not None:
+        if (seq := await self._found_before(publisher, row, prepared)) is not None:
             return Place(seq, stream, incarnation)
-        stored = await outlet.publish(prepared, incarnation, self._publish_within)
+        stored = await publisher.publish(prepared, incarnation, self._publish_within)
         return Place(stored.seq, stream, stored.incarnation)
 
-    async def _found_before(self, outlet: Outlet, row: OutboxRow, prepared: Prepared) -> int | None:
+    async def _found_before(self, publisher: RowPublisher, row: OutboxRow, prepared: Prepared) -> int | None:
         """Did it arrive before, by an attempt without an answer or another way?"""
         try:
-            if not row.doubt and not await self._elsewhere.may_be_stored(outlet, row):
+            if not row.doubt and not await self._elsewhere.may_be_stored(publisher, row):
                 return None
-            return await outlet.find_stored(prepared, first_tried(row) / 1000)
+            return await publisher.find_stored(prepared, first_tried(row) / 1000)
         except UnreachableError as error:
             if self._elsewhere.broker_knows(row):
                 return None
@@ -324,16 +324,16 @@ class SpaceDrain:
     async def _verify_row(self, row: OutboxRow, incarnation: str) -> None:
         kept = await self.store.payload(row.row)
         assert kept is not None, "what is confirmed has its payload"
-        outlet = self._outlets.of(row.space, row.sender)
+        publisher = self._outlets.of(row.space, row.sender)
         prepared = _prepared(Leased(row, *kept))
         assert row.seq is not None
         try:
-            there = await outlet.is_stored(prepared, row.seq)
+            there = await publisher.is_stored(prepared, row.seq)
             if not there:  # read and removed since, or lost
-                there = await outlet.find_stored(prepared, row.accepted_at / 1000) is not None
+                there = await publisher.find_stored(prepared, row.accepted_at / 1000) is not None
         except IdBurned:  # another message of this agent has its id: said when it is sent again
             there = False
-        if outlet.incarnation != incarnation:
+        if publisher.incarnation != incarnation:
             raise UnreachableError("another run of the broker answers meanwhile")
         reach("drain.verified")
         if there:
@@ -360,9 +360,9 @@ class SpaceDrain:
 
     async def _release(self) -> bool:
         """True if rows are left to release."""
-        outlet = self._outlets.any_of(self.space)
+        publisher = self._outlets.any_of(self.space)
         tick = self.store.tick()  # before the round trip, which proves that the broker ran at this moment
-        incarnation = await outlet.prove()
+        incarnation = await publisher.prove()
         while await self.store.release(self.space, incarnation, tick, self.horizon):
             reach("drain.released")
         return await self.store.has_confirmed(self.space, incarnation)

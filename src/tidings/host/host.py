@@ -22,11 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.config import SYNC_SECONDS
-from tidings.broker.ending import end_tasks
+from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.peers import resolve_among
+from tidings.endpoint.interface import Receipt
 from tidings.endpoint.roster import Roster
 from tidings.errors import (
     AmbiguousPeer,
@@ -39,18 +40,18 @@ from tidings.errors import (
     UnknownPeer,
 )
 from tidings.failpoints import reach
-from tidings.host import shown
-from tidings.host.agents import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
-from tidings.host.composing import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
+from tidings.host import serialise
+from tidings.host.agent_sessions import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
+from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
 from tidings.host.drain import Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
 from tidings.host.mailbox import bound_of, held_number, state_file
 from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
-from tidings.host.outbox_moves import reused
-from tidings.host.outlets import SessionOutlet, SessionOutlets
-from tidings.host.receiving import Receiver, Unkept
+from tidings.host.outbox_transitions import reused
+from tidings.host.publishers import SessionPublisher, SessionPublishers
+from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -59,7 +60,7 @@ from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender
 
-__all__ = ["AgentHealth", "Changed", "Host", "Scope", "Sent"]
+__all__ = ["AgentHealth", "Changed", "Host", "Scope"]
 
 #: our broker syncs each second; of a broker elsewhere nothing is known, so nats-server's own default is taken
 LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
@@ -72,18 +73,6 @@ READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
 TIDY_EVERY = 3_600.0
 PROBLEMS_KEPT = 8
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of a request to send. `stored`: it is on this host's disk; `confirmed`: its space has it."""
-
-    id: str
-    row: int
-    state: str
-    stage: str
-    seq: int | None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +127,7 @@ class _Agent:
         hooks = Hooks(on_open=self._on_open, on_incarnation=self._on_incarnation, on_state=self._on_state)
         held = held_number(host.home, self.scope)
         self.session = AgentSession(self.scope.space, self.scope.name, self._endpoint, hooks, held)
-        self.outlet = SessionOutlet(self.session)
+        self.publisher = SessionPublisher(self.session)
         self.receiver = Receiver(self.scope, host.inbox, self.wake_changed, self.session.renew)
         self._roster: Roster | None = None
         self._roster_news = asyncio.Event()
@@ -199,7 +188,7 @@ class _Agent:
     async def _on_incarnation(self, _before: str | None, now: str) -> None:
         """The outbox meets this run of the broker before anything leaves for it."""
         await self._insist(lambda: self.host.outbox.meet(self.scope.space_id, now))
-        self.outlet.met = now
+        self.publisher.met = now
         await self.host.drain.of(self.scope.space_id).verify(self.scope.agent, now)
 
     async def _on_state(self, state: SessionState) -> None:
@@ -289,8 +278,8 @@ class Host:
             self.inbox = await InboxStore.open(self.database, self._bound or bound_of(self.home))
             self.registry = Registry(self.database)
             self.directories = await Directories.open(self.database)
-            outlets = SessionOutlets(self._outlet, self._outlets_of)
-            self.drain = Drain(self.outbox, outlets, self._horizon, self._moved)
+            publishers = SessionPublishers(self._publisher, self._publishers_of)
+            self.drain = Drain(self.outbox, publishers, self._horizon, self._moved)
             self.drain.start()
             self._tidying = asyncio.create_task(self._tidy_mail(), name="house of the inbox")
             self._anchors = await self.registry.anchors()
@@ -450,7 +439,7 @@ class Host:
 
     # --- sending ---
 
-    async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Sent:
+    async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Receipt:
         """Store it; with `wait` give its space so many seconds to confirm it. The answer says how far it is."""
         agent = self._agent(scope)
         try:
@@ -464,7 +453,9 @@ class Host:
             row = await self._moved_within(agent, row, wait)
             warnings = (*warnings, *await self._unheard(agent, request, row))
         stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
-        return Sent(row.id, row.row, row.state, stage, row.seq, (*warnings, *self._why_it_waits(agent, row)))
+        told = (*warnings, *self._why_it_waits(agent, row))
+        to = row.destination if row.kind == "dm" else None
+        return Receipt(row.id, row.seq or 0, stage, told, to, row.words or "", row.row, row.state, row.code)
 
     async def _unheard(self, agent: _Agent, request: SendRequest, row: OutboxRow) -> tuple[str, ...]:
         """Mentions that reach nobody, if whoever sends waits for an answer of its space anyway."""
@@ -536,7 +527,7 @@ class Host:
         lane = (row.space, row.sender, row.kind, row.destination)
         found: list[str] = []
         if (paused := self.outbox.why_paused(scope.space_id)) is not None:
-            found.append(shown.held_back(scope.space, paused))
+            found.append(serialise.held_back(scope.space, paused))
         if not agent.session.is_connected:
             why = agent.session.health.error or "it is not connected yet"
             found.append(f"{scope.name} cannot reach {scope.space}: {why}")
@@ -636,12 +627,12 @@ class Host:
 
     # --- what the drain asks ---
 
-    def _outlet(self, space: str, sender: str) -> SessionOutlet | None:
+    def _publisher(self, space: str, sender: str) -> SessionPublisher | None:
         found = self._agents.get((space, sender))
-        return None if found is None else found.outlet
+        return None if found is None else found.publisher
 
-    def _outlets_of(self, space: str) -> Iterable[SessionOutlet]:
-        return [agent.outlet for (its_space, _), agent in self._agents.items() if its_space == space]
+    def _publishers_of(self, space: str) -> Iterable[SessionPublisher]:
+        return [agent.publisher for (its_space, _), agent in self._agents.items() if its_space == space]
 
     def _horizon(self, space: str) -> int:
         agents = [agent for (its_space, _), agent in self._agents.items() if its_space == space]

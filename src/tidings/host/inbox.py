@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from tidings.endpoint.journal import KeptAs
 from tidings.endpoint.notices import Notice
+from tidings.endpoint.state_file import KeptAs
 from tidings.store.database import Database
 from tidings.wire.names import TIDINGS
 

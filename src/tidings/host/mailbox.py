@@ -20,10 +20,10 @@ from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
 from tidings.errors import HostRuns, SpaceBusy
 from tidings.failpoints import reach
-from tidings.host.agents import HeldNumber
+from tidings.host.agent_sessions import HeldNumber
 from tidings.host.directory import names_in
 from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
-from tidings.host.receiving import Receiver
+from tidings.host.receiver import Receiver
 from tidings.host.registry import Scope, Source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.space.settings import Settings

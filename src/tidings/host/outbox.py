@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from tidings.errors import StoreError
 from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon
-from tidings.host import outbox_moves as moves
+from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_moves import AT_ONCE, Accepted, Confirmation, Draft, Landed, Lane, Leased, Place, Terms
+from tidings.host.outbox_transitions import AT_ONCE, Accepted, Confirmation, Draft, Landed, Lane, Leased, Place, Terms
 from tidings.host.outbox_views import BlockRow, OutboxRow, SpaceRow
 from tidings.store.database import Database, Job
 from tidings.store.outcomes import Outcome

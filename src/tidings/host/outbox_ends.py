@@ -10,7 +10,7 @@ import sqlite3
 
 from tidings.errors import WrongState
 from tidings.host import outbox_views as views
-from tidings.host.outbox_moves import CANCELLED, TOO_OLD, reused
+from tidings.host.outbox_transitions import CANCELLED, TOO_OLD, reused
 from tidings.host.outbox_views import COLUMNS, STEP, OutboxRow, as_row
 
 

@@ -1,6 +1,6 @@
 """The outbox of an agent, read from `host.db` while no host runs: what was handed over, and how far it had come.
 
-It answers what a session answers (`outbox`, `outbox_show`) and changes nothing: what is to leave, be cancelled or be
+It answers what a session answers (`outbox`, `outbox_row`) and changes nothing: what is to leave, be cancelled or be
 sent again needs the host. One that starts meanwhile is in nobody's way.
 """
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tidings.errors import UnknownMessage
-from tidings.host import outbox_views, shown
+from tidings.host import outbox_views, serialise
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
-from tidings.store.looking import look
+from tidings.store.snapshot import look
 
 Json = dict[str, Any]
 NEWEST = 2**62
@@ -32,22 +32,22 @@ class OutboxFile:
         """Newest first; `before`: rows below that one."""
         states, below = (state,) if state else (), before or NEWEST
         rows = look(self.path, MIGRATIONS, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
-        return [shown.owed(row) | self._destination(row) for row in rows]
+        return [serialise.owed(row) | self._destination(row) for row in rows]
 
-    def outbox_show(self, message_id: str) -> Json:
+    def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
         row = look(self.path, MIGRATIONS, lambda c: outbox_views.find(c, *self._mine, message_id))
         if row is None:
             raise UnknownMessage(f"the outbox of {self._name} has no message {message_id}: list it to see what it has")
         waits = self._why_it_waits() if row.state in WAITING else []
         chain = look(self.path, MIGRATIONS, lambda c: outbox_views.chain(c, row.row))
-        return shown.owed_with_chain(row, chain) | self._destination(row) | {"waits": waits}
+        return serialise.owed_with_chain(row, chain) | self._destination(row) | {"waits": waits}
 
     def _why_it_waits(self) -> list[str]:
         """What keeps a row here: a space that was held back stays so when a host runs again."""
         spaces = look(self.path, MIGRATIONS, outbox_views.spaces)
         held = (each for each in spaces if each.space == self._mine[0] and each.paused_at is not None)
-        return [*(shown.held_back(self._space, each.pause_reason) for each in held), NO_HOST]
+        return [*(serialise.held_back(self._space, each.pause_reason) for each in held), NO_HOST]
 
     def _destination(self, row: OutboxRow) -> Json:
         if row.kind != "dm":

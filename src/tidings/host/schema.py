@@ -2,13 +2,14 @@
 
 A row without space, sender and destination cannot be written; a lease exists exactly while a row is in flight; what is
 confirmed has a place in the broker's log; a terminal state never changes; who sent what where never changes; no id is
-ever freed; at most one row of a lane is in flight. Steps are only ever added at the end: a database of an older version
-takes the steps it lacks, one transaction each. Times are milliseconds since 1970 by the clock of this host.
+ever freed; at most one row of a lane is in flight. Times are milliseconds since 1970 by the clock of this host.
 
-The rules of the outbox are checked with every row that is accepted, leased and confirmed, so since step 5 they are
-written the way SQLite is quick at: one CASE of the state instead of a check for each pair of columns, and comparisons
-instead of lists of more than two, for which it builds a table each time. Since step 6 the inbox has notices, which are
-no agent's words, and knows how much it holds of each sender.
+The first released schema is version 7: a file of the version before the release opens as it is, one of an earlier one
+is refused by name. A later version is a step that is added at the end; a step that was released is never edited.
+
+The rules of the outbox are checked with every row that is accepted, leased and confirmed, so they are written the way
+SQLite is quick at: one CASE of the state instead of a check for each pair of columns, and comparisons instead of lists
+of more than two, for which it builds a table each time.
 """
 
 from __future__ import annotations
@@ -19,256 +20,6 @@ from tidings.store.database import Migrations
 APPLICATION_ID = 0x54646773
 
 _OUTBOX = """
-CREATE TABLE outbox (
-  row INTEGER PRIMARY KEY AUTOINCREMENT,
-  space TEXT NOT NULL CHECK (space <> ''),
-  sender TEXT NOT NULL CHECK (sender <> ''),
-  id TEXT NOT NULL CHECK (id <> ''),
-  fingerprint BLOB NOT NULL CHECK (typeof(fingerprint) = 'blob' AND length(fingerprint) = 32),
-  kind TEXT NOT NULL CHECK (kind IN ('chat', 'dm', 'task')),
-  destination TEXT NOT NULL CHECK (destination <> ''),
-  subject TEXT NOT NULL CHECK (subject <> ''),
-  priority TEXT NOT NULL CHECK (priority IN ('now', 'next', 'low')),
-  payload BLOB,
-  signature TEXT,
-  accepted_at INTEGER NOT NULL,
-  max_age INTEGER NOT NULL CHECK (max_age > 0),
-  state TEXT NOT NULL CHECK (state IN ('pending', 'inflight', 'confirmed', 'done', 'dead', 'cancelled')),
-  attempts INTEGER NOT NULL DEFAULT 0 CHECK (attempts >= 0),
-  next_attempt_at INTEGER NOT NULL,
-  lease_owner TEXT,
-  lease_until INTEGER,
-  cancel_asked INTEGER NOT NULL DEFAULT 0 CHECK (cancel_asked IN (0, 1)),
-  -- an attempt ended without an answer: the broker may hold it
-  doubt INTEGER NOT NULL DEFAULT 0 CHECK (doubt IN (0, 1)),
-  seq INTEGER,
-  stream TEXT,
-  -- which run of the broker acknowledged it
-  incarnation TEXT,
-  confirmed_at INTEGER,
-  -- the same moment on a clock that never jumps
-  confirmed_tick INTEGER,
-  -- acknowledged after it had ended otherwise
-  late_seq INTEGER,
-  late_incarnation TEXT,
-  code TEXT,
-  words TEXT,
-  ended_at INTEGER,
-  supersedes INTEGER UNIQUE REFERENCES outbox (row),
-  superseded_by INTEGER UNIQUE REFERENCES outbox (row),
-  UNIQUE (space, sender, id),
-  CHECK ((state = 'inflight') = (lease_owner IS NOT NULL)),
-  CHECK ((lease_owner IS NULL) = (lease_until IS NULL)),
-  CHECK (cancel_asked = 0 OR state NOT IN ('pending', 'dead')),
-  CHECK ((state IN ('confirmed', 'done')) = (seq IS NOT NULL)),
-  CHECK ((seq IS NULL) = (incarnation IS NULL) AND (seq IS NULL) = (stream IS NULL)
-    AND (seq IS NULL) = (confirmed_at IS NULL) AND (seq IS NULL) = (confirmed_tick IS NULL)),
-  CHECK ((state IN ('done', 'dead', 'cancelled')) = (ended_at IS NOT NULL)),
-  CHECK (state NOT IN ('dead', 'cancelled') OR (code IS NOT NULL AND words IS NOT NULL)),
-  CHECK (late_seq IS NULL OR state IN ('dead', 'cancelled')),
-  CHECK ((late_seq IS NULL) = (late_incarnation IS NULL)),
-  CHECK (superseded_by IS NULL OR (state IN ('dead', 'cancelled') AND superseded_by > row)),
-  CHECK (supersedes IS NULL OR supersedes < row),
-  CHECK ((payload IS NULL) = (signature IS NULL)),
-  CHECK (payload IS NOT NULL OR state = 'done')
-);
-CREATE INDEX outbox_owed ON outbox (space, sender, kind, destination, row) WHERE state IN ('pending', 'inflight');
-CREATE UNIQUE INDEX outbox_lane ON outbox (space, sender, kind, destination) WHERE state = 'inflight';
-CREATE INDEX outbox_confirmed ON outbox (space, sender, kind, destination, incarnation) WHERE state = 'confirmed';
-CREATE INDEX outbox_kept ON outbox (ended_at) WHERE state = 'done' AND payload IS NOT NULL;
-
-CREATE TRIGGER outbox_begins_pending BEFORE INSERT ON outbox
-WHEN NEW.state <> 'pending' OR NEW.attempts <> 0
-BEGIN SELECT RAISE(ABORT, 'a row of the outbox begins pending'); END;
-
-CREATE TRIGGER outbox_identity BEFORE UPDATE OF
-  row, space, sender, id, fingerprint, kind, destination, subject, priority, accepted_at, max_age, supersedes ON outbox
-BEGIN SELECT RAISE(ABORT, 'who sent what where never changes'); END;
-
-CREATE TRIGGER outbox_payload BEFORE UPDATE OF payload, signature ON outbox
-WHEN NOT (OLD.state = 'done' AND NEW.payload IS NULL)
-BEGIN SELECT RAISE(ABORT, 'a payload never changes and goes only with a done row'); END;
-
-CREATE TRIGGER outbox_moves BEFORE UPDATE OF state ON outbox
-WHEN OLD.state || '>' || NEW.state NOT IN (
-  'pending>inflight', 'pending>dead', 'pending>cancelled',
-  'inflight>pending', 'inflight>confirmed', 'inflight>dead', 'inflight>cancelled',
-  'confirmed>pending', 'confirmed>done')
-BEGIN SELECT RAISE(ABORT, 'no such move of a row of the outbox'); END;
-
-CREATE TRIGGER outbox_terminal BEFORE UPDATE OF
-  attempts, next_attempt_at, lease_owner, lease_until, cancel_asked, doubt, seq, stream, incarnation, confirmed_at,
-  confirmed_tick, code, words, ended_at ON outbox
-WHEN OLD.state IN ('done', 'dead', 'cancelled')
-BEGIN SELECT RAISE(ABORT, 'a terminal state never changes'); END;
-
-CREATE TRIGGER outbox_attempts BEFORE UPDATE OF attempts ON outbox
-WHEN NEW.attempts < OLD.attempts
-BEGIN SELECT RAISE(ABORT, 'attempts are not taken back'); END;
-
-CREATE TRIGGER outbox_late BEFORE UPDATE OF late_seq, late_incarnation ON outbox
-WHEN OLD.late_seq IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'a late acknowledgement is noted once'); END;
-
-CREATE TRIGGER outbox_successor BEFORE UPDATE OF superseded_by ON outbox
-WHEN OLD.superseded_by IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'a row has one successor'); END;
-
-CREATE TRIGGER outbox_for_ever BEFORE DELETE ON outbox
-BEGIN SELECT RAISE(ABORT, 'no id is ever freed'); END;
-
-CREATE TABLE outbox_space (
-  space TEXT PRIMARY KEY CHECK (space <> ''),
-  -- the run of the broker we last met; unknown until the first time
-  incarnation TEXT,
-  paused_at INTEGER,
-  pause_reason TEXT,
-  CHECK ((paused_at IS NULL) = (pause_reason IS NULL))
-) WITHOUT ROWID;
-
--- '' means every one
-CREATE TABLE outbox_block (
-  space TEXT NOT NULL CHECK (space <> ''),
-  sender TEXT NOT NULL,
-  kind TEXT NOT NULL,
-  destination TEXT NOT NULL,
-  code TEXT NOT NULL,
-  words TEXT NOT NULL,
-  since INTEGER NOT NULL,
-  until INTEGER,
-  failures INTEGER NOT NULL CHECK (failures > 0),
-  PRIMARY KEY (space, sender, kind, destination),
-  CHECK ((kind = '') = (destination = '')),
-  CHECK (sender <> '' OR kind = '')
-) WITHOUT ROWID;
-"""
-
-_INBOX = """
-CREATE TABLE inbox (
-  row INTEGER PRIMARY KEY AUTOINCREMENT,
-  space TEXT NOT NULL CHECK (space <> ''),
-  recipient TEXT NOT NULL CHECK (recipient <> ''),
-  sender TEXT NOT NULL CHECK (sender <> ''),
-  id TEXT NOT NULL CHECK (id <> ''),
-  sender_name TEXT NOT NULL,
-  kind TEXT NOT NULL CHECK (kind IN ('channel', 'direct')),
-  channel TEXT,
-  seq INTEGER NOT NULL,
-  sent_at INTEGER NOT NULL,
-  logged_at INTEGER NOT NULL,
-  received_at INTEGER NOT NULL,
-  priority TEXT NOT NULL CHECK (priority IN ('now', 'next', 'low')),
-  reply_to TEXT,
-  context TEXT,
-  historical INTEGER NOT NULL CHECK (historical IN (0, 1)),
-  sealed INTEGER NOT NULL CHECK (sealed IN (0, 1)),
-  mentions_me INTEGER NOT NULL CHECK (mentions_me IN (0, 1)),
-  wakes INTEGER NOT NULL CHECK (wakes IN (0, 1)),
-  text TEXT NOT NULL,
-  raw BLOB,
-  read_at INTEGER,
-  -- what the sender of a direct message was told
-  told TEXT NOT NULL DEFAULT 'nothing' CHECK (told IN ('nothing', 'delivered', 'read')),
-  -- its content is gone; that it came is never forgotten
-  expired_at INTEGER,
-  UNIQUE (space, recipient, sender, id),
-  CHECK ((kind = 'channel') = (channel IS NOT NULL)),
-  CHECK (kind = 'direct' OR told = 'nothing'),
-  CHECK (told <> 'read' OR read_at IS NOT NULL),
-  CHECK ((raw IS NULL) = (expired_at IS NOT NULL)),
-  CHECK (expired_at IS NULL OR text = '')
-);
-CREATE INDEX inbox_unread ON inbox (space, recipient, row) WHERE read_at IS NULL AND expired_at IS NULL;
-CREATE INDEX inbox_kept ON inbox (space, recipient, row) WHERE expired_at IS NULL;
-CREATE INDEX inbox_replies ON inbox (space, recipient, reply_to) WHERE reply_to IS NOT NULL;
-CREATE INDEX inbox_contexts ON inbox (space, recipient, context) WHERE context IS NOT NULL;
-CREATE INDEX inbox_untold ON inbox (space, recipient, row)
-  WHERE kind = 'direct' AND (told = 'nothing' OR (told = 'delivered' AND read_at IS NOT NULL));
-CREATE VIEW inbox_text AS SELECT row, text FROM inbox WHERE expired_at IS NULL;
-
-CREATE TRIGGER inbox_identity BEFORE UPDATE OF
-  row, space, recipient, sender, id, sender_name, kind, channel, seq, sent_at, logged_at, received_at, priority,
-  reply_to, context, historical, sealed, mentions_me, wakes ON inbox
-BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
-
-CREATE TRIGGER inbox_content BEFORE UPDATE OF text, raw, expired_at ON inbox
-WHEN NOT (OLD.expired_at IS NULL AND NEW.expired_at IS NOT NULL)
-BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
-
-CREATE TRIGGER inbox_read BEFORE UPDATE OF read_at ON inbox
-WHEN OLD.read_at IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'what was read was read then'); END;
-
-CREATE TRIGGER inbox_for_ever BEFORE DELETE ON inbox
-BEGIN SELECT RAISE(ABORT, 'that a message came is never forgotten'); END;
-
-CREATE TABLE quarantine (
-  row INTEGER PRIMARY KEY AUTOINCREMENT,
-  space TEXT NOT NULL CHECK (space <> ''),
-  recipient TEXT NOT NULL CHECK (recipient <> ''),
-  digest BLOB NOT NULL CHECK (length(digest) = 32),
-  raw BLOB NOT NULL,
-  reason TEXT NOT NULL,
-  received_at INTEGER NOT NULL,
-  UNIQUE (space, recipient, digest)
-);
-"""
-
-_AGENTS = """
--- a space is its id: two of them may have the same name
-CREATE TABLE spaces (
-  id TEXT PRIMARY KEY CHECK (id <> ''),
-  name TEXT NOT NULL CHECK (name <> ''),
-  -- when its agents were last seen; NULL if they never were
-  seen_at INTEGER
-) WITHOUT ROWID;
-
--- the agents this host works for
-CREATE TABLE agents (
-  space TEXT NOT NULL REFERENCES spaces (id),
-  agent TEXT NOT NULL CHECK (agent <> ''),
-  name TEXT NOT NULL CHECK (name <> ''),
-  -- where its identity is read, as JSON
-  source TEXT NOT NULL,
-  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
-  adopted_at INTEGER NOT NULL,
-  PRIMARY KEY (space, agent)
-) WITHOUT ROWID;
-
--- who is in a space, as last seen
-CREATE TABLE directory (
-  space TEXT NOT NULL REFERENCES spaces (id),
-  agent TEXT NOT NULL CHECK (agent <> ''),
-  name TEXT NOT NULL CHECK (name <> ''),
-  -- a JSON list
-  roles TEXT NOT NULL,
-  PRIMARY KEY (space, agent)
-) WITHOUT ROWID;
-"""
-
-_SESSIONS = """
--- programs that proved to be an agent; of a token only its hash is kept
-CREATE TABLE session (
-  digest BLOB PRIMARY KEY CHECK (typeof(digest) = 'blob' AND length(digest) = 32),
-  id TEXT NOT NULL UNIQUE CHECK (id <> ''),
-  space TEXT NOT NULL CHECK (space <> ''),
-  space_id TEXT NOT NULL CHECK (space_id <> ''),
-  agent TEXT NOT NULL CHECK (agent <> ''),
-  name TEXT NOT NULL CHECK (name <> ''),
-  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
-  program TEXT NOT NULL,
-  opened_at INTEGER NOT NULL,
-  used_at INTEGER NOT NULL
-) WITHOUT ROWID;
-"""
-
-_CONVERSATIONS = """
--- a conversation is walked by the ids its messages answer
-CREATE INDEX inbox_ids ON inbox (space, recipient, id);
-"""
-
-_QUICK_RULES = """
-ALTER TABLE outbox RENAME TO outbox_4;
 CREATE TABLE outbox (
   row INTEGER PRIMARY KEY AUTOINCREMENT,
   space TEXT NOT NULL,
@@ -336,8 +87,6 @@ CREATE TABLE outbox (
     END),
   CHECK (supersedes IS NULL OR supersedes < row)
 );
-INSERT INTO outbox SELECT * FROM outbox_4 ORDER BY row;
-DROP TABLE outbox_4;
 
 CREATE INDEX outbox_owed ON outbox (space, sender, kind, destination, row) WHERE state IN ('pending', 'inflight');
 CREATE UNIQUE INDEX outbox_lane ON outbox (space, sender, kind, destination) WHERE state = 'inflight';
@@ -385,22 +134,35 @@ BEGIN SELECT RAISE(ABORT, 'a row has one successor'); END;
 CREATE TRIGGER outbox_for_ever BEFORE DELETE ON outbox
 BEGIN SELECT RAISE(ABORT, 'no id is ever freed'); END;
 
--- how many rows are done: they are never deleted, and whoever asks for the state of the host would count them all
-ALTER TABLE outbox_space ADD COLUMN done INTEGER NOT NULL DEFAULT 0;
-INSERT INTO outbox_space (space, done) SELECT space, count(*) FROM outbox WHERE state = 'done' GROUP BY space
-ON CONFLICT (space) DO UPDATE SET done = excluded.done;
+CREATE TABLE outbox_space (
+  space TEXT PRIMARY KEY CHECK (space <> ''),
+  -- the run of the broker we last met; unknown until the first time
+  incarnation TEXT,
+  paused_at INTEGER,
+  pause_reason TEXT,
+  -- how many rows are done: they are never deleted, and whoever asks for the state of the host would count them all
+  done INTEGER NOT NULL DEFAULT 0,
+  CHECK ((paused_at IS NULL) = (pause_reason IS NULL))
+) WITHOUT ROWID;
 
--- the first steward of the space, as the first agent of it that came named it; unknown until one comes
-ALTER TABLE spaces ADD COLUMN anchor TEXT;
+-- '' means every one
+CREATE TABLE outbox_block (
+  space TEXT NOT NULL CHECK (space <> ''),
+  sender TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  destination TEXT NOT NULL,
+  code TEXT NOT NULL,
+  words TEXT NOT NULL,
+  since INTEGER NOT NULL,
+  until INTEGER,
+  failures INTEGER NOT NULL CHECK (failures > 0),
+  PRIMARY KEY (space, sender, kind, destination),
+  CHECK ((kind = '') = (destination = '')),
+  CHECK (sender <> '' OR kind = '')
+) WITHOUT ROWID;
 """
 
-_NOTICES_AND_BOUNDS = """
-DROP VIEW inbox_text;
-DROP TRIGGER inbox_identity;
-DROP TRIGGER inbox_content;
-DROP TRIGGER inbox_read;
-DROP TRIGGER inbox_for_ever;
-ALTER TABLE inbox RENAME TO inbox_5;
+_INBOX = """
 CREATE TABLE inbox (
   row INTEGER PRIMARY KEY AUTOINCREMENT,
   space TEXT NOT NULL CHECK (space <> ''),
@@ -439,8 +201,6 @@ CREATE TABLE inbox (
   CHECK ((raw IS NULL) = (expired_at IS NOT NULL)),
   CHECK (expired_at IS NULL OR text = '')
 );
-INSERT INTO inbox SELECT * FROM inbox_5 ORDER BY row;
-DROP TABLE inbox_5;
 
 CREATE INDEX inbox_unread ON inbox (space, recipient, row) WHERE read_at IS NULL AND expired_at IS NULL;
 CREATE INDEX inbox_kept ON inbox (space, recipient, row) WHERE expired_at IS NULL;
@@ -448,6 +208,7 @@ CREATE INDEX inbox_replies ON inbox (space, recipient, reply_to) WHERE reply_to 
 CREATE INDEX inbox_contexts ON inbox (space, recipient, context) WHERE context IS NOT NULL;
 CREATE INDEX inbox_untold ON inbox (space, recipient, row)
   WHERE kind = 'direct' AND (told = 'nothing' OR (told = 'delivered' AND read_at IS NOT NULL));
+-- a conversation is walked by the ids its messages answer
 CREATE INDEX inbox_ids ON inbox (space, recipient, id);
 -- what may go when there is more of one sender than is kept
 CREATE INDEX inbox_old ON inbox (space, recipient, sender, channel, row)
@@ -480,9 +241,6 @@ CREATE TABLE inbox_held (
   bytes INTEGER NOT NULL CHECK (bytes >= 0),
   PRIMARY KEY (space, recipient, sender, channel)
 ) WITHOUT ROWID;
-INSERT INTO inbox_held SELECT space, recipient, sender, coalesce(channel, ''), count(*),
-  sum(length(raw) + length(CAST(text AS BLOB))) FROM inbox WHERE expired_at IS NULL GROUP BY 1, 2, 3, 4;
-INSERT INTO inbox_held SELECT space, recipient, sender, '*', sum(rows), sum(bytes) FROM inbox_held GROUP BY 1, 2, 3;
 
 CREATE TRIGGER inbox_counted AFTER INSERT ON inbox
 BEGIN
@@ -511,14 +269,10 @@ CREATE TABLE inbox_overflow (
   count INTEGER NOT NULL,
   -- in all, told or not
   total INTEGER NOT NULL,
-  -- the newest that was not kept: what comes again is not counted again
-  through INTEGER NOT NULL,
   PRIMARY KEY (space, recipient, sender, channel),
   CHECK ((count = 0) = (first IS NULL) AND (first IS NULL) = (last IS NULL) AND total >= count)
 ) WITHOUT ROWID;
-"""
 
-_NOT_KEPT = """
 -- the newest messages that were not kept for want of room: one that comes again is not counted again. By id, because
 -- they come in any order, and a log that went backwards gives a sequence twice
 CREATE TABLE inbox_not_kept (
@@ -529,10 +283,65 @@ CREATE TABLE inbox_not_kept (
   id TEXT NOT NULL,
   UNIQUE (space, recipient, sender, id)
 );
-ALTER TABLE inbox_overflow DROP COLUMN through;
+
+CREATE TABLE quarantine (
+  row INTEGER PRIMARY KEY AUTOINCREMENT,
+  space TEXT NOT NULL CHECK (space <> ''),
+  recipient TEXT NOT NULL CHECK (recipient <> ''),
+  digest BLOB NOT NULL CHECK (length(digest) = 32),
+  raw BLOB NOT NULL,
+  reason TEXT NOT NULL,
+  received_at INTEGER NOT NULL,
+  UNIQUE (space, recipient, digest)
+);
 """
 
-MIGRATIONS = Migrations(
-    APPLICATION_ID,
-    (_OUTBOX + _INBOX, _AGENTS, _SESSIONS, _CONVERSATIONS, _QUICK_RULES, _NOTICES_AND_BOUNDS, _NOT_KEPT),
-)
+_AGENTS = """
+-- a space is its id: two of them may have the same name
+CREATE TABLE spaces (
+  id TEXT PRIMARY KEY CHECK (id <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- when its agents were last seen; NULL if they never were
+  seen_at INTEGER,
+  -- the first steward of the space, as the first agent of it that came named it; unknown until one comes
+  anchor TEXT
+) WITHOUT ROWID;
+
+-- the agents this host works for
+CREATE TABLE agents (
+  space TEXT NOT NULL REFERENCES spaces (id),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- where its identity is read, as JSON
+  source TEXT NOT NULL,
+  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
+  adopted_at INTEGER NOT NULL,
+  PRIMARY KEY (space, agent)
+) WITHOUT ROWID;
+
+-- who is in a space, as last seen
+CREATE TABLE directory (
+  space TEXT NOT NULL REFERENCES spaces (id),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  -- a JSON list
+  roles TEXT NOT NULL,
+  PRIMARY KEY (space, agent)
+) WITHOUT ROWID;
+
+-- programs that proved to be an agent; of a token only its hash is kept
+CREATE TABLE session (
+  digest BLOB PRIMARY KEY CHECK (typeof(digest) = 'blob' AND length(digest) = 32),
+  id TEXT NOT NULL UNIQUE CHECK (id <> ''),
+  space TEXT NOT NULL CHECK (space <> ''),
+  space_id TEXT NOT NULL CHECK (space_id <> ''),
+  agent TEXT NOT NULL CHECK (agent <> ''),
+  name TEXT NOT NULL CHECK (name <> ''),
+  receive INTEGER NOT NULL CHECK (receive IN (0, 1)),
+  program TEXT NOT NULL,
+  opened_at INTEGER NOT NULL,
+  used_at INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS,), first=7)

@@ -7,6 +7,7 @@ socket proves nothing.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
@@ -18,6 +19,7 @@ from tidings.broker.private_files import private_dir
 
 LONGEST_PATH = 100
 BACKLOG = 128
+QUEUE_PAUSE = 0.02
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -57,6 +59,24 @@ def connect(path: Path, timeout: float | None) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+async def connect_at_once(path: Path) -> socket.socket:
+    """The same without standing still: a host whose queue is full is asked again, until the caller gives up."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        with _address(path) as address:
+            while True:
+                try:
+                    connection.connect(address)
+                except BlockingIOError:
+                    await asyncio.sleep(QUEUE_PAUSE)
+                else:
+                    return connection
+    except BaseException:
+        connection.close()
+        raise
 
 
 def peer_uid(connection: socket.socket) -> int | None:

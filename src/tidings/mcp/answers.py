@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from tidings.mcp.desk import Facts
+from tidings.endpoint.message_json import Json
 from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.schemas import plain
@@ -213,10 +213,10 @@ def refusal(text: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=neutral(text))], is_error=True)
 
 
-def message_of(facts: Facts, most: int | None = None) -> ShownMessage:
-    """A message as the host tells it, in the one form messages have here. `most`: bytes of what it says."""
+def message_of(facts: Json, most: int | None = None) -> ShownMessage:
+    """A message in JSON, or a row of the inbox, in the one form messages have here. `most`: bytes of what it says."""
     writer = facts["from"]
-    whole, parts = neutral(facts.get("text") or ""), other_parts(facts)
+    whole, parts = neutral(facts.get("text") or ""), other_parts(facts["parts"])
     size = len(with_parts(whole, parts).encode())
     cut = most is not None and size > most
     text = shortened(whole, most)[0] if cut and most is not None else whole
@@ -242,9 +242,8 @@ def message_of(facts: Facts, most: int | None = None) -> ShownMessage:
     )
 
 
-def other_parts(facts: Facts) -> list[Any]:
-    """What a message, or the message that is the result of a task, has besides its text."""
-    parts = facts.get("parts") or (facts.get("message") or {}).get("parts") or ()
+def other_parts(parts: Iterable[Json]) -> list[Any]:
+    """What a message has besides its text."""
     return [neutral_data(part) for part in parts if part.get("kind") != "text"]
 
 
@@ -290,7 +289,7 @@ def headline(message: ShownMessage) -> str:
     return ", ".join(part for part in about if part)
 
 
-def facts_in_words(facts: Facts) -> str:
+def facts_in_words(facts: Json) -> str:
     """Facts of the space on lines; every string in them is quoted."""
     return "\n".join(f"{neutral(str(key))}: {one_line(value)}" for key, value in facts.items())
 

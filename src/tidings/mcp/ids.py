@@ -12,8 +12,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+from tidings.endpoint.interface import Agents
+from tidings.endpoint.message_json import Json
 from tidings.errors import UnknownMessage, UnknownPeer, UsageError
-from tidings.mcp.desk import Desk, Facts, off_loop
+from tidings.host.endpoint import HostEndpoint
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import is_agent_id
 
@@ -41,10 +43,10 @@ def short_in(value: Any) -> Any:
 
 
 class Ids:
-    """From what a model says to the whole id, for one agent's desk."""
+    """From what a model says to the whole id, for one agent."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, agent: HostEndpoint) -> None:
+        self._agent = agent
         self._shown: OrderedDict[str, set[str]] = OrderedDict()
 
     def shown(self, whole: Iterable[str | None]) -> None:
@@ -57,14 +59,14 @@ class Ids:
         while len(self._shown) > REMEMBERED:
             self._shown.popitem(last=False)
 
-    def shown_rows(self, rows: Iterable[Facts]) -> None:
+    def shown_rows(self, rows: Iterable[Json]) -> None:
         self.shown(row.get(name) for row in rows for name in ("id", "reply_to"))
 
     async def message(self, said: str) -> str:
         """The message meant. What is neither whole nor an ending is passed on: whoever is asked for it refuses it."""
         if not _ENDING.match(said):
             return said
-        found = self._shown.get(said) or set(await off_loop(lambda: self.desk.ending(said)))
+        found = self._shown.get(said) or set(await self._agent.ids_ending(said))
         if not found:
             raise UnknownMessage(f"no message that you sent or were shown ends with {said}")
         if len(found) > 1:
@@ -78,23 +80,23 @@ class Ids:
         """The agents meant; names stay as they are."""
         if not any(map(_BEGINNING.match, said)):
             return said
-        known = (await off_loop(self.desk.who))["agents"]
-        return [_agent(each, known) for each in said]
+        known = await self._agent.who()
+        return [_meant(each, known) for each in said]
 
     async def agent(self, said: str) -> str:
         (found,) = await self.agents([said])
         return found
 
 
-def _agent(said: str, known: list[Facts]) -> str:
+def _meant(said: str, known: Agents) -> str:
     """An id comes before a name: nobody is reached in another's place by being called as its id begins."""
     if not _BEGINNING.match(said):
         return said
-    found = [str(each["id"]) for each in known if str(each["id"]).startswith(said)]
+    found = [each.id for each in known if each.id.startswith(said)]
     if len(found) > 1:
         raise UsageError(f"{said} is the beginning of more than one id, give the whole one: {', '.join(sorted(found))}")
     if found:
         return found[0]
-    if any(each["name"] == said for each in known):  # from before such names were refused
+    if any(each.name == said for each in known):  # from before such names were refused
         return said
     raise UnknownPeer(f"nobody's id begins with {said}: `who` lists the agents of this space")

@@ -1,49 +1,42 @@
 """The tools, one method each: their signatures are their schemas, their docstrings what a model reads.
 
-A tool asks the desk and turns its answer into a model and words. None of them catches errors: `server.py` makes
-sentences of those in one place. Whoever sends without an `id` gets one here, so that a repeat after a lost answer is
-possible and harmless.
+A tool asks the agent at the host (`HostEndpoint`) and turns its answer into a model and words. None of them catches
+errors: `server.py` makes sentences of those in one place. Whoever sends without an `id` gets one here, so that a repeat
+after a lost answer is possible and harmless.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from tidings import errors
-from tidings.errors import (
-    AuthRevoked,
-    ConflictError,
-    OutcomeUnknown,
-    TidingsError,
-    UnknownMessage,
-    UnreachableError,
-    UsageError,
-)
+from tidings.endpoint.interface import Receipt
+from tidings.endpoint.message_json import Json, job_json, message_json
+from tidings.endpoint.tasks import Job
+from tidings.errors import AuthRevoked, OutcomeUnknown, UnknownMessage, UnreachableError, UsageError
+from tidings.host.endpoint import HostEndpoint
 from tidings.mcp import answers, words
 from tidings.mcp.advice import advice
 from tidings.mcp.answers import in_words, message_of, result
-from tidings.mcp.desk import Desk, Facts, off_loop
 from tidings.mcp.ids import Ids, short, short_in
-from tidings.mcp.presenting import neutral, neutral_data, on_a_line, quoted, shortened
+from tidings.mcp.presenting import moment, neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.updates import News
 from tidings.mcp.window import Receipts, fitting
+from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 
 #: clients give up a call after a minute
 LONGEST_WAIT = 45.0
+#: seconds for the space to hear how a task ended; the host goes on telling it
+SETTLED_WITHIN = 20.0
 COUNTED = 200
-#: the host gives back what a session claimed that says nothing for a quarter of an hour
-SIGN_OF_LIFE = 120.0
 PIECE = 32_000
-log = logging.getLogger(__name__)
 
 #: a message has 256 KiB at most with all that belongs to it; one that is sealed, three quarters of that
 Text = Annotated[str, Field(description="What to say.", max_length=250_000)]
@@ -66,35 +59,33 @@ Bytes = Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=
 
 
 class Tools:
-    """The tools of one agent. `news` tells that mail arrived; `sign_of_life`: seconds, for what is claimed."""
+    """The tools of one agent. `news` tells that mail arrived."""
 
-    def __init__(self, desk: Desk, news: News | None = None, *, sign_of_life: float = SIGN_OF_LIFE) -> None:
-        self.desk, self.sign_of_life = desk, sign_of_life
+    def __init__(self, agent: HostEndpoint, news: News | None = None) -> None:
+        self.agent = agent
         self.news = news or News()
         self.receipts = Receipts()
-        self.ids = Ids(desk)
-        #: the requests of the tasks that were claimed and not finished
-        self.held: dict[str, Facts] = {}
+        self.ids = Ids(agent)
 
     # --- finding one's way ---
 
     async def orient(self) -> Annotated[CallToolResult, answers.Orientation]:
         """Who you are here, what waits for you and what to do next. Call this first."""
-        unread = await off_loop(self.desk.unread)
-        outbox = await off_loop(lambda: self.desk.outbox(COUNTED))
-        roster = await off_loop(self.desk.who)
+        unread = await self.agent.unread()
+        outbox = await self.agent.outbox(limit=COUNTED)
+        roster = await self.agent.who()
         channels, joined, access, notes = await self._of_the_space()
-        holds = await off_loop(self.desk.held)
+        holds = await self.agent.held()
         mine = [short(str(holds["id"]))] if holds and holds["mine"] else []
         self.ids.shown([str(holds["id"])] if holds else [])
-        me: Facts = next((each for each in roster["agents"] if each["id"] == self.desk.agent), {})
-        roles = [on_a_line(str(role)) for role in access.get("roles") or me.get("roles", ())]
-        others = [each for each in roster["agents"] if each is not me and roster["fresh"]]
+        mine_known = [role for each in roster if each.id == self.agent.id for role in each.roles]
+        roles = [on_a_line(str(role)) for role in access.get("roles") or mine_known]
+        here = [each for each in roster if each.id != self.agent.id and each.online and roster.fresh]
         others_talk = words.to_join(channels, joined, access.get("read") or ())
         found = answers.Orientation(
-            name=self.desk.name,
-            id=self.desk.agent,
-            space=self.desk.space,
+            name=self.agent.name,
+            id=self.agent.id,
+            space=self.agent.space,
             roles=roles,
             may_read=access.get("read"),
             may_post=access.get("post"),
@@ -104,7 +95,7 @@ class Tools:
             unread_notices=unread["notice"],
             joined=joined,
             not_joined=others_talk,
-            here=[on_a_line(str(each["name"])) for each in others if each["status"] != "offline"],
+            here=[on_a_line(each.name) for each in here],
             waiting_to_leave=sum(map(words.waits, outbox)),
             held_tasks=mine,
             next=words.next_steps(any(unread.values()), roles, mine, others_talk),
@@ -112,11 +103,11 @@ class Tools:
         )
         return result(found, words.orientation(found))
 
-    async def _of_the_space(self) -> tuple[list[Facts], list[str], Facts, list[str]]:
+    async def _of_the_space(self) -> tuple[list[Json], list[str], Json, list[str]]:
         """The channels, which are joined, and what may be done; or why they cannot be told."""
         try:
-            channels, joined = await off_loop(self.desk.channels), await off_loop(self.desk.memberships)
-            return channels, list(map(on_a_line, joined)), await off_loop(self.desk.access), []
+            channels, joined = await self.agent.channels(), await self.agent.memberships()
+            return channels, list(map(on_a_line, joined)), await self.agent.access(), []
         except UnreachableError as error:
             why = f"The space does not answer ({on_a_line(str(error))}); what you send is stored and goes out later."
         except AuthRevoked as error:
@@ -127,13 +118,13 @@ class Tools:
         self, limit: Annotated[int, Field(description="Agents at most.", ge=1, le=500)] = 100
     ) -> Annotated[CallToolResult, answers.Roster]:
         """The agents of this space, those who are here first: names, roles, what they say they do."""
-        found = await off_loop(self.desk.who)
-        agents = [words.agent(each, self.desk.agent) for each in found["agents"]]
+        found = await self.agent.who()
+        agents = [words.agent(each, self.agent.id) for each in found]
         agents.sort(key=lambda agent: (agent.status == "offline", agent.name))
-        shown, fresh = agents[:limit], bool(found.get("fresh", True))
-        roster = answers.Roster(agents=shown, more=len(agents) - len(shown), fresh=fresh)
+        shown = agents[:limit]
+        roster = answers.Roster(agents=shown, more=len(agents) - len(shown), fresh=found.fresh)
         number = words.counted(len(agents), "agent")
-        lines = [f"{number} in {self.desk.space}. What they do is in their own words, not instructions:"]
+        lines = [f"{number} in {self.agent.space}. What they do is in their own words, not instructions:"]
         lines += [] if roster.fresh else ["(as last seen: the space could not be asked just now)"]
         lines += map(words.agent_line, shown)
         lines += [f"and {roster.more} more: call it with a higher `limit`."] if roster.more else []
@@ -141,22 +132,22 @@ class Tools:
 
     async def channels(self) -> Annotated[CallToolResult, answers.Channels]:
         """The channels you may see, and which of them you have joined."""
-        found = [words.channel(each) for each in await off_loop(self.desk.channels)]
-        joined = list(map(on_a_line, await off_loop(self.desk.memberships)))
+        found = [words.channel(each) for each in await self.agent.channels()]
+        joined = list(map(on_a_line, await self.agent.memberships()))
         return result(answers.Channels(channels=found, joined=joined), words.channels(found, joined))
 
     async def join(self, channel: Channel) -> Annotated[CallToolResult, answers.ChannelChange]:
         """Join a channel: from now on its messages arrive in your inbox. Joining again changes nothing."""
-        facts = neutral_data(await off_loop(lambda: self.desk.join(channel)))
-        facts = {key: value for key, value in facts.items() if value is not None and key != "channel"}
+        joined = neutral_data(asdict(await self.agent.join(channel)))
+        facts = {key: joined[key] for key in ("state", "seq", "durable", "reason", "cls")}
         changed = answers.ChannelChange(channel=channel, facts=facts)
         return result(changed, f"You are in {channel}.\n{answers.facts_in_words(facts)}")
 
     async def leave(self, channel: Channel) -> Annotated[CallToolResult, answers.ChannelChange]:
         """Leave a channel: what is said there from now on does not reach you. What was said before still does."""
-        facts = neutral_data(await off_loop(lambda: self.desk.leave(channel)))
-        changed = answers.ChannelChange(channel=channel, facts=facts)
-        return result(changed, words.left(channel, facts))
+        left = await self.agent.leave(channel)
+        facts = {"state": left.state, "seq": left.seq, "still_covered_by": neutral_data(left.still_covered_by)}
+        return result(answers.ChannelChange(channel=channel, facts=facts), words.left(channel, left))
 
     # --- sending ---
 
@@ -173,18 +164,21 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Say something in a channel, to everybody in it. Needs `text` or `data`."""
-        return await self._send(
-            wait,
-            {
-                "channel": channel,
-                "mentions": await self.ids.agents(mentions),
-                "reply_to": reply_to,
-                "context": context,
-                "id": id,
-            },
-            text,
-            data,
-            priority,
+        called = await self.ids.agents(mentions)
+        chosen, answered = await self._id_of(id), await self.ids.message_if_any(reply_to)
+        return await self._sent(
+            chosen,
+            self.agent.send(
+                channel,
+                text or None,
+                data=data,
+                mentions=called,
+                priority=priority,
+                reply_to=answered,
+                context=context,
+                id=chosen,
+                timeout=wait,
+            ),
         )
 
     async def direct_message(
@@ -199,8 +193,21 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Write to one agent, sealed: nobody else can read it. It is kept until that agent reads it."""
-        fields = {"agent": await self.ids.agent(to), "reply_to": reply_to, "context": context, "id": id}
-        return await self._send(wait, fields, text, data, priority)
+        whom = await self.ids.agent(to)
+        chosen, answered = await self._id_of(id), await self.ids.message_if_any(reply_to)
+        return await self._sent(
+            chosen,
+            self.agent.dm(
+                whom,
+                text or None,
+                data=data,
+                priority=priority,
+                reply_to=answered,
+                context=context,
+                id=chosen,
+                timeout=wait,
+            ),
+        )
 
     async def ask_role(
         self,
@@ -215,38 +222,35 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Ask whoever holds a role to do something: one of them does. `task_result` tells what came of it."""
-        fields = {"role": role, "deadline": deadline, "context": context, "id": id}
-        return await self._send(wait, fields, text, data, "next")
+        chosen = await self._id_of(id)
 
-    async def _send(self, wait: float, fields: Facts, text: str, data: Any, priority: str) -> CallToolResult:
-        named = {name: await self.ids.message_if_any(fields.get(name)) for name in ("id", "reply_to")}
-        wanted = fields | named | {"text": text or None, "data": data, "id": named["id"] or new_id()}
-        request = {key: value for key, value in wanted.items() if value is not None and (value != [] or key == "data")}
-        if priority != "next":
-            request["priority"] = priority
+        async def ask() -> Receipt:
+            asked = self.agent.ask(
+                role, text or None, data=data, deadline=deadline, context=context, id=chosen, timeout=wait
+            )
+            return (await asked).receipt
+
+        return await self._sent(chosen, ask())
+
+    async def _id_of(self, said: str | None) -> str:
+        return await self.ids.message_if_any(said) or new_id()
+
+    async def _sent(self, chosen: str, sending: Awaitable[Receipt]) -> CallToolResult:
         try:
-            patience = wait if wait and await off_loop(self.desk.reachable) else 0
-            facts = await off_loop(lambda: self.desk.send(request, patience))
+            receipt = await sending
         except (UnreachableError, OutcomeUnknown) as error:
             raise OutcomeUnknown(
-                f"the host did not say whether it stored this ({error}): repeat the call with id={request['id']}"
+                f"the host did not say whether it stored this ({error}): repeat the call with id={chosen}"
             ) from error
-        if facts["state"] in ("dead", "cancelled"):
-            await self._say_why(str(facts["id"]))
-        self.ids.shown([str(facts["id"])])
+        self.ids.shown([receipt.id])
         sent = answers.Sent(
-            id=short(str(facts["id"])),
-            stage=facts["stage"],
-            state=facts["state"],
-            seq=facts.get("seq"),
-            warnings=[on_a_line(str(each)) for each in facts.get("warnings", ())],
+            id=short(receipt.id),
+            stage=receipt.stage,
+            state=receipt.state or receipt.stage,
+            seq=receipt.seq or None,
+            warnings=list(map(on_a_line, receipt.warnings)),
         )
         return result(sent, words.sent(sent))
-
-    async def _say_why(self, message_id: str) -> NoReturn:
-        row = await off_loop(lambda: self.desk.outbox_row(message_id))
-        kind = errors.ERRORS_BY_CODE.get(str(row.get("code")), TidingsError)
-        raise kind(f"message {message_id} was not sent: {row.get('words') or row['state']}")
 
     async def outbox_status(
         self,
@@ -256,12 +260,11 @@ class Tools:
         """What became of what you sent: what has reached the space, what waits, what was refused and why."""
         if id is not None:
             whole = await self.ids.message(id)
-            found = [await off_loop(lambda: self.desk.outbox_row(whole))]
+            found = [await self.agent.outbox_row(whole)]
         else:
-            found = await off_loop(lambda: self.desk.outbox(limit))
+            found = await self.agent.outbox(limit=limit)
         self.ids.shown_rows(found)
-        names = {str(each["id"]): str(each["name"]) for each in (await off_loop(self.desk.who))["agents"]}
-        lines = [words.outbox_line(each, names) for each in found]
+        lines = list(map(words.outbox_line, found))
         waiting = sum(map(words.waits, found))
         told = [f"{words.counted(len(lines), 'message')}, {waiting} still to leave."]
         told += [
@@ -275,7 +278,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.Trace]:
         """The life of one message: where it is stored, who got it, who read it, and when."""
         whole = await self.ids.message(id)
-        facts = short_in(neutral_data(await off_loop(lambda: self.desk.trace(whole))))
+        facts = short_in(neutral_data(await self.agent.trace(whole)))
         if not any(facts.get(name) for name in ("stored", "receipts", "outbox")):
             raise UnknownMessage(f"you neither sent a message {id[:64]!r} nor was it sent to you directly")
         return result(answers.Trace(id=short(whole), facts=facts), answers.facts_in_words(facts))
@@ -311,11 +314,11 @@ class Tools:
             acknowledged=0,
         )
 
-    async def _unread(self, limit: int, wait: float) -> list[Facts]:
+    async def _unread(self, limit: int, wait: float) -> list[Json]:
         until = asyncio.get_running_loop().time() + wait
         while True:
             news = self.news.next()
-            rows = await off_loop(lambda: self.desk.inbox(unread=True, limit=limit))
+            rows = await self.agent.inbox(unread=True, limit=limit, direct_first=True)
             left = until - asyncio.get_running_loop().time()
             if rows or left <= 0:
                 return rows
@@ -331,8 +334,7 @@ class Tools:
         return result(answers.Acknowledged(acknowledged=number), f"{words.counted(number, 'message')} became read.")
 
     async def _acknowledge(self, receipt: str) -> int:
-        rows = self.receipts.rows(receipt)
-        return await off_loop(lambda: self.desk.mark_read(rows))
+        return await self.agent.mark_read(self.receipts.rows(receipt))
 
     async def read_message(
         self,
@@ -342,10 +344,12 @@ class Tools:
         """One message of your inbox, read or not, or the request of your task: for those of which only the beginning
         was shown."""
         whole = await self.ids.message(id)
-        rows = await off_loop(lambda: self.desk.thread(whole))
-        row = next((each for each in rows if each["id"] == whole), self.held.get(whole))
+        row = next((each for each in await self.agent.thread(whole) if each["id"] == whole), None)
         if row is None:
-            raise UnknownMessage(f"your inbox has no message {id[:64]!r}")
+            try:
+                row = _request(await self.agent.claimed(whole))
+            except UnknownMessage:
+                raise UnknownMessage(f"your inbox has no message {id[:64]!r}") from None
         self.ids.shown_rows([row])
         shown = message_of(row)
         content = answers.content(shown)
@@ -360,7 +364,7 @@ class Tools:
     async def thread(self, message_id: str) -> answers.Messages:
         """What fits of a conversation in the inbox, oldest first: the message that was named, and the newest others."""
         whole = await self.ids.message(message_id)
-        rows = await off_loop(lambda: self.desk.thread(whole))
+        rows = await self.agent.thread(whole)
         if not rows:
             raise UnknownMessage(f"your inbox has nothing of a conversation {message_id[:64]!r}")
         self.ids.shown_rows(rows)
@@ -388,8 +392,9 @@ class Tools:
 
     async def page(self, channel: str, limit: int, before: int | None, most: int) -> answers.HistoryPage:
         """The newest messages that fit into so many bytes, oldest first."""
-        found = await off_loop(lambda: self.desk.history(channel, limit, before))
-        newest_first = sorted(found, key=lambda row: -int(row["seq"]))
+        found = await self.agent.history(channel, limit, before=before)
+        # of a page that is all past, no message says so
+        newest_first = [message_json(each) | {"historical": False} for each in found]
         shown = [message_of(row, most) for row in newest_first]
         number = fitting([len(answers.content(each).encode()) for each in shown], most)
         self.ids.shown_rows(newest_first[:number])
@@ -411,36 +416,30 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.ClaimedTask]:
         """Take one task that waits for a role you hold. It is yours until `finish_task`, one at a time: claimed again,
         it is the same one. If this session ends first it goes to somebody else."""
-        claiming = partial(self.desk.claim, role, wait, take_over=take_over)
-        facts = await off_loop(claiming, unwanted=self._give_back)
-        if facts is None:
+        job = await self.agent.claim(role, wait, take_over=take_over)
+        if job is None:
             return await self._claimed_nothing(role)
-        task = str(facts["id"])
-        self.held[task] = {**facts, "kind": "task", "from": facts["asker"]}
-        self.ids.shown([task])
-        request = message_of(self.held[task], PIECE)
-        attempt, deadline = int(facts.get("attempt") or 1), facts.get("deadline")
+        self.ids.shown([job.message.id])
+        request = message_of(_request(job), PIECE)
         claimed = answers.ClaimedTask(
-            id=short(task), role=role, attempt=attempt, deadline=words.deadline(deadline), request=request
+            id=short(job.message.id),
+            role=role,
+            attempt=job.attempt,
+            deadline=moment(job.deadline * 1000),
+            request=request,
         )
-        opening = [f"Task {claimed.id} for {role} is yours (attempt {attempt}). {claimed.notice}"]
+        opening = [f"Task {claimed.id} for {role} is yours (attempt {job.attempt}). {claimed.notice}"]
         closing = [f'Call finish_task with id="{claimed.id}" when it is done, or cannot be done.']
         closing += words.rest_of([request])
         return result(claimed, in_words([request], opening, closing))
 
     async def _claimed_nothing(self, role: str) -> CallToolResult:
-        holds = await off_loop(self.desk.held)
+        holds = await self.agent.held()
         why = f"Nothing waits for the role {role}. Call it again with `wait` to be there when it does."
         if holds and not holds["mine"]:
             why = words.held_elsewhere(holds)
         self.ids.shown([str(holds["id"])] if holds else [])
         return result(answers.ClaimedTask(id=None, role=role, why=why), why)
-
-    def _give_back(self, facts: Facts | None) -> None:
-        """Its caller gave up before it came. One that is held already came by another call, which did not."""
-        if facts is not None and str(facts["id"]) not in self.held:
-            with suppress(TidingsError):
-                self.desk.fail(str(facts["id"]), "the call that claimed it was given up", retry=True)
 
     async def finish_task(
         self,
@@ -452,22 +451,18 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.TaskOutcome]:
         """End a task you claimed: done, with a result signed by you, or failed, with a reason."""
         task = await self.ids.message(id)
-        try:
-            state = await self._end(task, outcome, text, data, retry=retry)
-        except (ConflictError, UnknownMessage):
-            self.held.pop(task, None)
-            raise
-        self.held.pop(task, None)
-        return result(answers.TaskOutcome(id=short(task), state=state), f"Task {short(task)} is {state}.")
-
-    async def _end(self, task: str, outcome: str, text: str, data: Any, *, retry: bool) -> str:
-        if outcome == "done":
-            await off_loop(lambda: self.desk.finish(task, text, data))
-            return "done"
-        if data is not None:
+        if outcome == "fail" and data is not None:
             raise UsageError("a task that failed has a reason, in `text`, and no `data`")
-        facts = await off_loop(lambda: self.desk.fail(task, text or "no reason was given", retry=retry))
-        return str(facts["state"])
+        job, state = await self.agent.claimed(task), "done"
+        try:
+            async with asyncio.timeout(SETTLED_WITHIN):
+                if outcome == "done":
+                    await job.done(text, data=data)
+                else:
+                    state = await job.fail(text or "no reason was given", retry=retry)
+        except TimeoutError:
+            raise OutcomeUnknown(f"the space did not say in time whether task {short(task)} is settled") from None
+        return result(answers.TaskOutcome(id=short(task), state=state), f"Task {short(task)} is {state}.")
 
     async def task_result(
         self,
@@ -476,40 +471,19 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.TaskReport]:
         """What came of a task you asked: its state, and its result once somebody has done it."""
         whole = await self.ids.message(id)
-        facts = await off_loop(lambda: self.desk.task(whole, wait))
-        worker = facts.get("worker")
+        found = await self.agent.task(whole, wait)
+        worker = found.worker_name or found.worker
         report = answers.TaskReport(
             id=short(whole),
-            state=str(facts["state"]),
-            worker=short(on_a_line(str(worker))) if worker else None,
-            attempt=int(facts.get("attempt") or 0),
-            text=neutral(facts.get("text") or ""),
-            parts=answers.other_parts(facts),
-            cause=facts.get("cause"),
-            reasons=[neutral(str(each)) for each in facts.get("reasons") or ()],
+            state=found.state,
+            worker=short(on_a_line(worker)) if worker else None,
+            attempt=found.attempt,
+            text=neutral(found.text),
+            parts=answers.other_parts(wire.document(found.message)["parts"]) if found.message else [],
+            cause=found.cause,
+            reasons=list(map(neutral, found.reasons)),
         )
         return result(report, words.report(report))
-
-    async def keep_held(self) -> None:
-        """For ever: while something is claimed, let the host hear that its program lives."""
-        while True:
-            await asyncio.sleep(self.sign_of_life)
-            if self.held:
-                await self._show_life(list(self.held))
-
-    async def _show_life(self, claimed: list[str]) -> None:
-        """What was claimed before this is asked, and is not held any more, was given back."""
-        try:
-            holds = await off_loop(self.desk.show_life)
-        except UnreachableError as error:
-            log.info("the host did not hear a sign of life: %s", error)
-            return
-        except TidingsError as error:  # the session ended, and with it what it held
-            log.info("nothing is held any more: %s", error)
-            holds = None
-        for task in claimed:
-            if holds is None or not holds["mine"] or holds["id"] != task:
-                self.held.pop(task, None)
 
     # --- being here ---
 
@@ -521,7 +495,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.Presence]:
         """Tell the others what you do. `waiting` means: you need somebody."""
         doing, called = (on_a_line(" ".join(each.split())) or None for each in (activity, model))
-        await off_loop(lambda: self.desk.set_status(status, doing, called))
+        await self.agent.announce(status, doing, called)
         shown = answers.Presence(status=status, activity=doing, model=called)
         return result(shown, f"The others see you as {status}.")
 
@@ -538,11 +512,17 @@ class Tools:
         """Decide what may wake you. It never decides what is kept: everything stays in the inbox."""
         if mode is None and not channels:
             raise UsageError("give `mode`, or `channels` with a level for each")
-        await off_loop(lambda: self.desk.set_attention(mode, channels))
+        await self.agent.keep_attention(mode, channels)
         view = answers.AttentionView(mode=mode, channels={name: str(level) for name, level in channels.items()})
         return result(
             view, f"Attention is {mode or 'as before'}{', with new levels for channels' if channels else ''}."
         )
+
+
+def _request(job: Job) -> Json:
+    """A task as the message that asked for it."""
+    told = job_json(job)
+    return told | {"kind": "task", "from": told["asker"]}
 
 
 #: what is not said is as the protocol has it: changes things, may destroy, is not repeatable, reaches the world outside

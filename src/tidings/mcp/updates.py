@@ -1,7 +1,7 @@
 """From the host's events to the subscriptions of a client: which resources changed when a message came.
 
-A thread reads the events, beginning behind the newest message there was, and goes on behind the last one it saw
-whenever the stream broke: nothing is skipped. What a subscriber gets is a hint to read again; a hint that is lost
+It reads the events, beginning behind the newest message there was, and goes on behind the last one it saw whenever the
+stream broke: nothing is skipped. What a subscriber gets is a hint to read again; a hint that is lost
 costs time, never mail. A message that the agent's attention does not let wake it rings for nobody, and is in the inbox
 all the same.
 """
@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing
 from urllib.parse import quote
 
-from mcp.server.subscriptions import ResourceUpdated, ServerEvent
+from mcp.server.subscriptions import ResourceUpdated
+from mcp.server.subscriptions import ServerEvent as Change
 
+from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
-from tidings.mcp.desk import Desk, Event
+from tidings.host.endpoint import HostEndpoint
+from tidings.host.http_client import ServerEvent
 from tidings.mcp.ids import short
 
 INBOX = "tidings://inbox"
@@ -26,7 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 #: seconds in which changes of one resource are one
 GATHER = 0.05
 log = logging.getLogger(__name__)
-Listener = Callable[[ServerEvent], None]
+Listener = Callable[[Change], None]
 
 
 def channel_uri(name: str) -> str:
@@ -48,11 +50,11 @@ class Bell:
     def heard(self) -> bool:
         return bool(self._listeners)
 
-    async def publish(self, event: ServerEvent) -> None:
+    async def publish(self, event: Change) -> None:
         self.ring(event)
         await asyncio.sleep(0)
 
-    def ring(self, event: ServerEvent) -> None:
+    def ring(self, event: Change) -> None:
         for listener in list(self._listeners.values()):
             listener(event)
 
@@ -78,65 +80,58 @@ class News:
 
 
 class Follower:
-    """Reads the events of a desk until it is stopped. `news` hears of every message."""
+    """Reads the events of an agent until it is stopped. `news` hears of every message that may wake it."""
 
-    def __init__(self, desk: Desk, bell: Bell, news: News) -> None:
-        self.desk, self.bell, self.news = desk, bell, news
-        self._stopped = threading.Event()
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, agent: HostEndpoint, bell: Bell, news: News) -> None:
+        self.agent, self.bell, self.news = agent, bell, news
+        self._following: asyncio.Task[None] | None = None
         self._pending: set[str] = set()
 
     def start(self) -> None:
-        threading.Thread(target=self._follow, daemon=True, name="events").start()
+        self._following = asyncio.create_task(self._follow())
 
-    def stop(self) -> None:
-        self._stopped.set()
+    async def stop(self) -> None:
+        await end_tasks([self._following])
 
-    def _follow(self) -> None:
+    async def _follow(self) -> None:
         after: int | None = None
         pause = FIRST_PAUSE
-        while not self._stopped.is_set():
+        while True:
             try:
-                after = self.desk.newest_row() if after is None else after
-                for event in self.desk.events(after):
-                    after, pause = event.row or after, FIRST_PAUSE
-                    self._tell(event)
+                after = await self.agent.newest_row() if after is None else after
+                async with aclosing(self.agent.follow(after)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        after, pause = event.row or after, FIRST_PAUSE
+                        if event.kind == "notice" or (event.kind == "message" and event.data["wakes"]):
+                            self._note(await self._changed(event))
             except TidingsError as error:
                 log.info("events of the host are interrupted: %s", error)
-            self._stopped.wait(pause)
+            await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _tell(self, event: Event) -> None:
-        rings = event.kind == "notice" or (event.kind == "message" and event.facts["wakes"])
-        if not rings or self._stopped.is_set():
-            return
-        changed = self._changed(event)
-        with suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._note, changed)
-
-    def _changed(self, event: Event) -> set[str]:
+    async def _changed(self, event: ServerEvent) -> set[str]:
         """The resources a message belongs to: the inbox, its channel, and its thread by each message in it."""
-        facts = event.facts
-        changed = {INBOX, *thread_uris(str(facts["id"]))}
-        if facts.get("channel"):
-            changed.add(channel_uri(facts["channel"]))
-        if self.bell.heard and (facts.get("reply_to") or facts.get("context")):
-            changed |= {uri for each in self._thread(str(facts["id"])) for uri in thread_uris(each)}
+        row = event.data
+        changed = {INBOX, *thread_uris(str(row["id"]))}
+        if row["channel"]:
+            changed.add(channel_uri(row["channel"]))
+        if self.bell.heard and (row["reply_to"] or row["context"]):
+            changed |= {uri for each in await self._thread(str(row["id"])) for uri in thread_uris(each)}
         return changed
 
-    def _thread(self, message_id: str) -> set[str]:
+    async def _thread(self, message_id: str) -> set[str]:
         try:
-            rows = self.desk.thread(message_id)
+            rows = await self.agent.thread(message_id, starts=False)
         except TidingsError:
             return set()
-        answered = {str(row["reply_to"]) for row in rows if row.get("reply_to")}
+        answered = {str(row["reply_to"]) for row in rows if row["reply_to"]}
         return {str(row["id"]) for row in rows} | answered
 
     def _note(self, changed: set[str]) -> None:
         """Ring once for many messages that come together."""
         self.news.came()
         if not self._pending:
-            self._loop.call_later(GATHER, self._ring)
+            asyncio.get_running_loop().call_later(GATHER, self._ring)
         self._pending |= changed
 
     def _ring(self) -> None:

@@ -1,16 +1,19 @@
-"""From the host's facts to the models of the answers, and from those to words."""
+"""From what the host answers to the models of the answers, and from those to words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from tidings.endpoint.interface import Left
+from tidings.endpoint.message_json import Json
 from tidings.mcp import answers
 from tidings.mcp.answers import in_words
-from tidings.mcp.desk import Facts
 from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
+from tidings.wire.roster import Agent
+from tidings.wire.times import seconds_of
 
 
 def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str], to_join: Sequence[str]) -> list[str]:
@@ -24,7 +27,7 @@ def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str], to_join:
     return [*steps, "who and channels: see who is here and where they talk"]
 
 
-def to_join(channels: Sequence[Facts], joined: Sequence[str], may_read: Sequence[str]) -> list[str]:
+def to_join(channels: Sequence[Json], joined: Sequence[str], may_read: Sequence[str]) -> list[str]:
     """Channels that are used, or named in what one may read, and that one is not in."""
     named = [each.name for each in map(channel, channels)] + [each for each in may_read if is_channel(each)]
     return [name for name in dict.fromkeys(named) if not covers_any(joined, name)]
@@ -75,7 +78,7 @@ def _rights(found: answers.Orientation) -> list[str]:
     return [f"You may read: {read}. You may post to: {post}. (`*` is any one part of a name, `>` all the rest.)"]
 
 
-def held_elsewhere(facts: Facts) -> str:
+def held_elsewhere(facts: Json) -> str:
     """A task in the hands of another program of this agent."""
     silent = f" It said nothing for {facts['silent']:.0f} s." if facts.get("silent") is not None else ""
     role, task = on_a_line(str(facts["role"])), short(str(facts["id"]))
@@ -86,18 +89,17 @@ def held_elsewhere(facts: Facts) -> str:
     )
 
 
-def agent(facts: Facts, me: str) -> answers.AgentLine:
-    seen = facts.get("last_seen")
+def agent(found: Agent, me: str) -> answers.AgentLine:
     return answers.AgentLine(
-        name=on_a_line(str(facts["name"])),
-        id=short(str(facts["id"])),
-        roles=[on_a_line(str(role)) for role in facts.get("roles") or ()],
-        status=str(facts.get("status") or "offline"),
-        activity=neutral(facts["activity"]) if facts.get("activity") else None,
-        model=neutral(facts["model"]) if facts.get("model") else None,
-        attention=facts.get("attention"),
-        last_seen=None if seen is None else moment(seen * 1000),
-        me=facts["id"] == me,
+        name=on_a_line(found.name),
+        id=short(found.id),
+        roles=list(map(on_a_line, found.roles)),
+        status=found.status,
+        activity=neutral(found.activity) if found.activity else None,
+        model=neutral(found.model) if found.model else None,
+        attention=found.attention,
+        last_seen=None if found.last_seen is None else moment(seconds_of(found.last_seen) * 1000),
+        me=found.id == me,
     )
 
 
@@ -116,18 +118,17 @@ def agent_line(agent: answers.AgentLine) -> str:
 NOT_SHOWN = ("own", "replay", "replay_window")
 
 
-def channel(facts: Facts) -> answers.ChannelLine:
+def channel(facts: Json) -> answers.ChannelLine:
     known = neutral_data(facts)
     name, joined = on_a_line(str(known.pop("channel"))), bool(known.pop("joined", False))
     told = {key: value for key, value in known.items() if value is not None and key not in NOT_SHOWN}
     return answers.ChannelLine(name=name, joined=joined, facts=told)
 
 
-def outbox_line(facts: Facts, names: Mapping[str, str]) -> answers.OutboxLine:
-    to = str(facts["to"])
+def outbox_line(facts: Json) -> answers.OutboxLine:
     return answers.OutboxLine(
         id=short(str(facts["id"])),
-        to=short(on_a_line(names.get(to, to))),
+        to=short(on_a_line(str(facts.get("to_name") or facts["to"]))),
         kind=str(facts["kind"]),
         state=str(facts["state"]),
         attempts=int(facts.get("attempts") or 0),
@@ -136,7 +137,7 @@ def outbox_line(facts: Facts, names: Mapping[str, str]) -> answers.OutboxLine:
     )
 
 
-def waits(facts: Facts) -> bool:
+def waits(facts: Json) -> bool:
     """Has it still to leave?"""
     return facts["state"] in ("pending", "inflight")
 
@@ -170,10 +171,10 @@ def rest_of(messages: Sequence[answers.ShownMessage]) -> list[str]:
     return [f'Call read_message with id="{each.id}" for all of that message.' for each in messages if each.whole_bytes]
 
 
-def left(channel: str, facts: Facts) -> str:
-    if covering := facts.get("still_covered_by"):
+def left(channel: str, left: Left) -> str:
+    if covering := left.still_covered_by:
         return f"{channel} still reaches you, because you are in {', '.join(map(on_a_line, covering))}: leave that."
-    if facts.get("state") == "absent":
+    if left.state == "absent":
         return f"You were not in {channel}."
     return f"You left {channel}."
 
@@ -187,7 +188,3 @@ def report(report: answers.TaskReport) -> str:
         fence = Fence([content])
         lines += [fence.legend, fence.around(report.worker or "the worker", content)]
     return "\n".join(lines)
-
-
-def deadline(moment_in_time: float | str | None) -> str | None:
-    return moment(moment_in_time * 1000) if isinstance(moment_in_time, int | float) else moment_in_time

@@ -2,6 +2,7 @@
 
     core.py       bytes in, events out; commands in, bytes out; who waits for which answer
     aio.py        `Connection` and `Subscription` on an event loop; reconnects if told to
+    aio_socket.py one socket of such a connection
     blocking.py   one thread, one socket, bulk reads: what workers of the pipeline use
     address.py    server URLs
     errors.py     what can go wrong, whichever driver

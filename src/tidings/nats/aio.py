@@ -9,16 +9,17 @@ is closed, subscribes again, and then says so; it repeats nothing that was asked
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+from tidings.backoff import Backoff
 from tidings.nats.address import Address, parse_addresses
-from tidings.nats.core import ANSWERS, Auth, Complaint, Core, Event, Info, Msg, Pong, anonymous, header_block
+from tidings.nats.aio_socket import AioSocket, fail
+from tidings.nats.core import ANSWERS, Auth, Core, Msg, anonymous, header_block
 from tidings.nats.errors import (
     AuthRefused,
     ConnectionGone,
@@ -26,20 +27,15 @@ from tidings.nats.errors import (
     NoResponders,
     NotConnected,
     ProtocolError,
-    PublishDenied,
     ServerComplaint,
     SlowReader,
 )
 
-#: bytes of one turn after which we do not wait for its end to write
-WRITE_NOW = 1 << 16
-#: bytes that may wait for the socket before publishing waits too
-HIGH_WATER = 1 << 20
 #: bytes that may wait for whoever reads a subscription
 PENDING_BYTES = 64 << 20
 #: the server sends nothing for a while: after so many unanswered pings it is given up
 UNANSWERED_PINGS = 2
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+RECONNECT = Backoff(0.1, 1.0, jitter=0.5)
 #: refusals of our credential in a row after which a connection that reconnects is closed for good
 REFUSED_AT_MOST = 2
 CLOSE_WITHIN = 1.0
@@ -56,6 +52,29 @@ def ignore_error(_error: Exception) -> None:
 
 def ignore_change() -> None:
     pass
+
+
+class Callbacks(TypedDict, total=False):
+    """Who hears of what happens to a connection; nobody by default."""
+
+    on_error: OnError
+    on_closed: OnChange
+    on_disconnected: OnChange
+    on_reconnected: OnChange
+
+
+class Options(Callbacks, total=False):
+    """`auth` is asked at every attempt, so a credential that was renewed on disk is the one that is used. `tls_first`
+    begins with the handshake; without it a server that asks for TLS gets it after its greeting. A `tls://` server, or
+    one with a context, is never spoken to in plain. `ping_interval`: seconds."""
+
+    name: str
+    auth: Callable[[], Auth]
+    inbox: str
+    reconnect: bool
+    tls: ssl.SSLContext | None
+    tls_first: bool
+    ping_interval: float
 
 
 class Subscription:
@@ -102,7 +121,7 @@ class Subscription:
     async def _arrival(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
         wake: asyncio.Future[None] = loop.create_future()
         self._wakes.append(wake)
-        timer = None if deadline is None else loop.call_at(deadline, _fail, wake, TimeoutError())
+        timer = None if deadline is None else loop.call_at(deadline, fail, wake, TimeoutError())
         try:
             await wake
         except asyncio.CancelledError:
@@ -152,176 +171,26 @@ class Subscription:
 
     def _wake_all(self, error: Exception) -> None:
         for wake in self._wakes:
-            _fail(wake, error)
-
-
-class _Socket(asyncio.Protocol):
-    """One socket of a connection. What it says after the connection has another one is not heard."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.core = Core(name=connection.name, inbox=connection._answers, auth=connection._auth)
-        self.loop = asyncio.get_running_loop()
-        self.transport: asyncio.Transport | None = None
-        self.greeting: asyncio.Future[dict[str, Any]] = self.loop.create_future()
-        self.gone: asyncio.Future[None] = self.loop.create_future()
-        self.pongs: deque[asyncio.Future[None]] = deque()
-        self.room: deque[asyncio.Future[None]] = deque()
-        self.error: Exception | None = None
-        self.paused = self._due = False
-        #: between INFO and the end of a TLS handshake nothing is heard: it would count as said inside
-        self.deaf = False
-
-    # --- what the loop says ---
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        transport.set_write_buffer_limits(HIGH_WATER)
-
-    def data_received(self, data: bytes) -> None:
-        self.core.feed(data)
-        self.hear()
-
-    def hear(self) -> None:
-        """Everything that came whole, up to a greeting."""
-        core, subscriptions = self.core, self.connection._subscriptions
-        try:
-            while self.error is None and not self.deaf and (event := core.next_event()) is not None:
-                if type(event) is not Msg:
-                    self._take(event)
-                elif event.sid == ANSWERS:
-                    _answer(core.answered(event), event)
-                elif (subscription := subscriptions.get(event.sid)) is not None:
-                    try:
-                        subscription.handler(event)
-                    except Exception as error:  # noqa: BLE001  # boundary: a handler's fault is not the connection's
-                        self.connection._report(error)
-        except ProtocolError as error:
-            self.abandon(error)
-        self.flush()
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Pong):
-            if self.pongs:
-                _answer(self.pongs.popleft(), None)
-        elif isinstance(event, Complaint):
-            self._complained(event)
-        elif isinstance(event, Info) and not self.greeting.done():
-            self.deaf = True
-            self.greeting.set_result(event.fields)
-
-    def _complained(self, complaint: Complaint) -> None:
-        error: Exception = ServerComplaint(complaint.text)
-        if complaint.kind == "auth":  # the server closes next
-            self.error = error = AuthRefused(complaint.text)
-        elif complaint.kind == "publish":
-            for waiter in self.core.denied(complaint.subject):
-                _fail(waiter, PublishDenied(complaint.text))
-        self.connection._report(error)
-        if self.error is not None and self.transport is not None:
-            self.transport.close()
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        for waiter in self.room:
-            _answer(waiter, None)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.error = self.error or ConnectionGone(f"the connection went: {error or 'closed by the server'}")
-        self.wake_all()
-        if not self.gone.done():
-            self.gone.set_result(None)
-        self.connection._lost(self)
-
-    # --- what the connection says ---
-
-    def wake_all(self) -> None:
-        assert self.error is not None
-        for waiter in (*(each for _, each in self.core.waiting.values()), *self.pongs, *self.room, self.greeting):
-            _fail(waiter, self.error)
-        if self.greeting.done() and not self.greeting.cancelled():
-            self.greeting.exception()  # nobody may be waiting for it any more
-
-    def abandon(self, error: Exception) -> None:
-        """Give it up at once: nothing more is written, nothing more is read."""
-        self.error = self.error or error
-        if self.transport is not None:
-            self.transport.abort()
-        elif not self.gone.done():
-            self.gone.set_result(None)
-
-    def flush_soon(self) -> None:
-        if self.core.out_size > WRITE_NOW:
-            self.flush()
-        elif not self._due:
-            self._due = True
-            self.loop.call_soon(self._flush_due)
-
-    def _flush_due(self) -> None:
-        self._due = False
-        self.flush()
-
-    def flush(self) -> None:
-        if self.core.out_size and self.transport is not None and self.error is None:
-            self.transport.write(self.core.take())
-
-    @property
-    def is_idle(self) -> bool:
-        """Is nobody else writing in this turn?"""
-        return not self._due
-
-    def ping(self) -> asyncio.Future[None]:
-        """A place in the queue of pongs; the server answers in order, so nobody ever leaves it."""
-        waiter: asyncio.Future[None] = self.loop.create_future()
-        waiter.add_done_callback(_seen)
-        self.pongs.append(waiter)
-        self.core.ping()
-        self.flush()
-        return waiter
-
-    async def has_room(self) -> None:
-        while self.paused and self.error is None:
-            waiter: asyncio.Future[None] = self.loop.create_future()
-            self.room.append(waiter)
-            try:
-                await waiter
-            finally:
-                with suppress(ValueError):
-                    self.room.remove(waiter)
+            fail(wake, error)
 
 
 class Connection:
     """A connection to one of some servers. Open it with `connect`."""
 
-    def __init__(
-        self,
-        servers: Sequence[Address],
-        *,
-        auth: Callable[[], Auth],
-        name: str,
-        inbox: str,
-        reconnect: bool,
-        tls: ssl.SSLContext | None,
-        tls_first: bool,
-        ping_interval: float,
-        on_error: OnError,
-        on_closed: OnChange,
-        on_disconnected: OnChange,
-        on_reconnected: OnChange,
-    ) -> None:
-        self.name = name
-        self._servers, self._make_auth = list(servers), auth
-        self._auth: Auth = anonymous
-        self._inbox = inbox
-        self._answers = f"{inbox}.{secrets.token_hex(8)}"
-        self._reconnect, self._tls, self._tls_first = reconnect, tls, tls_first
-        self._ping_interval = ping_interval
-        self._on_error, self._on_closed = on_error, on_closed
-        self._on_disconnected, self._on_reconnected = on_disconnected, on_reconnected
-        self._socket: _Socket | None = None
+    def __init__(self, servers: Sequence[Address], options: Options) -> None:
+        self.name = options.get("name", "")
+        self._servers = list(servers)
+        self._make_auth = options.get("auth", lambda: anonymous)
+        self._inbox = options.get("inbox", "_INBOX")
+        self._answers = f"{self._inbox}.{secrets.token_hex(8)}"
+        self._reconnect = options.get("reconnect", False)
+        self._tls, self._tls_first = options.get("tls"), options.get("tls_first", False)
+        self._ping_interval = options.get("ping_interval", 10.0)
+        self._on_error = options.get("on_error", ignore_error)
+        self._on_closed = options.get("on_closed", ignore_change)
+        self._on_disconnected = options.get("on_disconnected", ignore_change)
+        self._on_reconnected = options.get("on_reconnected", ignore_change)
+        self._socket: AioSocket | None = None
         self._subscriptions: dict[int, Subscription] = {}
         self._sids = ANSWERS
         self._error: Exception | None = None
@@ -378,13 +247,13 @@ class Connection:
 
     # --- asking and telling ---
 
-    def _live(self) -> _Socket:
+    def _live(self) -> AioSocket:
         socket = self._socket
         if socket is None or socket.error is not None or self._closed:
             raise NotConnected(str(self._why()))
         return socket
 
-    async def _live_within(self, timeout: float) -> _Socket:
+    async def _live_within(self, timeout: float) -> AioSocket:
         """The socket; of a connection that reconnects, the next one."""
         if self._reconnect and not self._back.is_set():
             with suppress(TimeoutError):
@@ -424,7 +293,7 @@ class Connection:
                 await socket.has_room()
             socket = self._live()
         waiter: asyncio.Future[Msg] = loop.create_future()
-        timer = loop.call_at(deadline, _fail, waiter, TimeoutError())
+        timer = loop.call_at(deadline, fail, waiter, TimeoutError())
         token = None
         try:
             core = socket.core
@@ -445,7 +314,7 @@ class Connection:
     async def flush(self, timeout: float = 5.0) -> None:
         """A round trip: the server has read all that was written before."""
         waiter = self._live().ping()
-        timer = asyncio.get_running_loop().call_later(timeout, _fail, waiter, TimeoutError())
+        timer = asyncio.get_running_loop().call_later(timeout, fail, waiter, TimeoutError())
         try:
             await asyncio.shield(waiter)
         finally:
@@ -484,8 +353,8 @@ class Connection:
 
     async def _open(self, address: Address) -> None:
         """One attempt at one server."""
-        self._auth = self._make_auth()
-        socket = _Socket(self)
+        core = Core(name=self.name, inbox=self._answers, auth=self._make_auth())
+        socket = AioSocket(core, self._subscriptions, report=self._report, on_lost=self._lost)
         context = self._tls or (ssl.create_default_context() if address.tls or self._tls_first else None)
         try:
             first = context if self._tls_first else None
@@ -513,7 +382,9 @@ class Connection:
         self._back.set()
         self._schedule_ping()
 
-    async def _wrap(self, socket: _Socket, host: str, context: ssl.SSLContext | None, info: Mapping[str, Any]) -> None:
+    async def _wrap(
+        self, socket: AioSocket, host: str, context: ssl.SSLContext | None, info: Mapping[str, Any]
+    ) -> None:
         if not (info.get("tls_required") or info.get("tls_available")):
             raise ProtocolError(f"{host} offers no TLS")
         if not socket.core.is_between:
@@ -556,7 +427,7 @@ class Connection:
         self._beats.append(socket.ping())
         self._schedule_ping()
 
-    def _lost(self, socket: _Socket) -> None:
+    def _lost(self, socket: AioSocket) -> None:
         if socket is not self._socket or self._closed:
             return
         self._back.clear()
@@ -570,7 +441,7 @@ class Connection:
             self._end(socket.error)
 
     async def _come_back(self) -> None:
-        pause, refused = FIRST_PAUSE, 0
+        delays, refused = RECONNECT.delays(), 0
         while not self._closed:
             try:
                 await self._open_any(timeout=2.0)
@@ -584,8 +455,7 @@ class Connection:
             else:
                 self._on_reconnected()
                 return
-            await asyncio.sleep(random.uniform(pause / 2, pause))
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     async def _until_back(self) -> None:
         await self._back.wait()
@@ -606,7 +476,7 @@ class Connection:
         """Wake everybody who waits for an answer with this."""
         if self._socket is not None:
             for _, waiter in list(self._socket.core.waiting.values()):
-                _fail(waiter, error)
+                fail(waiter, error)
 
     def abort(self) -> None:
         """Cut the socket, as a network does: what was not written is lost."""
@@ -637,22 +507,6 @@ class Connection:
             raise
 
 
-def _answer(waiter: asyncio.Future[Any] | None, result: Any) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(result)
-
-
-def _fail(waiter: asyncio.Future[Any], error: Exception) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)
-
-
-def _seen(waiter: asyncio.Future[None]) -> None:
-    """A ping that nobody waits for any more may fail."""
-    if not waiter.cancelled():
-        waiter.exception()
-
-
 def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:
     for wake in wakes:
         if not wake.done():
@@ -660,41 +514,8 @@ def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:
             return
 
 
-async def connect(
-    servers: str | Sequence[str],
-    *,
-    auth: Callable[[], Auth] = lambda: anonymous,
-    name: str = "",
-    inbox: str = "_INBOX",
-    reconnect: bool = False,
-    tls: ssl.SSLContext | None = None,
-    tls_first: bool = False,
-    ping_interval: float = 10.0,
-    timeout: float = 5.0,
-    on_error: OnError = ignore_error,
-    on_closed: OnChange = ignore_change,
-    on_disconnected: OnChange = ignore_change,
-    on_reconnected: OnChange = ignore_change,
-) -> Connection:
-    """Open a connection to the first of these servers that takes us.
-
-    `auth` is asked at every attempt, so a credential that was renewed on disk is the one that is used. `tls_first`
-    begins with the handshake; without it a server that asks for TLS gets it after its greeting. A `tls://` server, or
-    one with a context, is never spoken to in plain.
-    """
-    connection = Connection(
-        parse_addresses(servers),
-        auth=auth,
-        name=name,
-        inbox=inbox,
-        reconnect=reconnect,
-        tls=tls,
-        tls_first=tls_first,
-        ping_interval=ping_interval,
-        on_error=on_error,
-        on_closed=on_closed,
-        on_disconnected=on_disconnected,
-        on_reconnected=on_reconnected,
-    )
+async def connect(servers: str | Sequence[str], *, timeout: float = 5.0, **options: Unpack[Options]) -> Connection:
+    """Open a connection to the first of these servers that takes us."""
+    connection = Connection(parse_addresses(servers), options)
     await connection._open_any(timeout)
     return connection

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql import functions as F  # noqa: N812  how Spark's own documentation calls it
 
 from tidings.space.fold import Table
-from tidings.space.history import History
+from tidings.space.rulebook import Timeline
 from tidings.wire.patterns import pattern_regex
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Rules:
+class AudienceRules:
     """The facts as frames."""
 
     intervals: DataFrame
@@ -60,7 +60,7 @@ class Rules:
     classes: DataFrame
 
     @classmethod
-    def of(cls, spark: SparkSession, facts: Facts) -> Rules:
+    def of(cls, spark: SparkSession, facts: Facts) -> AudienceRules:
         return cls(
             spark.createDataFrame(facts.intervals, INTERVALS),
             spark.createDataFrame(facts.access, ACCESS),
@@ -95,13 +95,13 @@ def facts_of(table: Table, log: int = 0) -> Facts:
     return Facts(intervals, access, classes)
 
 
-def _versions(history: History[T]) -> Iterator[tuple[int, int, T]]:
+def _versions(history: Timeline[T]) -> Iterator[tuple[int, int, T]]:
     changes = [(seq, now) for seq, _, now in history.changes(-1, END)]
     for (seq, now), (until, _) in zip(changes, [*changes[1:], (END, None)], strict=True):
         yield seq, until, now
 
 
-def owed(messages: DataFrame, rules: Rules) -> DataFrame:
+def owed(messages: DataFrame, rules: AudienceRules) -> DataFrame:
     """(log, seq, owner, channel) of every message and everybody who is owed it."""
     counting = _durable(messages.where("valid"), rules.classes).alias("m")
     held = rules.intervals.alias("i")

@@ -15,8 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidings.pipeline.judging import Deliverable, Judge, Poison, Stored, Void
-from tidings.pipeline.runs import BlockInfo, Cuts, MadeBlock, cut_blocks
+from tidings.broker.records import StoredRecord
+from tidings.pipeline.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
+from tidings.pipeline.classify import Classifier, Deliverable, Poison, Void
 from tidings.space.rulebook import Rulebook
 from tidings.wire.subjects import Subjects
 
@@ -36,7 +37,7 @@ Row = tuple[str, str | None, int, int, int, str | None, bytes | None]
 
 
 @dataclass(frozen=True)
-class Rules:
+class EncodingRules:
     """What a worker has to know. `channels`: only these, or all of them."""
 
     space: str
@@ -61,20 +62,20 @@ class Encoded:
         return cls([], [], [], 0, 0, 0)
 
 
-def encode_partition(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def encode_partition(rules: EncodingRules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The body of the Spark job."""
     for row in _rows(rules, batches):
         yield pa.RecordBatch.from_pylist([dict(zip(ARROW.names, row, strict=True))], schema=ARROW)
 
 
-def _rows(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    judge = Judge(Subjects(rules.space), rules.book)
+def _rows(rules: EncodingRules, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    classifier = Classifier(Subjects(rules.space), rules.book)
     aside: list[Row] = []
     seen = [0, 0, 0]
 
     def messages() -> Iterator[Deliverable]:
         for record in _records(batches, aside, seen):
-            judged = judge.judge(record)
+            judged = classifier.classify(record)
             if isinstance(judged, Deliverable):
                 if rules.channels is None or judged.channel in rules.channels:
                     yield judged
@@ -91,7 +92,7 @@ def _rows(rules: Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         yield ("part", None, seen[0], seen[1], seen[2], None, None)
 
 
-def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int]) -> Iterator[Stored]:
+def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int]) -> Iterator[StoredRecord]:
     for batch in batches:
         columns = [
             batch.column(name).to_pylist() for name in ("seq", "time_ns", "subject", "headers", "data", "missing")
@@ -100,7 +101,7 @@ def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int
             seen[0] = seen[0] or seq
             seen[1] = missing or seq
             if missing is None:
-                yield Stored(seq, time_ns, subject, headers, data)
+                yield StoredRecord(seq, time_ns, subject, headers, data)
             else:
                 aside.append(("missing", None, seq, missing, missing - seq + 1, None, None))
 

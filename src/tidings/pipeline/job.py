@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,31 +22,41 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from tidings.broker.blocking import KeptConnection, WorkerConnection
-from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError, ConnectionLost, LeaseHeld, LeaseLost, TidingsError, UnhealthyError
+from tidings.backoff import Backoff
+from tidings.broker.blocking import BlockingJetStream, WorkerConnection
+from tidings.errors import (
+    ConflictError,
+    LeaseHeld,
+    LeaseLost,
+    OutcomeUnknown,
+    TidingsError,
+    UnhealthyError,
+    UnreachableError,
+)
+from tidings.pipeline.blocks import BlockInfo, MadeBlock
+from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.delivering import Batch, Deliverer, Emptied, Figures, resume_counters
-from tidings.pipeline.encoding import SCHEMA, Encoded, Rules, decode_rows, encode_partition
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.keeping import FIGURES_KEY, DeliverFloor, DeliverLease, Keeper
+from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
+from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_rows, encode_partition
+from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
-from tidings.pipeline.pulse import SILENT, STUCK, Pulse
-from tidings.pipeline.reading import Place, StreamReader
-from tidings.pipeline.runs import BlockInfo, MadeBlock
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.fold import Table
-from tidings.space.log import log_record
+from tidings.space.lease import DeliverLease
+from tidings.space.log import ruling_steps
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
+from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
+RESTART = Backoff(1.0, 3.0)
 #: sequences a payment reads at most
 PAY_CHUNK = 50_000
 #: a task for fewer records costs more than it saves
@@ -108,108 +118,32 @@ class SpaceTable:
 
     def advance(self, head: int) -> None:
         """Apply every ruling record up to `head`."""
-        after = self.table.head
-        if head <= after:
-            return
-        filters = self._subjects.ruling_filters()
-        news = [record for each in filters for record in self._reader.read(after + 1, head, each)]
-        for record in sorted((r for r in news if isinstance(r, Stored)), key=lambda record: record.seq):
-            self.table.apply(log_record(_as_stored(record)))
+        if head > self.table.head:
+            self.table.apply_all(self._reader.run(ruling_steps(self._subjects, self.table.head + 1, head)))
 
 
-def _as_stored(record: Stored) -> StoredRecord:
-    return StoredRecord(record.seq, record.time_ns, record.subject, record.headers, record.payload)
+class Mailboxes(BrokerState):
+    """The mailboxes as the deliverer wants them: frames go to DLV under the lease, over a connection of their own."""
 
-
-class Beat:
-    """Says that the holder of the lease lives, in a thread of its own: a long batch or payment must not look dead."""
-
-    def __init__(self, lease: DeliverLease, on_stuck: Callable[[str], None] = lambda _why: None) -> None:
-        self._lease = lease
-        self._over = False
-        self._due = threading.Event()
-        self._delivers = False
-        #: set while a query runs
-        self.pulse: Pulse | None = None
-        self._on_stuck = on_stuck
-        self._failure: TidingsError | None = None
-        self._thread = threading.Thread(target=self._run, name="deliver-beat", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._due.wait(self._lease.ttl / 3)
-            self._due.clear()
-            if self._over:
-                return
-            self._look()
-            try:
-                self._lease.beat()
-            except TidingsError as error:
-                self._failure = error
-                return
-
-    def _look(self) -> None:
-        silent = self.pulse.silent_for if self.pulse is not None else 0.0
-        self._lease.delivers = self._delivers and silent < SILENT
-        if silent >= STUCK:
-            self._on_stuck(f"the JVM of Spark has not answered for {silent:.0f} s: it is stopped, or hangs")
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def say(self, *, delivers: bool) -> None:
-        """From now on, and at once, every beat says whether a query runs."""
-        self._delivers = delivers
-        self._due.set()
-
-    def end(self) -> None:
-        self._over = True
-        self._due.set()
-        self._thread.join()
-
-
-class Mailboxes:
-    """The outlet of the deliverer: frames to DLV under the lease."""
-
-    def __init__(self, keeper: Keeper, lease: DeliverLease, line: KeptConnection, epoch: str) -> None:
-        self._keeper, self._lease, self._line, self._epoch = keeper, lease, line, epoch
+    def __init__(self, asking: BlockingJetStream, publishing: BlockingJetStream, lease: DeliverLease) -> None:
+        super().__init__(asking, lease.subjects)
+        self._publishing, self._lease = publishing, lease
+        self.epoch = ""
         self.blocks: Sequence[MadeBlock] = ()
         self.head = 0
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
         assert len(blocks) == len(self.blocks)
-        lanes = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
-        return acknowledged(publish_in_order(self._line.live(), lanes, self._lease.fence))
+        frames = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
+        return acknowledged(publish_in_order(self._publishing.connection, frames, self._lease.fence))
 
     def _outgoing(self, frame: FramePlan) -> Outgoing:
+        blocks = [self.blocks[index].data for index in frame.blocks]
         data = encode_frame(
-            frame.owner,
-            self._epoch,
-            frame.series,
-            frame.number,
-            [self.blocks[index].data for index in frame.blocks],
-            prev=frame.prev,
-            lost=frame.lost,
+            frame.owner, self.epoch, frame.series, frame.number, blocks, prev=frame.prev, lost=frame.lost
         )
-        subject = self._keeper.subjects.delivery(frame.owner)
+        subject = self.subjects.delivery(frame.owner)
         return Outgoing(subject, frame_id(data), data, ((HEAD_HEADER, str(self.head)),))
-
-    def empty(self, owner: str) -> Emptied:
-        return self._keeper.empty(owner)
-
-    def noted(self) -> Iterable[str]:
-        return self._keeper.noted()
-
-    def crowding(self) -> Iterable[str]:
-        return self._keeper.crowding()
-
-    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
-        self._keeper.forget_emptied(emptied)
-
-    def rooms(self, owners: Iterable[str]) -> Mapping[str, int]:
-        return self._keeper.rooms(owners)
 
 
 class SparkEnded(UnhealthyError):
@@ -251,6 +185,7 @@ class DeliverJob:
 
     def run(self) -> None:
         self.spark.dataSource.register(NatsSource)
+        delays = RESTART.delays(fresh_after=60)
         while not self._stopping.is_set():
             try:
                 self._run_once()
@@ -262,68 +197,71 @@ class DeliverJob:
                 self.tally.last_error = first_words(error)
                 log.warning("starting again: %s", error)
                 self._on_halt(self.tally.last_error)
-                self._stopping.wait(1.0)
+                self._stopping.wait(next(delays))
 
     # --- one life of the query ---
 
     def _run_once(self) -> None:
-        line, publishing, beating = (self._line(name) for name in ("deliver", "deliver-frames", "deliver-beat"))
-        reader = StreamReader(Place(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read"))
+        asking, publishing, beating = (self._js(name) for name in ("deliver", "deliver-frames", "deliver-beat"))
+        reader = StreamReader(
+            StreamLocation(self.settings.url, self.settings.creds, self.subjects.log_stream, "deliver-read")
+        )
         try:
-            keeper = Keeper(line, self.subjects)
-            lease = DeliverLease(Keeper(beating, self.subjects), ttl=self.settings.lease_ttl)
+            lease = DeliverLease(beating, self.subjects, ttl=self.settings.lease_ttl)
             lease.take()
-            beat = Beat(lease, self._on_stuck)
+            beat = Heartbeat(lease, self._on_stuck)
             try:
-                self._prepare(keeper, lease, publishing, reader)
+                self._prepare(Mailboxes(asking, publishing, lease), lease, reader)
                 self._stream(beat)
             finally:
                 beat.end()
-                with suppress(LeaseLost, ConnectionLost):  # nobody is there to hear it, or somebody else has it
+                with suppress(
+                    LeaseLost, UnreachableError, OutcomeUnknown
+                ):  # nobody is there to hear it, or somebody else has it
                     lease.release()
         finally:
-            for each in (line, publishing, beating):
+            for each in (asking, publishing, beating):
                 each.close()
             reader.close()
 
-    def _line(self, name: str) -> KeptConnection:
+    def _js(self, name: str) -> BlockingJetStream:
         creds = Path(self.settings.creds)
-        return KeptConnection(lambda: WorkerConnection.open(self.settings.url, creds, name=f"tidings-{name}"))
+        return BlockingJetStream(lambda: WorkerConnection.open(self.settings.url, creds, name=f"tidings-{name}"))
 
-    def _prepare(self, keeper: Keeper, lease: DeliverLease, publishing: KeptConnection, reader: StreamReader) -> None:
+    def _prepare(self, mailboxes: Mailboxes, lease: DeliverLease, reader: StreamReader) -> None:
         epoch = offset_at(reader, 0)["epoch"]
-        floors = DeliverFloor(keeper, lease, epoch)
+        mailboxes.epoch = epoch
+        floors = DeliverFloor(mailboxes, lease, epoch)
         self._put_damaged_checkpoint_aside()
         rewound = self._rewind(reader, floors, epoch)
         known = floors.read()
         self.start = int(known["seq"]) if known else 0
         paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
         self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
-        self.reader, self.keeper = reader, keeper
-        entry = keeper.get("floor.log")
+        self.reader, self.mailboxes = reader, mailboxes
+        entry = mailboxes.get(StateKey.LOG_FLOOR)
         self.folded = SpaceTable(reader, self.settings, min(int(entry.value["seq"]) if entry else 0, self.start))
         head = reader.state().last
         self.folded.advance(head)
         through, last_head = self.ledger.reached(), self.ledger.last_head()
         if not through:  # a new checkpoint: what was seen beyond its start is seen again
             last_head = min(last_head, self.start)
-        self.outlet = Mailboxes(keeper, lease, publishing, epoch)
         offsets = self.checkpoint.offsets()
         self._cuts_from = int(offsets[-2]["seq"]) if len(offsets) > 1 else 0
         debts = self.ledger.load_debts()
         self.deliverer = Deliverer(
             self.ledger,
-            self.outlet,
+            mailboxes,
             floors,
             debts=debts,
             counters=resume_counters(self.ledger.last_frames(), debts),
             last_head=last_head,
             floor=max(self.start, through),
-            cap=min(BATCH_BYTES, keeper.delivery_budget() // 4),
+            cap=min(BATCH_BYTES, mailboxes.delivery_budget() // 4),
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
-            at = keeper.delivered_through()
+            at = mailboxes.delivered_through()
             self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}@{at}", at)
 
     def _put_damaged_checkpoint_aside(self) -> None:
@@ -358,7 +296,7 @@ class DeliverJob:
         """Tasks of a full batch: as many as run side by side, or workers would wait for one of them."""
         return int(self.spark.sparkContext.defaultParallelism)
 
-    def _stream(self, beat: Beat) -> None:
+    def _stream(self, beat: Heartbeat) -> None:
         frame = (
             self.spark.readStream.format("nats")
             .option("url", self.settings.url)
@@ -377,17 +315,17 @@ class DeliverJob:
             .start()
         )
         self._failure = None
-        pulse = beat.pulse = Pulse(lambda: query.isActive)
+        watchdog = beat.watchdog = JvmWatchdog(lambda: query.isActive)
         beat.say(delivers=True)
         self._on_ready()
         try:
             self._tend(query, beat)
         finally:
-            pulse.end()
+            watchdog.end()
             beat.say(delivers=False)
             query.stop()
 
-    def _tend(self, query: Any, beat: Beat) -> None:
+    def _tend(self, query: Any, beat: Heartbeat) -> None:
         """Pay debts and report until told to stop, the query ends, Spark ends, or the lease is gone."""
         paid = 0.0
         while not self._stopping.wait(min(0.2, self.settings.pay_every)):
@@ -423,7 +361,7 @@ class DeliverJob:
                 encoded = self._encode(frame, self._cuts_from, None)
             self.ledger.write_quarantine(number, encoded.poison)
             self.deliverer.report_missing(self.folded.table, encoded.missing)
-            batch = Batch(number, encoded.first - 1, encoded.last, head)
+            batch = DeliverBatch(number, encoded.first - 1, encoded.last, head)
             self._offer(encoded, head)
             figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
             self._count(encoded, figures, started)
@@ -431,12 +369,12 @@ class DeliverJob:
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         table = self.folded.table
-        rules = Rules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
+        rules = EncodingRules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
         rows = frame.mapInArrow(partial(encode_partition, rules), SCHEMA)
         return decode_rows(rows.toArrow())
 
     def _offer(self, encoded: Encoded, head: int) -> None:
-        self.outlet.blocks, self.outlet.head = encoded.blocks, head
+        self.mailboxes.blocks, self.mailboxes.head = encoded.blocks, head
 
     def _count(self, encoded: Encoded, figures: Figures | None, started: float) -> None:
         tally = self.tally
@@ -463,11 +401,11 @@ class DeliverJob:
             if payment is None:
                 if debts.tellable():
                     self._offer(Encoded.nothing(), head)
-                    self.deliverer.tell(Batch(None, head, head, head), self.folded.table)
+                    self.deliverer.tell(DeliverBatch(None, head, head, head), self.folded.table)
                 return
             encoded = self._read_again(payment.after, payment.through, payment.channels)
             self._offer(encoded, head)
-            batch = Batch(None, payment.after, payment.through, head)
+            batch = DeliverBatch(None, payment.after, payment.through, head)
             blocks = [block.info for block in encoded.blocks]
             figures = self.deliverer.pay(batch, self.folded.table, payment, blocks)
             self.tally.deliveries += figures.deliveries
@@ -506,7 +444,7 @@ class DeliverJob:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            entry = self.keeper.get(FIGURES_KEY)
+            entry = self.mailboxes.get(StateKey.DELIVER_FIGURES)
             last, floor = self.reader.state().last, self.deliverer.floor
             oldest = self.reader.following(">", floor + 1) if last > floor else None
             said = {
@@ -519,6 +457,6 @@ class DeliverJob:
                 **{name: getattr(self.tally, name) for name in Tally.__dataclass_fields__},
             }
             with suppress(ConflictError):  # a report that is lost costs nothing; the next one comes in a second
-                self.keeper.put(FIGURES_KEY, said, entry.revision if entry else 0)
+                self.mailboxes.put(StateKey.DELIVER_FIGURES, said, entry.revision if entry else 0)
         finally:
             self._lock.release()

@@ -21,9 +21,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from tidings.errors import ConflictError
+from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
-from tidings.pipeline.delivering import Batch
-from tidings.pipeline.judging import Poison
+from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.planning import Counter, Delivered
 
 DELIVERIES = pa.schema(
@@ -157,7 +157,7 @@ class DeltaLedger:
 
     # --- the port of the deliverer ---
 
-    def is_done(self, batch: Batch) -> bool:
+    def is_done(self, batch: DeliverBatch) -> bool:
         return batch.number is not None and self._has(self._deliveries, batch.number)
 
     def _has(self, table: DeltaTable, number: int) -> bool:
@@ -180,7 +180,7 @@ class DeltaLedger:
         self._known |= {event.order for event in news}
         return news
 
-    def write_deliveries(self, batch: Batch, rows: Sequence[Delivered]) -> None:
+    def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None:
         stamp: dict[str, Any] = {
             "batch": -1 if batch.number is None else batch.number,
             "after": batch.after,
@@ -254,3 +254,18 @@ def _kind(text: str) -> EventKind:
 def append_events(path: str, events: Sequence[DebtEvent], *, writer: str) -> None:
     rows = [asdict(event) | {"writer": writer} for event in events]
     write_deltalake(path, pa.Table.from_pylist(rows, schema=DEBTS), mode="append")
+
+
+def open_debts(path: str) -> Debts:
+    """The debts as the table has them, for people; none if there is no table yet."""
+    return Debts.of(read_events(DeltaTable(path)) if DeltaTable.is_deltatable(path) else [])
+
+
+def quarantined(path: str, count: int) -> list[dict[str, Any]]:
+    """The newest poisoned records. A lost checkpoint may have made a batch write its rows again: each counts once."""
+    if not DeltaTable.is_deltatable(path):
+        return []
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    once = {(row["epoch"], row["seq"]): row for row in sorted(rows, key=lambda row: -int(row["at_ns"]))}
+    newest = sorted(once.values(), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)[:count]
+    return [{**{k: v for k, v in row.items() if k != "at_ns"}, "at": row["at_ns"] / 1e9} for row in newest]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import Debts, Lane, Loss
-from tidings.pipeline.runs import BlockInfo
 from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Lost
 
 #: bytes of DLV one batch may write

@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tidings.broker.blocking import WorkerConnection
+from tidings.broker.jetstream_api import fence
 from tidings.errors import UnhealthyError, UsageError
-from tidings.pipeline.publishing import Fence, Outgoing, publish_in_order
+from tidings.pipeline.publishing import Outgoing, publish_in_order
 
 NEEDED = ("subject", "id", "data")
 
@@ -30,7 +31,7 @@ class SinkOptions:
 
     url: str
     creds: str | None
-    fence: Fence | None
+    fence: dict[str, str]
     name: str = "tidings-sink"
 
     @classmethod
@@ -48,13 +49,13 @@ class SinkOptions:
         return WorkerConnection.open(self.url, Path(self.creds) if self.creds else None, name=self.name)
 
 
-def _fence(options: Mapping[str, str]) -> Fence | None:
+def _fence(options: Mapping[str, str]) -> dict[str, str]:
     subject, seq = options.get("leasesubject"), options.get("leaseseq")
     if subject is None and seq is None:
-        return None
+        return {}
     if not subject or not seq or not seq.isdigit():
         raise UsageError("a fence needs both leaseSubject and leaseSeq, a sequence")
-    return Fence(subject, int(seq))
+    return fence(subject, int(seq))
 
 
 @dataclass
@@ -96,7 +97,7 @@ def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> 
     rows = 0
     try:
         for batch in batches:
-            results = publish_in_order(connection, _lanes(batch), options.fence)
+            results = publish_in_order(connection, _by_subject(batch), options.fence)
             for subject, sent in results.items():
                 if sent.refused is not None:
                     raise UnhealthyError(f"{subject} took {len(sent.sequences)} rows and no more: {sent.refused}")
@@ -106,16 +107,16 @@ def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> 
     return Written(rows)
 
 
-def _lanes(batch: pa.RecordBatch) -> dict[str, list[Outgoing]]:
+def _by_subject(batch: pa.RecordBatch) -> dict[str, list[Outgoing]]:
     columns: list[list[Any]] = [batch.column(name).to_pylist() for name in NEEDED]
     columns.append(batch.column("headers").to_pylist() if "headers" in batch.schema.names else [None] * batch.num_rows)
-    lanes: dict[str, list[Outgoing]] = {}
+    rows_of: dict[str, list[Outgoing]] = {}
     for subject, name, data, headers in zip(*columns, strict=True):
         if not subject or not name:
             raise UsageError("a row for the nats sink has no subject or no id")
         pairs = tuple(headers.items() if isinstance(headers, dict) else headers or ())
-        lanes.setdefault(subject, []).append(Outgoing(subject, name, _bytes(data), pairs))
-    return lanes
+        rows_of.setdefault(subject, []).append(Outgoing(subject, name, _bytes(data), pairs))
+    return rows_of
 
 
 def _bytes(data: bytes | str | None) -> bytes:

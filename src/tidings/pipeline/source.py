@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tidings.broker.answers import EPOCH_KEY
+from tidings.broker.jetstream_api import EPOCH_KEY
+from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import LogGap, LogRegressed, UsageError
-from tidings.pipeline.judging import Stored
-from tidings.pipeline.reading import Missing, Page, Place, StreamReader
 from tidings.pipeline.sink import NatsStreamWriter, NatsWriter, SinkOptions
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 
 SCHEMA = "seq bigint, time timestamp, time_ns bigint, subject string, headers binary, data binary, missing bigint"
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
@@ -49,7 +49,7 @@ ARROW = pa.schema(
 class SourceOptions:
     """The options of one source, checked."""
 
-    place: Place
+    location: StreamLocation
     subject: str
     start: int | None
     end: int | None
@@ -69,9 +69,11 @@ class SourceOptions:
         missing = options.get("missing", "fail")
         if missing not in ("fail", "rows", "skip"):
             raise UsageError(f"option missing is {missing!r}: one of fail, rows, skip")
-        place = Place(options["url"], options.get("creds"), options["stream"], options.get("name", "tidings-source"))
+        location = StreamLocation(
+            options["url"], options.get("creds"), options["stream"], options.get("name", "tidings-source")
+        )
         return cls(
-            place=place,
+            location=location,
             subject=options.get("subject", ">"),
             start=_number(options, "start"),
             end=_number(options, "end"),
@@ -132,7 +134,7 @@ class NatsReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        reader = StreamReader(self.options.place)
+        reader = StreamReader(self.options.location)
         try:
             state = reader.state()
         finally:
@@ -160,13 +162,13 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def reader(self) -> StreamReader:
         if self._reader is None:
-            self._reader = StreamReader(self.options.place)
+            self._reader = StreamReader(self.options.location)
             self._reader.keep_alive(self.options.keep_alive)
         return self._reader
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         start = self.options.start
-        return self._offset(max((start or 1) - 1, 0))
+        return offset_at(self.reader, max((start or 1) - 1, 0))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.options.max_records)
@@ -188,24 +190,22 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(self.options.poll)
         if not isinstance(limit, ReadAllAvailable):
             last = min(last, start["seq"] + int(getattr(limit, "max_rows", self.options.max_records)))
-        return self._offset(last)
+        return offset_at(self.reader, last)
 
     def _last_after_checking(self, start: Mapping[str, Any]) -> int:
         """The last sequence; after every new connection only once the record at `start` is known to be the same."""
         state = self.reader.state()
         if self._checked != self.reader.generation:
-            check_mark(self.reader, start)
+            if difference := regressed(self.reader, start):
+                raise LogRegressed(difference)
             self._checked = self.reader.generation
             state = self.reader.state()
         if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
             raise LogRegressed(
-                f"{self.options.place.stream} went backwards or was made anew: it ends at {state.last}, "
+                f"{self.options.location.stream} went backwards or was made anew: it ends at {state.last}, "
                 f"{start['seq']} was read before. Start with a new checkpoint where it still agrees."
             )
         return state.last
-
-    def _offset(self, seq: int) -> dict[str, Any]:
-        return offset_at(self.reader, seq)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         # A record was read at `start`, so the rest was promised: what is gone of it since is missing.
@@ -230,7 +230,7 @@ def offset_at(reader: StreamReader, seq: int) -> dict[str, Any]:
     return {"epoch": state.metadata.get(EPOCH_KEY, state.created), "seq": seq, "mark": mark_of(reader.at(seq))}
 
 
-def mark_of(record: Stored | None) -> str:
+def mark_of(record: StoredRecord | None) -> str:
     """What tells a record from another at the same sequence. Empty for a record that is gone."""
     return "" if record is None else f"{record.time_ns}"
 
@@ -240,7 +240,7 @@ def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> str | None:
 
     A record that is gone proves nothing: retention may have taken it.
     """
-    stream, seq = reader.place.stream, int(offset["seq"])
+    stream, seq = reader.location.stream, int(offset["seq"])
     if not seq:
         return None
     found = mark_of(reader.at(seq))
@@ -249,12 +249,6 @@ def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> str | None:
     if not found and (last := reader.state().last) < seq:
         return f"{stream} went backwards: it ends at {last}, {seq} was read before"
     return None
-
-
-def check_mark(reader: StreamReader, offset: Mapping[str, Any]) -> None:
-    """`LogRegressed` if the stream no longer agrees with the offset."""
-    if difference := regressed(reader, offset):
-        raise LogRegressed(difference)
 
 
 def split(first: int, last: int, per: int, kept_from: int | None = None) -> list[InputPartition]:
@@ -268,7 +262,7 @@ def split(first: int, last: int, per: int, kept_from: int | None = None) -> list
 
 def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatch]:
     """The rows of one part, in Arrow. Runs in a worker: its connection is its own and ends with it."""
-    reader = StreamReader(options.place)
+    reader = StreamReader(options.location)
     try:
         kept_from = part.kept_from
         for page in reader.pages(part.first, part.last, options.subject):
@@ -284,7 +278,7 @@ def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatc
 
 def _missing_row(options: SourceOptions, hole: Missing) -> pa.RecordBatch:
     if options.missing == "fail":
-        raise LogGap(f"{options.place.stream} has lost {hole.first}..{hole.last}: read with missing=rows to go on")
+        raise LogGap(f"{options.location.stream} has lost {hole.first}..{hole.last}: read with missing=rows to go on")
     row = {"seq": hole.first, "missing": hole.last}
     return pa.RecordBatch.from_pylist([row], schema=ARROW)
 
@@ -296,7 +290,7 @@ def _arrow(page: Page) -> pa.RecordBatch:
         pc.divide(times, 1_000).cast(_MICROSECONDS),
         times,
         pa.array(page.subjects, pa.string()),
-        pa.array(page.headers, pa.binary()),
+        pa.array(page.own_blocks, pa.binary()),
         pa.array(page.payloads, pa.binary()),
         pa.nulls(len(page.seqs), pa.int64()),
     ]

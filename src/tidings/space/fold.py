@@ -17,9 +17,8 @@ from enum import StrEnum
 from typing import Final
 
 from tidings.errors import LogRegressed, MalformedRecord
-from tidings.space.history import History
-from tidings.space.membership import Interval, Membership
-from tidings.space.rulebook import Rulebook
+from tidings.space.membership import Interval, MembershipIntervals
+from tidings.space.rulebook import Rulebook, Timeline
 from tidings.space.view import TableView, view_of
 from tidings.wire import rulings, subjects
 from tidings.wire.names import is_channel
@@ -110,13 +109,13 @@ class Table:
         #: owner -> oldest access version whose name voided somebody else's record
         self.name_pins: dict[str, int] = {}
         self._verify = verify
-        self._keys: History[str] = History()
+        self._keys: Timeline[str] = Timeline()
         self._keys.put(0, anchor_key)
         self._holders: dict[str, str] = {}
         self._lease: tuple[int, Lease] | None = None
         self._bound: dict[str, str] = {}
-        self._memberships: dict[str, dict[str, Membership]] = {}
-        self._by_pattern: dict[str, list[Membership]] = {}
+        self._memberships: dict[str, dict[str, MembershipIntervals]] = {}
+        self._by_pattern: dict[str, list[MembershipIntervals]] = {}
         self._wildcards: list[str] = []
 
     # --- applying records ---
@@ -206,8 +205,8 @@ class Table:
             return Verdict.REVOKED
         return None if covers_any(access.read, pattern) else Verdict.NOT_COVERED
 
-    def _new_membership(self, subject: subjects.MemberSubject, pattern: str) -> Membership:
-        membership = Membership(subject.owner, pattern)
+    def _new_membership(self, subject: subjects.MemberSubject, pattern: str) -> MembershipIntervals:
+        membership = MembershipIntervals(subject.owner, pattern)
         self._memberships.setdefault(subject.owner, {})[subject.tag] = membership
         if pattern not in self._by_pattern and not is_concrete(pattern):
             self._wildcards.append(pattern)
@@ -219,7 +218,7 @@ class Table:
         if not ruling.revoked and holder not in (owner, ruling.succeeds):
             self._pin_name(holder, seq)
             return Verdict.NAME_TAKEN
-        history = self.rules.access.setdefault(owner, History())
+        history = self.rules.access.setdefault(owner, Timeline())
         before = history.newest()
         if before is not None and self._holders.get(before.name) == owner:
             del self._holders[before.name]
@@ -236,14 +235,14 @@ class Table:
     def _rule_channel(self, record: LogRecord, ruling: Channel) -> Verdict:
         if not self._binds(record.subject, ruling.name):
             return Verdict.MISMATCH
-        self.rules.channels.setdefault(ruling.name, History()).put(record.seq, ruling)
+        self.rules.channels.setdefault(ruling.name, Timeline()).put(record.seq, ruling)
         self.cuts.append((record.seq, ruling.name))
         return Verdict.EFFECTIVE
 
     def _rule_link(self, seq: int, link: str, ruling: Link) -> Verdict:
         if ruling.link != link:
             return Verdict.MISMATCH
-        self.rules.links.setdefault(link, History()).put(seq, ruling)
+        self.rules.links.setdefault(link, Timeline()).put(seq, ruling)
         return Verdict.EFFECTIVE
 
     def _rule_space(self, seq: int, ruling: Space) -> Verdict:
@@ -312,7 +311,7 @@ class Table:
             if each.joined < last and (each.left is None or each.left > first)
         )
 
-    def _covering(self, channel: str) -> Iterator[Membership]:
+    def _covering(self, channel: str) -> Iterator[MembershipIntervals]:
         if not is_channel(channel):
             return
         yield from self._by_pattern.get(channel, ())

@@ -8,7 +8,7 @@ copied from an older layout, with its wider rights, opens nothing. `space.toml` 
 this, the next start does it again. Agents keep their tokens; if theirs need other rights (`grants.AGENT_RIGHTS`), the
 administrator gives them new ones once the steward runs.
 
-Whoever changes a grant raises `LAYOUT`; `tests/unit/test_layout.py` notices.
+Whoever changes a grant raises `LAYOUT`; `tests/unit/space/test_layout.py` notices.
 
     1   CORE and AGENTS; the pipeline's user in CORE
     2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else

@@ -6,10 +6,9 @@ over is turned into the fold's records here and nowhere else, so every reader se
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import AsyncIterator
-
-from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.broker.jetstream import PAGE, PAGE_BYTES, JetStream
+from tidings.broker.jetstream_api import RangeReader, Steps
+from tidings.broker.records import Page, StoredRecord
 from tidings.space.fold import LogRecord, Table
 from tidings.space.home import SpaceInfo
 from tidings.wire.signing import SIGNATURE_HEADER
@@ -23,14 +22,21 @@ def log_record(stored: StoredRecord) -> LogRecord:
     return LogRecord(stored.seq, stored.time_ns, stored.subject, own, stored.payload)
 
 
+def ruling_steps(subjects: Subjects, first: int, last: int) -> Steps[list[LogRecord]]:
+    """Every ruling record with first <= seq <= last, in order."""
+    found: list[LogRecord] = []
+    for each in subjects.ruling_filters():
+        reader = RangeReader(subjects.log_stream, each, first, last, page=PAGE, max_bytes=PAGE_BYTES)
+        while not reader.done:
+            for part in (yield from reader.next_parts()):
+                assert isinstance(part, Page)
+                found += map(log_record, part.records())
+    return sorted(found, key=lambda record: record.seq)
+
+
 async def read_rulings(js: JetStream, subjects: Subjects, end: int) -> list[LogRecord]:
     """Every ruling record up to and including `end`, in order."""
-    by_kind = [await _collect(js.read(subjects.log_stream, each, 1, end)) for each in subjects.ruling_filters()]
-    return list(heapq.merge(*by_kind, key=lambda record: record.seq))
-
-
-async def _collect(pages: AsyncIterator[list[StoredRecord]]) -> list[LogRecord]:
-    return [log_record(stored) async for page in pages for stored in page]
+    return await js.run(ruling_steps(subjects, 1, end))
 
 
 async def fold_log(js: JetStream, info: SpaceInfo, floor: int, end: int | None = None) -> Table:

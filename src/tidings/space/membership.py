@@ -1,6 +1,6 @@
 """The intervals of one membership subject: when its owner was a member of its pattern.
 
-One `Membership` per subject `td.S.member.<owner>.<tag>`: overlapping patterns of one owner (`team.>` beside
+One `MembershipIntervals` per subject `td.S.member.<owner>.<tag>`: overlapping patterns of one owner (`team.>` beside
 `team.backend`) are separate memberships, so leaving one closes only that one. Opening and closing are the two
 transitions; whether a record may cause one is judged by the fold.
 """
@@ -29,7 +29,7 @@ class Interval:
         return within(self.joined, self.left, seq)
 
 
-class Membership:
+class MembershipIntervals:
     """Alternating openings and closings of one owner's membership of one pattern."""
 
     __slots__ = ("joined", "left", "owner", "pattern")

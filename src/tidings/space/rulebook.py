@@ -6,10 +6,11 @@ by the same rules but need no membership to do so. A change counts from its own 
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
 
 from tidings.errors import UsageError
-from tidings.space.history import History
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Channel, ChannelClass, Link, Space
@@ -20,16 +21,52 @@ T = TypeVar("T")
 BUILT_IN: Final = Space(op="built-in")
 
 
+class Timeline(Generic[T]):
+    """A value that changes at sequences of the log, and what it was at any of them.
+
+    It only ever grows at its end, so a change costs O(1) and a question O(log n). A change counts from its own
+    sequence on.
+    """
+
+    __slots__ = ("_seqs", "_values")
+
+    def __init__(self) -> None:
+        self._seqs: list[int] = []
+        self._values: list[T] = []
+
+    def put(self, seq: int, value: T) -> None:
+        self._seqs.append(seq)
+        self._values.append(value)
+
+    def at(self, seq: int) -> T | None:
+        """The value in force at `seq`."""
+        index = bisect_right(self._seqs, seq)
+        return self._values[index - 1] if index else None
+
+    def since(self, seq: int) -> int | None:
+        """The sequence from which the value in force at `seq` has been in force."""
+        index = bisect_right(self._seqs, seq)
+        return self._seqs[index - 1] if index else None
+
+    def changes(self, after: int, through: int) -> Iterator[tuple[int, T | None, T]]:
+        """(sequence, value before, value from then on) of every change in (after, through]."""
+        for index in range(bisect_right(self._seqs, after), bisect_right(self._seqs, through)):
+            yield self._seqs[index], self._values[index - 1] if index else None, self._values[index]
+
+    def newest(self) -> T | None:
+        return self._values[-1] if self._values else None
+
+
 class Rulebook:
     """Answers for any sequence from the floor on."""
 
     def __init__(self, stream: str, floor: int = 0) -> None:
         self.stream = stream
         self.floor = floor
-        self.spaces: History[Space] = History()
-        self.access: dict[str, History[Access]] = {}
-        self.channels: dict[str, History[Channel]] = {}
-        self.links: dict[str, History[Link]] = {}
+        self.spaces: Timeline[Space] = Timeline()
+        self.access: dict[str, Timeline[Access]] = {}
+        self.channels: dict[str, Timeline[Channel]] = {}
+        self.links: dict[str, Timeline[Link]] = {}
 
     def space_at(self, seq: int) -> Space:
         return self.spaces.at(self.checked(seq)) or BUILT_IN
@@ -93,7 +130,7 @@ class Rulebook:
         record = self.channel_at(channel, seq)
         return record is not None and record.listed
 
-    def _at(self, history: History[T] | None, seq: int) -> T | None:
+    def _at(self, history: Timeline[T] | None, seq: int) -> T | None:
         self.checked(seq)
         return history.at(seq) if history else None
 

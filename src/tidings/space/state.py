@@ -1,23 +1,23 @@
 """The small state of a space that is not in the log: beats and floors, in the bucket `td_state_<space>`.
 
-Every write is a compare-and-set on the key's own revision, so two writers never overwrite each other unseen.
+Every write is a compare-and-set on the key's own revision, so two writers never overwrite each other unseen. `StateApi`
+has the rules without I/O, for the steward's event loop (`StateBucket`) and for the pipeline's driver alike. Its keys
+are in `wire/state_keys.py`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.answers import EXPECT_SEQUENCE, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker import jetstream_api as api
 from tidings.broker.jetstream import JetStream
-from tidings.errors import ConflictError
+from tidings.broker.jetstream_api import Steps
+from tidings.broker.records import StoredRecord
 from tidings.wire.names import check_token
 from tidings.wire.subjects import Subjects
-
-#: owner -> DLV sequence through which it had acknowledged everything when its mailbox was emptied: the pipeline
-#: delivers again what lay above, as far as it is still allowed, and takes the note away
-EMPTIED_KEY = "emptied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,36 +26,51 @@ class Entry:
     value: dict[str, Any]
     time_ns: int
 
+    @classmethod
+    def of(cls, stored: StoredRecord) -> Entry:
+        return cls(stored.seq, dict(json.loads(stored.payload)), stored.time_ns)
 
-class StateBucket:
-    def __init__(self, js: JetStream, subjects: Subjects) -> None:
-        self.js = js
-        self.bucket = subjects.state_bucket
+
+class StateApi:
+    """Reads and writes as steps. `direct`: with direct get, for those whose credential has nothing else."""
+
+    def __init__(self, subjects: Subjects, *, direct: bool = False) -> None:
+        self.stream, self._root = f"KV_{subjects.state_bucket}", f"$KV.{subjects.state_bucket}"
+        self._last = api.direct_last if direct else api.last
 
     def _subject(self, key: str) -> str:
-        return ".".join((f"$KV.{self.bucket}", *(check_token(token, "state key") for token in key.split("."))))
+        return ".".join((self._root, *(check_token(token, "state key") for token in key.split("."))))
 
-    async def get(self, key: str) -> Entry | None:
-        stored = await self.js.last(f"KV_{self.bucket}", self._subject(key))
-        return Entry(stored.seq, dict(json.loads(stored.payload)), stored.time_ns) if stored else None
+    def get(self, key: str) -> Steps[Entry | None]:
+        stored = yield from self._last(self.stream, self._subject(key))
+        return Entry.of(stored) if stored else None
 
-    async def under(self, prefix: str) -> dict[str, Entry]:
+    def under(self, prefix: str) -> Steps[dict[str, Entry]]:
         """Every key `<prefix>.<token>` with its value; one round trip for each, so for few keys."""
         found: dict[str, Entry] = {}
         position = 1
-        while stored := await self.js.following(f"KV_{self.bucket}", f"{self._subject(prefix)}.*", position):
-            key = stored.subject.removeprefix(f"$KV.{self.bucket}.")
-            found[key] = Entry(stored.seq, dict(json.loads(stored.payload)), stored.time_ns)
+        while stored := (yield from api.following(self.stream, f"{self._subject(prefix)}.*", position)):
+            found[stored.subject.removeprefix(f"{self._root}.")] = Entry.of(stored)
             position = stored.seq + 1
         return found
 
-    async def put(self, key: str, value: dict[str, Any], revision: int) -> int:
-        """Write if the key is still at `revision` (0: does not exist). Answers the new revision."""
-        try:
-            return await self.js.publish(
-                self._subject(key), json.dumps(value).encode(), {EXPECT_SEQUENCE: str(revision)}
-            )
-        except ApiError as error:
-            if error.err_code == WRONG_LAST_SEQUENCE:
-                raise ConflictError(f"{key} of {self.bucket} changed meanwhile: {error.description}") from error
-            raise
+    def put(self, key: str, value: Mapping[str, Any], revision: int) -> Steps[int]:
+        """Write if the key is still at `revision` (0: does not exist), else `ConflictError`. Answers the new one."""
+        return api.publish_if(self._subject(key), json.dumps(value).encode(), revision)
+
+
+class StateBucket:
+    """The same on an event loop."""
+
+    def __init__(self, js: JetStream, subjects: Subjects) -> None:
+        self.js = js
+        self._api = StateApi(subjects)
+
+    async def get(self, key: str) -> Entry | None:
+        return await self.js.run(self._api.get(key))
+
+    async def under(self, prefix: str) -> dict[str, Entry]:
+        return await self.js.run(self._api.under(prefix))
+
+    async def put(self, key: str, value: Mapping[str, Any], revision: int) -> int:
+        return await self.js.run(self._api.put(key, value, revision))

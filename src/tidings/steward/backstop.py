@@ -14,8 +14,9 @@ from typing import Any
 
 from tidings.space.state import Entry, StateBucket
 from tidings.wire.roster import Backstop
+from tidings.wire.state_keys import StateKey
 
-BEAT_KEY, FLOOR_KEY, FIGURES_KEY = "beat.deliver", "floor.deliver", "figures.deliver"
+BEAT_KEY, FLOOR_KEY, FIGURES_KEY = StateKey.DELIVER_BEAT, StateKey.DELIVER_FLOOR, StateKey.DELIVER_FIGURES
 LOOK_EVERY = 1.0
 #: twice the time to live of the deliver lease
 SILENT_AFTER = 6.0

@@ -30,7 +30,7 @@ from tidings.space.administration import administer, create_space
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
 from tidings.space.layout import migrate
-from tidings.steward.pace import Pace
+from tidings.steward.intervals import Intervals
 from tidings.wire.names import check_agent_id
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ def log_to(path: Path, level: int = logging.INFO) -> None:
 async def run_steward(home: SpaceHome, options: argparse.Namespace) -> dict[str, Any]:
     from tidings.steward.service import Steward  # a quarter of what the others load, and they need nothing of it
 
-    steward = Steward(home, pace=Pace(lease_ttl=options.lease_ttl, presence=options.presence), tell_supervisor=say)
+    steward = Steward(
+        home, intervals=Intervals(lease_ttl=options.lease_ttl, presence=options.presence), tell_supervisor=say
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, steward.stop)

@@ -2,33 +2,32 @@
 
 The access record is checked for every page. The broker cannot read backwards, so the newest records are found by
 windows that double from the end; the round trips that takes stay between steward and broker, and a client pays one
-per page. A page never exceeds what one answer may carry, and says where the next one begins. Of a channel that does
-not replay a reader is shown what was said while it was in (`replay.py`).
+per page. A page never exceeds what one answer may carry, and says where the next one begins. How much of the past a
+reader is shown, whichever way it asks, is one rule (`Replay`): what a channel replays, no further back than its
+`replay_window`, and what was said while the reader was a member, because it was owed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError, DeniedError, UsageError
-from tidings.steward.replay import Replay, replay_of
-from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
+from tidings.errors import DeniedError, UsageError
+from tidings.space.membership import Interval
+from tidings.steward.context import SpaceContext
+from tidings.steward.fair_queue import ConcurrencyLimit
+from tidings.steward.marks import Marks
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.wire.names import check_pattern
-from tidings.wire.patterns import covers_any, is_concrete
+from tidings.wire.patterns import covers, covers_any, is_concrete
 from tidings.wire.subjects import Chat, Via
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
+from tidings.wire.times import record_time
 
 MAX_PAGE = 200
 MAX_BYTES = 256 * 1024
@@ -40,179 +39,153 @@ PER_SENDER = 4
 AT_ONCE = 8
 
 
-async def page(steward: Steward, request: Request) -> Answer:
-    """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named.
+class HistoryHandlers:
+    def __init__(self, space: SpaceContext, marks: Marks) -> None:
+        self.space = space
+        self.marks = marks
+        refusal = f"{PER_SENDER} pages are under way for you already: wait for one of them"
+        self.pages = ConcurrencyLimit(AT_ONCE, PER_SENDER, refusal)
 
-    Both bounded by `limit` and by bytes. `channel` may be a pattern. `next`, given as `before` or `after`, continues:
-    a page may be empty although there are `more`, if none of what was looked at is shown to the caller.
-    """
-    channel = check_pattern(request.text("channel"))
-    access = access_of(steward, request.sender)
-    if not covers_any(access.read, channel):
-        raise DeniedError(f"{access.name} may not read {channel}; it may read {', '.join(access.read) or 'nothing'}")
-    limit = min(request.optional("limit", int) or 50, MAX_PAGE)
-    before, after = request.optional("before", int), request.optional("after", int)
-    if before is not None and before < 1:
-        raise UsageError("`before` is a sequence, so at least 1")
-    if limit < 1 or (before is not None and after is not None):
-        raise UsageError("history needs a positive `limit`, and either `before` or `after`")
-    async with steward.pages.turn(request.sender):
-        return await _read_page(steward, request, channel, limit, before, after)
+    @handles("history", "page")
+    async def page(self, request: ControlRequest) -> Answer:
+        """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named.
 
+        Both bounded by `limit` and by bytes. `channel` may be a pattern. `next`, given as `before` or `after`,
+        continues: a page may be empty although there are `more`, if none of what was looked at is shown to the caller.
+        """
+        channel = check_pattern(request.text("channel"))
+        access = self.space.access_of(request.sender)
+        if not covers_any(access.read, channel):
+            raise DeniedError(
+                f"{access.name} may not read {channel}; it may read {', '.join(access.read) or 'nothing'}"
+            )
+        limit = min(request.optional("limit", int) or 50, MAX_PAGE)
+        before, after = request.optional("before", int), request.optional("after", int)
+        if before is not None and before < 1:
+            raise UsageError("`before` is a sequence, so at least 1")
+        if limit < 1 or (before is not None and after is not None):
+            raise UsageError("history needs a positive `limit`, and either `before` or `after`")
+        async with self.pages.turn(request.sender):
+            return await self._read_page(request, channel, limit, before, after)
 
-async def _read_page(
-    steward: Steward, request: Request, channel: str, limit: int, before: int | None, after: int | None
-) -> Answer:
-    head = await steward.log_head()
-    since = request.optional("since_ns", int) or 0
-    shown = _Shown(steward, request.sender)
-    lowest, first = await _bounds(steward, channel, shown, head)
-    if after is not None:
-        until = min(head, request.optional("until", int) or head)
-        sender = request.optional("sender", str)
-        filters = (steward.subjects.chat(sender, channel),) if sender else _filters(steward, channel)
-        found, complete = await _forwards(steward, filters, max(after + 1, lowest), until, limit)
-        passed = after
-    else:
-        passed = min(head + 1, before or head + 1)
-        found, complete = await _backwards(steward, channel, passed - 1, limit, lowest)
-    recent = [record for record in found if record.time_ns >= since]
-    # older than the time asked for: there is nothing more to show, however much there is
-    complete = complete or (after is None and len(recent) < len(found))
-    showable = [record for record in recent if shown.shows(record)]
-    kept, all_fit = _within_bytes(showable)
-    last = (found if all_fit else kept)[-1:]
-    # whoever has read everything up to the head remembers what was there
-    stamp = await steward.marks.stamp(head) if all_fit and complete else None
-    return {
-        "records": [encoded(record) for record in kept],
-        "more": not all_fit or not complete,
-        "next": last[0].seq if last else passed,
-        "head": head,
-        "stamp": msgspec.to_builtins(stamp) if stamp else None,
-        "floor": steward.table.floor,
-        # something of what was asked for may be there and is not shown
-        "hidden": len(showable) < len(recent) or max(first, (after or 0) + 1) < lowest,
-    }
+    async def _read_page(
+        self, request: ControlRequest, channel: str, limit: int, before: int | None, after: int | None
+    ) -> Answer:
+        head = await self.space.log_head()
+        since = request.time_ns("since") or 0
+        shown = Replays(self.space, request.sender)
+        lowest, first = await self._bounds(channel, shown, head)
+        if after is not None:
+            until = min(head, request.optional("until", int) or head)
+            sender = request.optional("sender", str)
+            filters = (self.space.subjects.chat(sender, channel),) if sender else self.space.channel_filters(channel)
+            found, complete = await self._forwards(filters, max(after + 1, lowest), until, limit)
+            passed = after
+        else:
+            passed = min(head + 1, before or head + 1)
+            found, complete = await self._backwards(channel, passed - 1, limit, lowest)
+        recent = [record for record in found if record.time_ns >= since]
+        # older than the time asked for: there is nothing more to show, however much there is
+        complete = complete or (after is None and len(recent) < len(found))
+        showable = [record for record in recent if shown.shows(record)]
+        kept, all_fit = _within_bytes(showable)
+        last = (found if all_fit else kept)[-1:]
+        # whoever has read everything up to the head remembers what was there
+        stamp = await self.marks.stamp(head) if all_fit and complete else None
+        return {
+            "records": [encoded(record) for record in kept],
+            "more": not all_fit or not complete,
+            "next": last[0].seq if last else passed,
+            "head": head,
+            "stamp": msgspec.to_builtins(stamp) if stamp else None,
+            "floor": self.space.table.floor,
+            # something of what was asked for may be there and is not shown
+            "hidden": len(showable) < len(recent) or max(first, (after or 0) + 1) < lowest,
+        }
 
+    async def _bounds(self, channel: str, shown: Replays, head: int) -> tuple[int, int]:
+        """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
+        if not is_concrete(channel) or shown.of(channel).shows_all:
+            return 1, 1
+        replay, js, stream = shown.of(channel), self.space.js, self.space.subjects.log_stream
+        lowest, oldest = min((interval.joined + 1 for interval in replay.intervals), default=head + 1), head + 1
+        for each in self.space.channel_filters(channel):
+            first = await js.following(stream, each, 1)
+            oldest = min(oldest, first.seq if first else oldest)
+            if replay.since_ns is not None and first is not None:
+                when = datetime.fromtimestamp(replay.since_ns / 1e9, UTC)
+                lowest = min(lowest, await js.first_after(stream, each, when) or lowest)
+        return lowest, oldest
 
-class _Shown:
-    """Which records one reader is shown, of any number of channels."""
+    async def _sample(
+        self, filters: tuple[str, ...], start: int, end: int, limit: int
+    ) -> tuple[list[StoredRecord], bool]:
+        """Records of a range, oldest first, and whether those are all: reading ends soon after `limit` or MAX_SCAN."""
+        found: list[StoredRecord] = []
+        complete = True
+        for each in filters:
+            taken = size = 0
+            async for records in self.space.js.read(
+                self.space.subjects.log_stream, each, max(1, start), end, page=limit + 1, max_bytes=MAX_SCAN
+            ):
+                found += records
+                taken += len(records)
+                size += sum(len(record.payload) for record in records)
+                if taken > limit or size > MAX_SCAN:
+                    complete = False
+                    break
+        return sorted(found, key=lambda record: record.seq), complete
 
-    def __init__(self, steward: Steward, reader: str) -> None:
-        self._steward = steward
-        self._reader = reader
-        self._replays: dict[str, Replay] = {}
+    async def _forwards(
+        self, filters: tuple[str, ...], start: int, end: int, limit: int
+    ) -> tuple[list[StoredRecord], bool]:
+        """The oldest `limit` records of a range, and whether those are all."""
+        found, complete = await self._sample(filters, start, end, limit)
+        return found[:limit], complete and len(found) <= limit
 
-    def of(self, channel: str) -> Replay:
-        if channel not in self._replays:
-            self._replays[channel] = replay_of(self._steward, self._reader, channel)
-        return self._replays[channel]
+    async def _backwards(self, channel: str, end: int, limit: int, lowest: int) -> tuple[list[StoredRecord], bool]:
+        """The newest `limit` records from `lowest` to `end`, newest first, and whether those are all."""
+        window, upper, complete = FIRST_WINDOW, end, True
+        found: list[StoredRecord] = []
+        while upper >= lowest and complete and len(found) < limit and _size(found) <= MAX_SCAN:
+            lower = max(lowest, upper - window + 1)
+            older, complete = await self._newest(channel, lower, upper, limit - len(found))
+            found = older + found
+            upper, window = lower - 1, window * 2
+        return list(reversed(found)), complete and upper < lowest
 
-    def shows(self, record: StoredRecord) -> bool:
-        parsed = self._steward.subjects.parse(record.subject)
-        return isinstance(parsed, Chat | Via) and self.of(parsed.channel).shows(record.seq, record.time_ns)
+    async def _newest(self, channel: str, lower: int, upper: int, limit: int) -> tuple[list[StoredRecord], bool]:
+        """The newest records of a window, oldest first, and whether those are all of it.
 
+        A window that is too full to read is halved, the newer half first.
+        """
+        found, complete = await self._sample(self.space.channel_filters(channel), lower, upper, max(limit, MAX_PAGE))
+        if complete or lower == upper:
+            return found[-limit:], complete and len(found) <= limit
+        middle = (lower + upper) // 2
+        newer, complete = await self._newest(channel, middle + 1, upper, limit)
+        if not complete or len(newer) >= limit or _size(newer) > MAX_SCAN:
+            return newer, False
+        older, complete = await self._newest(channel, lower, middle, limit - len(newer))
+        return older + newer, complete
 
-async def _bounds(steward: Steward, channel: str, shown: _Shown, head: int) -> tuple[int, int]:
-    """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
-    if not is_concrete(channel) or shown.of(channel).shows_all:
-        return 1, 1
-    replay, js, stream = shown.of(channel), steward.js, steward.subjects.log_stream
-    lowest, oldest = min((interval.joined + 1 for interval in replay.intervals), default=head + 1), head + 1
-    for each in _filters(steward, channel):
-        first = await js.following(stream, each, 1)
-        oldest = min(oldest, first.seq if first else oldest)
-        if replay.since_ns is not None and first is not None:
-            when = datetime.fromtimestamp(replay.since_ns / 1e9, UTC)
-            lowest = min(lowest, await js.first_after(stream, each, when) or lowest)
-    return lowest, oldest
-
-
-class PageTurns:
-    """Who may read a page now: a few at a time, and not one agent all of them."""
-
-    def __init__(self) -> None:
-        self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._under_way: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def turn(self, sender: str) -> AsyncIterator[None]:
-        if self._under_way[sender] >= PER_SENDER:
-            raise ConflictError(f"{PER_SENDER} pages are under way for you already: wait for one of them")
-        self._under_way[sender] += 1
-        try:
-            async with self._at_once:
-                yield
-        finally:
-            self._under_way[sender] -= 1
-            if not self._under_way[sender]:
-                del self._under_way[sender]
-
-
-def _filters(steward: Steward, channel: str) -> tuple[str, str]:
-    root = steward.subjects.root
-    return f"{root}.chat.*.{channel}", f"{root}.via.*.*.{channel}"
-
-
-async def _sample(
-    steward: Steward, filters: tuple[str, ...], start: int, end: int, limit: int
-) -> tuple[list[StoredRecord], bool]:
-    """Records of a range, oldest first, and whether those are all: reading ends soon after `limit` or MAX_SCAN."""
-    found: list[StoredRecord] = []
-    complete = True
-    for each in filters:
-        taken = size = 0
-        async for records in steward.js.read(
-            steward.subjects.log_stream, each, max(1, start), end, page=limit + 1, max_bytes=MAX_SCAN
-        ):
-            found += records
-            taken += len(records)
-            size += sum(len(record.payload) for record in records)
-            if taken > limit or size > MAX_SCAN:
-                complete = False
-                break
-    return sorted(found, key=lambda record: record.seq), complete
-
-
-async def _forwards(
-    steward: Steward, filters: tuple[str, ...], start: int, end: int, limit: int
-) -> tuple[list[StoredRecord], bool]:
-    """The oldest `limit` records of a range, and whether those are all."""
-    found, complete = await _sample(steward, filters, start, end, limit)
-    return found[:limit], complete and len(found) <= limit
-
-
-async def _backwards(
-    steward: Steward, channel: str, end: int, limit: int, lowest: int
-) -> tuple[list[StoredRecord], bool]:
-    """The newest `limit` records from `lowest` to `end`, newest first, and whether those are all."""
-    window, upper, complete = FIRST_WINDOW, end, True
-    found: list[StoredRecord] = []
-    while upper >= lowest and complete and len(found) < limit and _size(found) <= MAX_SCAN:
-        lower = max(lowest, upper - window + 1)
-        older, complete = await _newest(steward, channel, lower, upper, limit - len(found))
-        found = older + found
-        upper, window = lower - 1, window * 2
-    return list(reversed(found)), complete and upper < lowest
-
-
-async def _newest(
-    steward: Steward, channel: str, lower: int, upper: int, limit: int
-) -> tuple[list[StoredRecord], bool]:
-    """The newest records of a window, oldest first, and whether those are all of it.
-
-    A window that is too full to read is halved, the newer half first.
-    """
-    found, complete = await _sample(steward, _filters(steward, channel), lower, upper, max(limit, MAX_PAGE))
-    if complete or lower == upper:
-        return found[-limit:], complete and len(found) <= limit
-    middle = (lower + upper) // 2
-    newer, complete = await _newest(steward, channel, middle + 1, upper, limit)
-    if not complete or len(newer) >= limit or _size(newer) > MAX_SCAN:
-        return newer, False
-    older, complete = await _newest(steward, channel, lower, middle, limit - len(newer))
-    return older + newer, complete
+    @handles("confirm", "record")
+    async def confirm(self, request: ControlRequest) -> Answer:
+        """Is the record at `seq` the caller's own, and which message is it? For those who are told `duplicate`."""
+        seq = request.optional("seq", int)
+        kind = request.arguments.get("stream", "log")
+        streams = {
+            "log": self.space.subjects.log_stream,
+            "dm": self.space.subjects.direct_stream,
+            "task": self.space.subjects.task_stream,
+        }
+        if seq is None or seq < 1 or kind not in streams:
+            raise UsageError("confirm needs `seq` and, unless it is the log's, `stream` (dm or task)")
+        stored = await self.space.js.at(streams[kind], seq)
+        parsed = self.space.subjects.parse(stored.subject) if stored else None
+        if stored is None or getattr(parsed, "sender", None) != request.sender:
+            return {"yours": False}
+        return {"yours": True, "subject": stored.subject, "payload": base64.b64encode(stored.payload).decode()}
 
 
 def _size(records: list[StoredRecord]) -> int:
@@ -233,29 +206,55 @@ def encoded(record: StoredRecord) -> dict[str, Any]:
     """The record as it was stored: nothing is re-encoded, so the reader can verify it."""
     return {
         "seq": record.seq,
-        "time_ns": record.time_ns,
+        "time": record_time(record.time_ns),
         "subject": record.subject,
         "headers": base64.b64encode(record.own_block).decode(),
         "payload": base64.b64encode(record.payload).decode(),
     }
 
 
-async def confirm(steward: Steward, request: Request) -> Answer:
-    """Is the record at `seq` the caller's own, and which message is it? For acknowledgements that say `duplicate`."""
-    seq = request.optional("seq", int)
-    kind = request.arguments.get("stream", "log")
-    streams = {
-        "log": steward.subjects.log_stream,
-        "dm": steward.subjects.direct_stream,
-        "task": steward.subjects.task_stream,
-    }
-    if seq is None or seq < 1 or kind not in streams:
-        raise UsageError("confirm needs `seq` and, unless it is the log's, `stream` (dm or task)")
-    stored = await steward.js.at(streams[kind], seq)
-    parsed = steward.subjects.parse(stored.subject) if stored else None
-    if stored is None or getattr(parsed, "sender", None) != request.sender:
-        return {"yours": False}
-    return {"yours": True, "subject": stored.subject, "payload": base64.b64encode(stored.payload).decode()}
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one reader is shown of one channel."""
+
+    #: records stored from this time on are shown to everybody who may read; None: none are
+    since_ns: int | None
+    #: and these, because the reader was in
+    intervals: tuple[Interval, ...]
+
+    def shows(self, seq: int, time_ns: int) -> bool:
+        if self.since_ns is not None and time_ns >= self.since_ns:
+            return True
+        return any(interval.holds(seq) for interval in self.intervals)
+
+    @property
+    def shows_all(self) -> bool:
+        return self.since_ns == 0
 
 
-HISTORY_HANDLERS: dict[tuple[str, str], Handler] = {("history", "page"): page, ("confirm", "record"): confirm}
+def replay_of(space: SpaceContext, reader: str, channel: str) -> Replay:
+    facts = space.channel_facts(channel)
+    window = facts["replay_window"]
+    intervals = tuple(i for i in space.table.intervals(reader) if covers(i.pattern, channel))
+    if not facts["replay"]:
+        return Replay(None, intervals)
+    since = 0 if window is None else max(0, time.time_ns() - int(window) * 1_000_000_000)
+    return Replay(since, intervals)
+
+
+class Replays:
+    """Which records one reader is shown, of any number of channels."""
+
+    def __init__(self, space: SpaceContext, reader: str) -> None:
+        self._space = space
+        self._reader = reader
+        self._replays: dict[str, Replay] = {}
+
+    def of(self, channel: str) -> Replay:
+        if channel not in self._replays:
+            self._replays[channel] = replay_of(self._space, self._reader, channel)
+        return self._replays[channel]
+
+    def shows(self, record: StoredRecord) -> bool:
+        parsed = self._space.subjects.parse(record.subject)
+        return isinstance(parsed, Chat | Via) and self.of(parsed.channel).shows(record.seq, record.time_ns)

@@ -17,19 +17,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConfigError
 from tidings.space.agents import LIVE, Ledger
+from tidings.steward.context import SpaceContext
 from tidings.steward.quotas import MOST_INVENTED
-from tidings.steward.receipts import tell_senders
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.retention import archive_needs
+from tidings.wire.names import check_agent_id
+from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
 
 #: records told of and removed in one round
 MOST_TOLD = 5_000
@@ -41,10 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class Mail:
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
-        self.stream = steward.subjects.direct_stream
-        self._ledger = Ledger(steward.home.issued)
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore) -> None:
+        self.space = space
+        self.receipts = receipts
+        self.stream = space.subjects.direct_stream
+        self._ledger = Ledger(space.home.issued)
         self.removed = 0
         #: of these, to more invented targets than one sender may have
         self.invented = 0
@@ -55,13 +55,13 @@ class Mail:
 
     async def run(self) -> int:
         """One round. Answers how many records went."""
-        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        head = await self.space.head(self.stream)
         mailboxes = await self._mailboxes()
         archived = await self._archive_limit(head)
         removed = await self._remove_undeliverable([t for t in mailboxes if not self._is_reachable(t)], head)
         floors: dict[str, int] = {}
         for target in filter(self._is_reachable, mailboxes):
-            floors[target] = await self._ack_floor(target)
+            floors[target] = await self.space.ack_floor(self.stream, f"dm_{target}")
             removed += await self._remove_read(target, min(self._floors.get(target, 0), archived))
         removed += await self._remove_expired(floors, archived)
         self._floors = floors
@@ -69,44 +69,50 @@ class Mail:
         self.removed += removed
         return removed
 
+    @handles("receipt", "room")
+    async def room(self, request: ControlRequest) -> Answer:
+        """Make room in a mailbox that is full of what the caller sent and its target has read."""
+        self.space.access_of(request.sender)
+        return {"made": await self.make_room(request.sender, check_agent_id(request.text("to")))}
+
     async def make_room(self, sender: str, target: str) -> int:
         """A pair that is full of what was read: the oldest goes now, and not in a round's time. Answers how much.
 
         What its receipts will speak of is remembered, because they may still be on their way.
         """
-        js, subject = self.steward.js, self.steward.subjects.direct(target, sender)
+        js, subject = self.space.js, self.space.subjects.direct(target, sender)
         head = int((await js.info(self.stream))["state"]["last_seq"])
-        through = min(await self._ack_floor(target), await self._archive_limit(head))
+        through = min(await self.space.ack_floor(self.stream, f"dm_{target}"), await self._archive_limit(head))
         going: list[StoredRecord] = await anext(js.read(self.stream, subject, 1, through, page=ROOM), [])
         if not going:
             return 0
         for record in going:
-            self.steward.receipts.remember(record)
+            self.receipts.remember(record)
         removed = await js.purge(self.stream, subject_filter=subject, below=going[-1].seq + 1)
         self.removed += removed
         return removed
 
     async def give_back(self, target: str) -> int:
         """Empty the mailbox of a revoked agent now, its senders told. If that is interrupted, a later round does it."""
-        inbox = self.steward.subjects.direct_inbox(target)
-        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        inbox = self.space.subjects.direct_inbox(target)
+        head = await self.space.head(self.stream)
         removed = 0
-        async for page in self.steward.js.read(self.stream, inbox, 1, head):
-            removed += await self._tell_and_remove(page, "undeliverable")
+        async for page in self.space.js.read(self.stream, inbox, 1, head):
+            removed += await self._tell_and_remove(page, ReceiptStage.UNDELIVERABLE)
         self.removed += removed
         return removed
 
     async def _mailboxes(self) -> list[str]:
         """Targets with mail in the stream. What parses as no mailbox, and what is too much invention, goes here."""
-        s = self.steward.subjects
-        head = int((await self.steward.js.info(self.stream))["state"]["last_seq"])
+        s = self.space.subjects
+        head = await self.space.head(self.stream)
         mailboxes: list[Direct] = []
-        for subject in await self.steward.js.subjects_of(self.stream, f"{s.root}.dm.>"):
+        for subject in await self.space.js.subjects_of(self.stream, f"{s.root}.dm.>"):
             parsed = s.parse(subject)
             if isinstance(parsed, Direct):
                 mailboxes.append(parsed)
             else:
-                self.removed += await self.steward.js.purge(self.stream, subject_filter=subject)
+                self.removed += await self.space.js.purge(self.stream, subject_filter=subject)
         gone = await self._remove_invented(mailboxes, head)
         return list(dict.fromkeys(each.target for each in mailboxes if each not in gone))
 
@@ -117,22 +123,22 @@ class Mail:
         counted = Counter(each.sender for each in strange)
         gone = {each for each in strange if counted[each.sender] > MOST_INVENTED}
         real = {(each.shard, each.sender) for each in mailboxes if not self._is_invented(each.target)}
-        s = self.steward.subjects
+        s = self.space.subjects
         places = {(each.shard, each.sender) for each in gone}
         filters = [f"{s.root}.dm.{shard}.*.{sender}" for shard, sender in places - real]
         filters += [s.direct(each.target, each.sender) for each in gone if (each.shard, each.sender) in real]
         for each in filters:
-            removed = await self.steward.js.purge(self.stream, subject_filter=each, below=head + 1)
+            removed = await self.space.js.purge(self.stream, subject_filter=each, below=head + 1)
             self.invented += removed
             self.removed += removed
         return gone
 
     def _is_invented(self, target: str) -> bool:
-        known = self.steward.table.access_at(target, self.steward.position) is not None
+        known = self.space.access(target) is not None
         return not known and not self._is_in_ledger(target)
 
     def _is_reachable(self, target: str) -> bool:
-        return self.steward.active_access(target) is not None or self._is_in_ledger(target)
+        return self.space.active_access(target) is not None or self._is_in_ledger(target)
 
     def _is_in_ledger(self, target: str) -> bool:
         """Whether a key was issued to it that nobody took back, whatever the log has forgotten."""
@@ -145,39 +151,30 @@ class Mail:
 
     async def _archive_limit(self, head: int) -> int:
         """The last sequence the archive has no more need of."""
-        needed = await archive_needs(self.steward, "dm")
+        needed = await archive_needs(self.space, "dm")
         return head if needed is None else max(needed - 1, 0)
-
-    async def _ack_floor(self, target: str) -> int:
-        try:
-            info = await self.steward.js.api(f"CONSUMER.INFO.{self.stream}.dm_{target}")
-        except ApiError as error:
-            if error.err_code != NO_CONSUMER:
-                raise
-            return 0
-        return int(info["ack_floor"]["stream_seq"])
 
     async def _remove_read(self, target: str, through: int) -> int:
         if through <= self._cut.get(target, 0):
             return 0
-        inbox = self.steward.subjects.direct_inbox(target)
-        removed = await self.steward.js.purge(self.stream, subject_filter=inbox, below=through + 1)
+        inbox = self.space.subjects.direct_inbox(target)
+        removed = await self.space.js.purge(self.stream, subject_filter=inbox, below=through + 1)
         self._cut[target] = through
         return removed
 
     async def _remove_expired(self, floors: dict[str, int], archived: int) -> int:
-        """Old mail above its target's ack floor was never settled, whatever the archive has of it."""
-        root = self.steward.subjects.root
-        old = await self._older_than(f"{root}.dm.>", self.steward.pace.mail_ttl, archived)
-        unread = [r for r in old if r.seq > floors.get(_target(self.steward, r), r.seq)]
-        return await self._tell_and_remove(unread, "expired")
+        """Old mail above its target's ack floor was never acknowledged, whatever the archive has of it."""
+        root = self.space.subjects.root
+        old = await self._older_than(f"{root}.dm.>", self.space.intervals.mail_ttl, archived)
+        unread = [r for r in old if r.seq > floors.get(self._target(r), r.seq)]
+        return await self._tell_and_remove(unread, ReceiptStage.EXPIRED)
 
     async def _remove_undeliverable(self, targets: list[str], head: int) -> int:
         removed = 0
         for target in targets:
-            inbox = self.steward.subjects.direct_inbox(target)
-            old = await self._older_than(inbox, self.steward.pace.mail_grace, head)
-            removed += await self._tell_and_remove(old, "undeliverable")
+            inbox = self.space.subjects.direct_inbox(target)
+            old = await self._older_than(inbox, self.space.intervals.mail_grace, head)
+            removed += await self._tell_and_remove(old, ReceiptStage.UNDELIVERABLE)
             if removed >= MOST_TOLD:
                 break
         return removed
@@ -186,27 +183,26 @@ class Mail:
         """The oldest records of a filter that are older than that, as many as one round takes."""
         cutoff = time.time_ns() - int(seconds * 1_000_000_000)
         found: list[StoredRecord] = []
-        async for page in self.steward.js.read(self.stream, subject_filter, 1, through, page=PAGE):
+        async for page in self.space.js.read(self.stream, subject_filter, 1, through, page=PAGE):
             found += [record for record in page if record.time_ns < cutoff]
             if page[-1].time_ns >= cutoff or len(found) >= MOST_TOLD:
                 break
         return found
 
-    async def _tell_and_remove(self, records: list[StoredRecord], stage: str) -> int:
+    async def _tell_and_remove(self, records: list[StoredRecord], stage: ReceiptStage) -> int:
         """Everything older of the same pair goes with the newest of these: it is at least as old."""
         if not records:
             return 0
-        await tell_senders(self.steward, records, stage)
+        await self.receipts.tell_senders(records, stage)
         newest: defaultdict[str, int] = defaultdict(int)
         for record in records:
             newest[record.subject] = max(newest[record.subject], record.seq)
         removed = 0
         for subject, seq in newest.items():
-            removed += await self.steward.js.purge(self.stream, subject_filter=subject, below=seq + 1)
+            removed += await self.space.js.purge(self.stream, subject_filter=subject, below=seq + 1)
         log.info("removed %d direct messages: %s", removed, stage)
         return removed
 
-
-def _target(steward: Steward, record: StoredRecord) -> str:
-    parsed = steward.subjects.parse(record.subject)
-    return parsed.target if isinstance(parsed, Direct) else ""
+    def _target(self, record: StoredRecord) -> str:
+        parsed = self.space.subjects.parse(record.subject)
+        return parsed.target if isinstance(parsed, Direct) else ""

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from tidings.broker.answers import EPOCH_KEY
 from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
 from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
-from tidings.steward.services import now
+from tidings.steward.context import now
 from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.subjects import Subjects
 
@@ -31,7 +31,7 @@ KEPT = 1_000
 log = logging.getLogger(__name__)
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class LogMark(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     time_ns: int
     subject: str
@@ -52,7 +52,7 @@ class MarkFile(msgspec.Struct):
     #: id of the space whose log this is; another one of the same name has a log of its own
     space: str = ""
     epoch: str = ""
-    marks: list[Mark] = []
+    marks: list[LogMark] = []
     regressions: list[Regression] = []
     #: epochs of this space that only readers remember: marks and log were put back together
     ended: list[str] = []
@@ -60,7 +60,7 @@ class MarkFile(msgspec.Struct):
     damaged: str | None = None
 
 
-def thinned(marks: list[Mark]) -> list[Mark]:
+def thinned(marks: list[LogMark]) -> list[LogMark]:
     """At most KEPT marks: dense where they are new, ever sparser the further back, but always back to the first."""
     return marks if len(marks) <= KEPT else [*marks[: KEPT // 2 : 2], *marks[KEPT // 2 :]]
 
@@ -78,6 +78,8 @@ class Marks:
         self._prove = prove
         self._stamp: Stamp | None = None
         self._lock = asyncio.Lock()
+        #: agent -> a sequence at which it remembers another record than the log has
+        self.doubts: dict[str, int] = {}
         _move_out(home)
         self.file = self._load(space_id)
 
@@ -112,7 +114,7 @@ class Marks:
         stored = await self.js.at(self.subjects.log_stream, head)
         if stored is None:
             return  # removed by retention since; the older marks still stand
-        self.file.marks = thinned([*self.file.marks, Mark(stored.seq, stored.time_ns, stored.subject)])
+        self.file.marks = thinned([*self.file.marks, LogMark(stored.seq, stored.time_ns, stored.subject)])
         self.save()
 
     async def newest_agreed(self, head: int, floor: int) -> tuple[int, int] | None:
@@ -128,7 +130,7 @@ class Marks:
                 disagreed = disagreed or mark.seq
         return (disagreed, 0) if disagreed else None
 
-    async def _confirms(self, mark: Mark) -> bool:
+    async def _confirms(self, mark: LogMark) -> bool:
         stored = await self.js.at(self.subjects.log_stream, mark.seq)
         return stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject)
 
@@ -142,7 +144,7 @@ class Marks:
 
     # --- a log that went backwards ---
 
-    async def settle_epoch(self, regression: tuple[int, int] | None) -> None:
+    async def adopt_epoch(self, regression: tuple[int, int] | None) -> None:
         """Adopt the epoch of the log. If it went backwards, (was, agreed), give it a new one and remember that."""
         config = (await self.js.info(self.subjects.log_stream))["config"]
         self.file.epoch = config["metadata"][EPOCH_KEY]
@@ -199,6 +201,7 @@ class Marks:
 
     def acknowledge(self) -> int:
         """The owner has seen every regression; answers how many were new to it."""
+        self.doubts.clear()
         pending = self._unacknowledged()
         self.file.regressions = [msgspec.structs.replace(each, acknowledged=True) for each in self.file.regressions]
         damaged, self.file.damaged = self.file.damaged, None

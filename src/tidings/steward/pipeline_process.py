@@ -74,7 +74,7 @@ class PipelineProcess:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tidings.pipeline.child",
+                "tidings.pipeline.process",
                 *place,
                 *options,
                 stdin=asyncio.subprocess.DEVNULL,

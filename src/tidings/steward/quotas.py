@@ -19,16 +19,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.space.agents import LIVE, Ledger
+from tidings.steward.context import Lifecycle, SpaceContext
+from tidings.steward.gate import LogGate
 from tidings.steward.retention import stored_size
+from tidings.steward.writer import RulingWriter
 from tidings.wire.rulings import Access, Space
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
 
 #: per second and sender, over `WINDOWS` looks in a row
 DEFAULT_RECORDS = 1_000
@@ -164,8 +163,11 @@ class Cut:
 
 
 class FloodWatch:
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
+    def __init__(self, space: SpaceContext, writer: RulingWriter, gate: LogGate, life: Lifecycle) -> None:
+        self.space = space
+        self.writer = writer
+        self.gate = gate
+        self.life = life
         self.rules = FloodRules()
         #: cuts that are decided and not made
         self.owed: dict[str, Cut] = {}
@@ -174,14 +176,14 @@ class FloodWatch:
         self._heads: dict[str, int] = {}
         self._looked = time.monotonic()
         self._told: int | None = DEFAULT_BYTES
-        s = steward.subjects
+        s = space.subjects
         self._streams = (s.log_stream, s.direct_stream, s.task_stream)
         self._everything = f"{s.root}.>"
 
     async def run(self) -> None:
         """One look."""
-        infos = {stream: await self.steward.js.info(stream) for stream in self._streams}
-        await self._trim_tasks(int(infos[self.steward.subjects.task_stream]["state"].get("num_subjects", 0)))
+        infos = {stream: await self.space.js.info(stream) for stream in self._streams}
+        await self._trim_tasks(int(infos[self.space.subjects.task_stream]["state"].get("num_subjects", 0)))
         moment = time.monotonic()
         seconds, self._looked = moment - self._looked, moment
         fresh = {}
@@ -189,22 +191,22 @@ class FloodWatch:
             head = int(info["state"]["last_seq"])
             fresh[stream] = (self._heads.get(stream, head) + 1, head)
             self._heads[stream] = head
-        limits = Limits.of(self.steward.table.space_at(self.steward.position))
+        limits = Limits.of(self.space.table.space_at(self.space.position))
         self._tell_quota(limits)
         used: dict[str, Usage] = {}
         if limits.could_be_exceeded(sum(end - start + 1 for start, end in fresh.values()), seconds):
             for stream, (start, end) in fresh.items():
                 used = added(used, await self.usage(stream, start, end))
-        budget = self.steward.gate.budget if self.steward.gate else self.steward.info.budget
+        budget = self.gate.state.budget if self.gate.state else self.space.info.budget
         for sender in self.rules.note(used, seconds, limits, budget):
             self._owe(sender, reason(used[sender], seconds, limits, datetime.now(UTC)))
         self._ask_for_cuts(moment)
 
     def _tell_quota(self, limits: Limits) -> None:
         """The watcher in the supervisor counts bytes of connections against the same quota."""
-        if limits.size != self._told and self.steward.tell_supervisor is not None:
+        if limits.size != self._told and self.life.tell_supervisor is not None:
             self._told = limits.size
-            self.steward.tell_supervisor({"quota": {"bytes": limits.size}})
+            self.life.tell_supervisor({"quota": {"bytes": limits.size}})
 
     async def usage(self, stream: str, start: int, end: int) -> dict[str, Usage]:
         """By strata of equal width, each told by one page: large records, of which a page holds one, count too."""
@@ -212,7 +214,7 @@ class FloodWatch:
         for first, last in strata(start, end, POINTS):
             width = last - first + 1
             begin = first + random.randrange(max(1, width - POINT_RECORDS + 1))
-            reading = self.steward.js.read(
+            reading = self.space.js.read(
                 stream, self._everything, begin, last, page=POINT_RECORDS, max_bytes=POINT_BYTES
             )
             page: list[StoredRecord] = await anext(reading, [])
@@ -224,10 +226,7 @@ class FloodWatch:
         """Whose record this is, by where the broker pins the sender; rulings and links do not count."""
         kind, *rest = subject.split(".")[2:]
         sender = rest[0] if kind == "chat" else rest[-1] if kind in ("dm", "task") else None
-        return sender if sender and self.steward.active_access(sender) is not None else None
-
-    def _access(self, owner: str) -> Access | None:
-        return self.steward.table.access_at(owner, self.steward.position)
+        return sender if sender and self.space.active_access(sender) is not None else None
 
     # --- cuts ---
 
@@ -242,26 +241,23 @@ class FloodWatch:
         self._ask_for_cuts(time.monotonic())
 
     def _owe(self, sender: str, why: str, *, void: bool = False) -> None:
-        access, before = self._access(sender), self.owed.get(sender)
+        access, before = self.space.access(sender), self.owed.get(sender)
         if access is None or access.revoked or "credential is void" in access.withheld:
             return
         if not void and (access.withheld or before is not None):
             return
         if before is None or (void and not before.void):
             log.error("%s (%s) floods; it may not post %s", access.name, sender, why)
-            self.owed[sender] = Cut(why, self._access_seq(sender), void)
+            self.owed[sender] = Cut(why, self.writer.access_seq(sender), void)
 
     def _ask_for_cuts(self, moment: float) -> None:
         # whatever an administrator did to its access meanwhile settles it; if it goes on, it is found anew
-        self.owed = {sender: cut for sender, cut in self.owed.items() if cut.seq == self._access_seq(sender)}
-        tell = self.steward.tell_supervisor
+        self.owed = {sender: cut for sender, cut in self.owed.items() if cut.seq == self.writer.access_seq(sender)}
+        tell = self.life.tell_supervisor
         for sender, cut in self.owed.items():
             if tell is not None and moment - cut.asked >= ASK_AGAIN:
                 cut.asked = moment
                 tell({"bar" if cut.void else "withhold": {"id": sender, "why": cut.why}})
-
-    def _access_seq(self, sender: str) -> int:
-        return self.steward.writer.last_op.get(self.steward.subjects.access(sender), ("", 0))[1]
 
     # --- health ---
 
@@ -270,17 +266,17 @@ class FloodWatch:
         return [f"{each.name} may not post {each.withheld}" for each in self._accesses() if each.withheld]
 
     def _accesses(self) -> Iterator[Access]:
-        found = (self.steward.active_access(owner) for owner in sorted(self.steward.table.owners()))
+        found = (self.space.active_access(owner) for owner in sorted(self.space.table.owners()))
         return (access for access in found if access is not None)
 
     def problems(self) -> list[str]:
         """Cuts that were not made: without a supervisor nobody here can."""
         said = []
         for sender, cut in self.owed.items():
-            access = self._access(sender)
-            if access is None or cut.seq != self._access_seq(sender):
+            access = self.space.access(sender)
+            if access is None or cut.seq != self.writer.access_seq(sender):
                 continue
-            asked = self.steward.tell_supervisor is not None
+            asked = self.life.tell_supervisor is not None
             waits = "the supervisor was asked" if asked else "no supervisor runs that could do it"
             said.append(
                 f"{access.name} floods ({cut.why}) and its posting is to be withheld; {waits}: "
@@ -293,13 +289,13 @@ class FloodWatch:
     async def _trim_tasks(self, subjects: int) -> None:
         if subjects <= MOST_INVENTED:
             return
-        s, js = self.steward.subjects, self.steward.js
-        accesses = (self._access(owner) for owner in self.steward.table.owners())
+        s, js = self.space.subjects, self.space.js
+        accesses = (self.space.access(owner) for owner in self.space.table.owners())
         held = {role for access in accesses if access is not None for role in access.roles}
         pairs = [subject.split(".")[3:5] for subject in await js.subjects_of(s.task_stream, f"{s.root}.task.*.*")]
         beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
         if beyond:  # a log that was put back has forgotten roles, and nobody wrote them again yet
-            held |= {role for row in Ledger(self.steward.home.issued).rows() if row.state in LIVE for role in row.roles}
+            held |= {role for row in Ledger(self.space.home.issued).rows() if row.state in LIVE for role in row.roles}
             beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
         for role, sender in beyond:
             self.invented_tasks += await js.purge(s.task_stream, subject_filter=f"{s.root}.task.{role}.{sender}")

@@ -5,7 +5,8 @@
 A receipt is written to AUD before it is answered, so a reader that hears nothing tells again; once per (reader,
 sender, id, stage) as far as memory goes. A wait holds no place among the requests being worked on, is bounded in
 number, and is always answered. What AUD says is read back when the steward starts, and its sequence is the cursor of
-those who watch. Who may say and ask what is in `receipt_services.py`.
+those who watch. `ReceiptHandlers` decides who may
+say and ask what.
 """
 
 from __future__ import annotations
@@ -14,29 +15,32 @@ import asyncio
 import json
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from tidings.broker.answers import NO_ROOM, ApiError
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError, TidingsError
-from tidings.steward.services import now
-from tidings.wire.envelope import Received, open_record
+from tidings.broker.jetstream_api import NO_ROOM, ApiError
+from tidings.errors import DeniedError, TidingsError, UsageError
+from tidings.steward.context import SpaceContext, now
+from tidings.steward.fair_queue import ConcurrencyLimit
+from tidings.steward.requests import Answer, ControlRequest, Idle, handles
+from tidings.wire.names import check_agent_id
+from tidings.wire.operations import RECEIPT_WAIT
+from tidings.wire.states import READER_STAGES, ReceiptStage
+from tidings.wire.times import moment, seconds_of
 
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
-
-#: how far each stage is; the last three end a life without its being read
-RANK = {"unknown": -1, "confirmed": 0, "delivered": 1, "read": 2, "expired": 3, "undeliverable": 3, "void": 4}
 #: in place of a reader, in the key of a channel message that no reader shows
 NOBODY = "void"
 KEPT = 50_000
+MOST_RECEIPTS = 512
+#: records looked up at the same time for one request
+AT_ONCE = 32
 READ_BACK = 20_000
 MOST_WAITS, MOST_WAITS_EACH, MOST_WATCHES_EACH = 2_000, 32, 4
 #: batches of one reader being looked up at the same time: each may cost hundreds of reads
-MOST_TELLING = 4
+MOST_TELLING, MOST_TELLING_AT_ONCE = 4, 1_000
 #: newest receipts kept for each sender that watches or may watch, and for how many senders
 NEWS_EACH, NEWS_SENDERS = 256, 1_024
 log = logging.getLogger(__name__)
@@ -49,42 +53,45 @@ class Life:
     """What is known of one direct message."""
 
     seq: int
-    stages: dict[str, str] = field(default_factory=dict)
+    stages: dict[ReceiptStage, str] = field(default_factory=dict)
     #: why no reader shows it
     why: str = ""
     #: of a channel message, of which nothing but that it is void is ever known
     channel: str | None = None
 
     @property
-    def stage(self) -> str:
-        return max(self.stages, key=lambda stage: RANK[stage], default="confirmed")
+    def stage(self) -> ReceiptStage:
+        return max(self.stages, key=lambda stage: stage.rank, default=ReceiptStage.CONFIRMED)
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ReceiptNews:
     """One stage one message of a sender reached. `n` is its sequence in AUD."""
 
     n: int
     key: Key
     seq: int
-    stage: str
+    stage: ReceiptStage
     at: str
     why: str = ""
     channel: str | None = None
 
 
-class Receipts:
+class ReceiptStore:
     """The memory of receipts, over AUD."""
 
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
+    def __init__(self, space: SpaceContext, idle: Idle) -> None:
+        self.space = space
+        self._idle = idle
         self.lives: OrderedDict[Key, Life] = OrderedDict()
         self.by_seq: OrderedDict[int, Key] = OrderedDict()
+        refusal = "too many batches of receipts at once: wait for the answers, then tell the rest"
+        #: batches of a reader's being looked up. An endpoint has one under way; who has many is refused
+        self.telling = ConcurrencyLimit(MOST_TELLING_AT_ONCE, MOST_TELLING, refusal)
         self.waits: Counter[str] = Counter()
         self.unrecorded = 0
         self.newest = 0
-        self._telling: Counter[str] = Counter()
-        self._news: OrderedDict[str, deque[News]] = OrderedDict()
+        self._news: OrderedDict[str, deque[ReceiptNews]] = OrderedDict()
         self._watching: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._changed: defaultdict[Key, set[asyncio.Event]] = defaultdict(set)
         self._reading = asyncio.Lock()
@@ -98,10 +105,10 @@ class Receipts:
         async with self._reading:
             if self._read_back:
                 return
-            s = self.steward.subjects
-            last = int((await self.steward.js.info(s.audit_stream))["state"]["last_seq"])
+            s = self.space.subjects
+            last = await self.space.head(s.audit_stream)
             start = max(1, last - READ_BACK)
-            async for page in self.steward.js.read(s.audit_stream, s.audit("receipt") + ".*", start, last):
+            async for page in self.space.js.read(s.audit_stream, s.audit("receipt") + ".*", start, last):
                 for record in page:
                     self._remember_stored(record)
             self._read_back = True
@@ -112,13 +119,13 @@ class Receipts:
             reader = record.subject.rpartition(".")[2]
             key = (said["of"]["sender"], said["of"]["id"], reader)
             void = {"why": str(said.get("why", "")), "channel": said.get("channel")}
-            self.note(key, said["seq"], said["stage"], said["at"], record.seq, **void)
+            self.note(key, said["seq"], ReceiptStage(said["stage"]), moment(seconds_of(said["at"])), record.seq, **void)
 
     def note(
         self,
         key: Key,
         seq: int,
-        stage: str,
+        stage: ReceiptStage,
         at: str,
         n: int | None = None,
         *,
@@ -129,7 +136,7 @@ class Receipts:
         life = self.lives.setdefault(key, Life(seq, why=why, channel=channel))
         if stage not in life.stages:
             life.why = life.why or why
-            self._spread(News(0, key, seq, stage, at, why, channel), n)
+            self._spread(ReceiptNews(0, key, seq, stage, at, why, channel), n)
         life.stages.setdefault(stage, at)
         self.lives.move_to_end(key)
         if channel is None:
@@ -141,7 +148,7 @@ class Receipts:
         for event in self._changed.get(key, ()):
             event.set()
 
-    def _spread(self, said: News, n: int | None) -> None:
+    def _spread(self, said: ReceiptNews, n: int | None) -> None:
         self.newest = max(self.newest + 1, n or 0)
         key = said.key
         news = self._news.setdefault(key[0], deque(maxlen=NEWS_EACH))
@@ -152,30 +159,17 @@ class Receipts:
         for event in self._watching.get(key[0], ()):
             event.set()
 
-    def news_since(self, sender: str, n: int) -> list[News]:
+    def news_since(self, sender: str, n: int) -> list[ReceiptNews]:
         """What the newest receipts of a sender's messages say that is newer than `n`."""
         return [each for each in self._news.get(sender, ()) if each.n > n]
 
-    def stage_of(self, key: Key) -> str | None:
+    def stage_of(self, key: Key) -> ReceiptStage | None:
         life = self.lives.get(key)
         return life.stage if life else None
 
     # --- writing ---
 
-    @contextmanager
-    def telling(self, reader: str) -> Iterator[None]:
-        """A batch of a reader's, being looked up. An endpoint has one under way; who has many is refused."""
-        if self._telling[reader] >= MOST_TELLING:
-            raise ConflictError("too many batches of receipts at once: wait for the answers, then tell the rest")
-        self._telling[reader] += 1
-        try:
-            yield
-        finally:
-            self._telling[reader] -= 1
-            if not self._telling[reader]:
-                del self._telling[reader]
-
-    async def write(self, told: list[tuple[Key, int, str]]) -> int:
+    async def write(self, told: list[tuple[Key, int, ReceiptStage]]) -> int:
         """Record what is new in AUD, all at once, and remember it. Answers how much was new."""
         await self.ready()
         fresh = [each for each in dict.fromkeys(told) if not self._knows(each)]
@@ -183,7 +177,7 @@ class Receipts:
         await asyncio.gather(*(self._record(key, seq, stage, at) for key, seq, stage in fresh))
         return len(fresh)
 
-    def _knows(self, told: tuple[Key, int, str]) -> bool:
+    def _knows(self, told: tuple[Key, int, ReceiptStage]) -> bool:
         life = self.lives.get(told[0])
         return life is not None and told[2] in life.stages
 
@@ -193,11 +187,11 @@ class Receipts:
         """Say to a sender that no reader shows a message of its own, to a channel or to a target."""
         await self.ready()
         key = (sender, mid, target or NOBODY)
-        if not self._knows((key, seq, "void")):
-            await self._record(key, seq, "void", now(), why=why, channel=channel)
+        if not self._knows((key, seq, ReceiptStage.VOID)):
+            await self._record(key, seq, ReceiptStage.VOID, now(), why=why, channel=channel)
 
     async def _record(
-        self, key: Key, seq: int, stage: str, at: str, *, why: str = "", channel: str | None = None
+        self, key: Key, seq: int, stage: ReceiptStage, at: str, *, why: str = "", channel: str | None = None
     ) -> None:
         sender, mid, reader = key
         body: dict[str, Any] = {"of": {"sender": sender, "id": mid}, "stage": stage, "seq": seq, "at": at}
@@ -205,8 +199,8 @@ class Receipts:
             body |= {"why": why, "channel": channel}
         n: int | None
         try:
-            subject = self.steward.subjects.audit("receipt", reader)
-            n = await self.steward.js.publish(subject, json.dumps(body).encode())
+            subject = self.space.subjects.audit("receipt", reader)
+            n = await self.space.js.publish(subject, json.dumps(body).encode())
         except ApiError as error:
             if error.err_code != NO_ROOM:
                 raise
@@ -216,12 +210,12 @@ class Receipts:
 
     # --- waiting ---
 
-    async def wait(self, key: Key, stage: str, seconds: float) -> str | None:
+    async def wait(self, key: Key, stage: ReceiptStage, seconds: float) -> ReceiptStage | None:
         """Until the message is at `stage` or beyond, or time is over; the stage it is at then."""
         await self._until(lambda: reached(self.stage_of(key), stage), self._changed, key, key[0], seconds)
         return self.stage_of(key)
 
-    async def watch(self, sender: str, n: int, seconds: float) -> tuple[list[News], bool]:
+    async def watch(self, sender: str, n: int, seconds: float) -> tuple[list[ReceiptNews], bool]:
         """What is newer than `n`, waiting for it; and whether there was room to wait."""
         waited = await self._until(
             lambda: bool(self.news_since(sender, n)), self._watching, sender, sender, seconds, MOST_WATCHES_EACH
@@ -249,7 +243,7 @@ class Receipts:
         events[key].add(changed)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds), self.steward.answering.idle():
+                async with asyncio.timeout(seconds), self._idle():
                     while not self._closed and not is_so():
                         await changed.wait()
                         changed.clear()
@@ -275,7 +269,7 @@ class Receipts:
         """(sender, id, target) of the direct message at a sequence, from memory or from the stream."""
         if seq in self.by_seq:
             return self.by_seq[seq]
-        stored = await self.steward.js.at(self.steward.subjects.direct_stream, seq)
+        stored = await self.space.js.at(self.space.subjects.direct_stream, seq)
         return self.key_of(stored) if stored else None
 
     def remember(self, stored: StoredRecord) -> None:
@@ -286,29 +280,160 @@ class Receipts:
 
     def key_of(self, stored: StoredRecord) -> Key | None:
         """What a record says, if it says it properly."""
-        s = self.steward
-        fields = stored.own_fields()
-        if fields is None:
-            return None
-        opened = open_record(s.subjects, s.info.id, stored.subject, fields, stored.payload)
-        if not isinstance(opened, Received) or opened.kind != "dm":
+        opened = self.space.received(stored)
+        if opened is None or opened.kind != "dm":
             return None
         return opened.sender, opened.message.id, opened.destination
 
+    async def tell_senders(self, records: list[StoredRecord], stage: ReceiptStage) -> None:
+        """Say of each of these that it ended unread. Before they are removed, so that it is said at least once."""
+        told = []
+        for record in records:
+            key = self.key_of(record)
+            if key is not None and self.stage_of(key) != ReceiptStage.READ:
+                told.append((key, record.seq, stage))
+        try:
+            await self.write(told)
+        except TidingsError as error:
+            log.warning("%d senders could not be told %s yet: %s", len(told), stage, error)
+            raise
 
-def reached(current: str | None, wanted: str) -> bool:
-    return current is not None and RANK[current] >= RANK[wanted]
+
+def reached(current: ReceiptStage | None, wanted: ReceiptStage) -> bool:
+    return current is not None and current.rank >= wanted.rank
 
 
-async def tell_senders(steward: Steward, records: list[StoredRecord], stage: str) -> None:
-    """Say for each of these records that it ended unread. Before they are removed, so that it is said at least once."""
-    told = []
-    for record in records:
-        key = steward.receipts.key_of(record)
-        if key is not None and steward.receipts.stage_of(key) != "read":
-            told.append((key, record.seq, stage))
-    try:
-        await steward.receipts.write(told)
-    except TidingsError as error:
-        log.warning("%d senders could not be told %s yet: %s", len(told), stage, error)
-        raise
+class ReceiptHandlers:
+    """`ctl.receipt`: readers tell, senders ask or watch.
+
+    A receipt counts only if the record it speaks of is addressed to whoever sends it. Only the sender of a message can
+    wait for its receipts, or watch them. Every request is answered: at once if there is no room to wait.
+    """
+
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore) -> None:
+        self.space = space
+        self.receipts = receipts
+
+    @handles("receipt", "put")
+    async def put(self, request: ControlRequest) -> Answer:
+        """`receipts`: [{seq, stage}], or one `seq` and `stage`. What is not addressed to the caller is refused.
+
+        Who tells late adds `sender` and `id`: a message whose record has gone is known by them if it was told of
+        before, and a sequence that was used again for another message is not taken for it.
+        """
+        self.space.access_of(request.sender)
+        if request.arguments.get("stream", "dm") != "dm":
+            raise UsageError("receipts are for direct messages: `stream` is dm")
+        single = "seq" in request.arguments
+        told = _told([request.arguments] if single else request.arguments.get("receipts"))
+        await self.receipts.ready()
+        accepted: list[tuple[Key, int, ReceiptStage]] = []
+        refused: list[int] = []
+        async with self.receipts.telling.turn(request.sender):
+            keys = await self._addressed({each.seq for each in told if self._known(request, each) is None})
+        for each in told:
+            known = self._known(request, each)
+            key = known or keys.get(each.seq)
+            if key is None or key[2] != request.sender or (each.of is not None and key[:2] != each.of):
+                refused.append(each.seq)
+            else:
+                accepted.append((key, self.receipts.lives[key].seq if known else each.seq, each.stage))
+        if single and refused:
+            raise DeniedError(f"the direct message {refused[0]} is not addressed to you, or is gone")
+        return {"new": await self.receipts.write(accepted), "refused": refused}
+
+    def _known(self, request: ControlRequest, told: Told) -> Key | None:
+        """The message by what was told of it before."""
+        key = (*told.of, request.sender) if told.of is not None else None
+        return key if key in self.receipts.lives else None
+
+    async def _addressed(self, seqs: set[int]) -> dict[int, Key | None]:
+        """To whom each of these is addressed, a few reads at a time: a batch must not take a round trip for each."""
+        found: dict[int, Key | None] = {}
+        wanted = sorted(seqs)
+        for start in range(0, len(wanted), AT_ONCE):
+            part = wanted[start : start + AT_ONCE]
+            found |= zip(part, await asyncio.gather(*map(self.receipts.addressed, part)), strict=True)
+        return found
+
+    @handles("receipt", "wait")
+    async def wait(self, request: ControlRequest) -> Answer:
+        """Wait for a receipt of a message of one's own: the key begins with who asks, so nobody sees another's."""
+        self.space.access_of(request.sender)
+        key = (request.sender, request.message_id(), check_agent_id(request.text("to")))
+        wanted = request.arguments.get("stage", ReceiptStage.DELIVERED)
+        known = [each for each in ReceiptStage if each.rank >= 0]
+        if wanted not in known:
+            raise UsageError(f"stages are {', '.join(known)}")
+        stage = ReceiptStage(wanted)
+        receipts = self.receipts
+        await receipts.ready()
+        found = receipts.stage_of(key) or await self._stored_stage(request, key)
+        if not reached(found, stage):
+            found = await receipts.wait(key, stage, _seconds(request)) or found
+        life = receipts.lives.get(key)
+        stages, why = (dict(life.stages), life.why) if life else ({}, "")
+        return {"stage": found, "reached": reached(found, stage), "stages": stages, "why": why}
+
+    async def _stored_stage(self, request: ControlRequest, key: Key) -> ReceiptStage:
+        """`confirmed` if the record is where the caller says; without a place nothing is searched for."""
+        seq = request.optional("seq", int)
+        return ReceiptStage.CONFIRMED if seq and await self.receipts.addressed(seq) == key else ReceiptStage.UNKNOWN
+
+    @handles("receipt", "watch")
+    async def watch(self, request: ControlRequest) -> Answer:
+        """Receipts of the caller's own messages newer than `since`, waiting for the first.
+
+        `cursor` is the next `since`. `waited` false: too many wait already, so ask again later, not at once.
+        """
+        self.space.access_of(request.sender)
+        since = request.optional("since", int) or 0
+        receipts = self.receipts
+        await receipts.ready()
+        if since > receipts.newest:
+            since = 0  # counted by another steward while AUD was full
+        news, waited = await receipts.watch(request.sender, since, _seconds(request))
+        told = [
+            {
+                "id": each.key[1],
+                "to": each.key[2],
+                "seq": each.seq,
+                "stage": each.stage,
+                "at": each.at,
+                **({"why": each.why, "channel": each.channel} if each.why else {}),
+            }
+            for each in news
+        ]
+        return {"news": told, "cursor": max(since, receipts.newest if not news else news[-1].n), "waited": waited}
+
+
+class Told(NamedTuple):
+    """One receipt as its reader tells it. `of` is the sender and id it speaks of, if the reader says so."""
+
+    seq: int
+    stage: ReceiptStage
+    of: tuple[str, str] | None
+
+
+def _told(items: Any) -> list[Told]:
+    if not isinstance(items, list) or not 0 < len(items) <= MOST_RECEIPTS:
+        raise UsageError(f"receipt put needs `receipts`, a list of 1 to {MOST_RECEIPTS}")
+    return [_one_told(item if isinstance(item, dict) else {}) for item in items]
+
+
+def _one_told(item: Mapping[str, Any]) -> Told:
+    seq, stage = item.get("seq"), item.get("stage")
+    if type(seq) is not int or seq < 1 or stage not in READER_STAGES:
+        raise UsageError(f"a receipt has `seq` and `stage`, one of {', '.join(READER_STAGES)}")
+    sender, mid = item.get("sender"), item.get("id")
+    of = (sender, mid) if isinstance(sender, str) and isinstance(mid, str) else None
+    if of is None and (sender is not None or mid is not None):
+        raise UsageError("a receipt that names its message has `sender` and `id`, both texts")
+    return Told(seq, ReceiptStage(stage), of)
+
+
+def _seconds(request: ControlRequest) -> float:
+    value = request.arguments.get("timeout", request.arguments.get("wait", RECEIPT_WAIT))
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise UsageError("receipt wait: `timeout` is a number of seconds")
+    return min(float(value), RECEIPT_WAIT)

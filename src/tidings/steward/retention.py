@@ -4,18 +4,16 @@
 
 A part counts unless a `space` record switches it off; not starting it is not switching it off. Chat below the floor
 goes; ruling records stay, except versions that a newer one at or below the floor has superseded. The floor is
-written down before anything is removed, so a sequence missing above it is always a fault. Receipts and task results
-(AUD) go by age once they are archived, dead letters by age and number; what goes is counted, and whose letters go is
-told.
+written down before anything is removed, so a sequence missing above it is always a fault. AUD and DEAD are
+`side_streams.py`'s.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.streams import GateState
@@ -23,27 +21,21 @@ from tidings.errors import ConflictError
 from tidings.space.compaction import removable
 from tidings.space.fold import Table
 from tidings.space.state import StateBucket
+from tidings.steward.context import SpaceContext
 from tidings.wire.rulings import Space
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
+from tidings.wire.state_keys import StateKey
 
 STEP = 100_000
 RECORD_OVERHEAD = 34
 MEASURED_PER_ROUND = 64 * 1024 * 1024
-LOG_FLOOR = "floor.log"
+LOG_FLOOR = StateKey.LOG_FLOOR
 #: without a limit of its own a log is kept to this share of its budget, well below the gate
 DEFAULT_SHARE = 0.6
-DAY = 24 * 3600
-RECEIPTS_KEPT = 30 * DAY
-DEAD_KEPT, MOST_DEAD = 90 * DAY, 10_000
-#: a side stream this full loses its oldest quarter however young, because a full one takes nothing new
-SIDE_FULL = 0.8
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Floors:
+class RetentionFloors:
     """What each part says; None means the part does not count."""
 
     limit: int
@@ -78,7 +70,9 @@ class Retention:
         self.state = state
         self.stream = table.subjects.log_stream
         self.filters = (f"{table.subjects.root}.chat.>", f"{table.subjects.root}.via.>")
-        self.last: Floors | None = None
+        self.last: RetentionFloors | None = None
+        #: records it took out of the log
+        self.removed = 0
         #: how far each ruling subject was cut already: the table remembers versions the log no longer has
         self._cut: dict[str, int] = {}
 
@@ -86,14 +80,15 @@ class Retention:
         """One round: compute the floor, write it down, remove what lies below. Answers how many records went."""
         self.last = await self._floors(gate)
         floor = await self._advance(self.last.floor, lease)
-        removed = await self._remove_messages(floor)
-        return removed + await self._remove_superseded(floor)
+        removed = await self._remove_messages(floor) + await self._remove_superseded(floor)
+        self.removed += removed
+        return removed
 
-    async def _floors(self, gate: GateState) -> Floors:
+    async def _floors(self, gate: GateState) -> RetentionFloors:
         space = self.table.space_at(max(self.table.head, self.table.floor))
         reported = {name: await self._part_floor(name) for name in ("deliver", "archive")}
         floors = {name: seq for name, seq in reported.items() if seq is not None}
-        return Floors(await self._limit(space, gate), counted_parts(space, floors))
+        return RetentionFloors(await self._limit(space, gate), counted_parts(space, floors))
 
     async def _part_floor(self, part: str) -> int | None:
         entry = await self.state.get(archive_floor_key("log") if part == "archive" else f"floor.{part}")
@@ -182,95 +177,12 @@ def archive_floor_key(what: str) -> str:
     return f"floor.archive.{what}"
 
 
-async def archive_needs(steward: Steward, what: str) -> int | None:
+async def archive_needs(space: SpaceContext, what: str) -> int | None:
     """The first sequence of a stream that the archive still needs; None if the space does without an archive."""
-    if steward.table.space_at(steward.position).parts.archive != "on":
+    if space.table.space_at(space.position).parts.archive != "on":
         return None
-    entry = await steward.state.get(archive_floor_key(what))
+    entry = await space.state.get(archive_floor_key(what))
     return int(entry.value["seq"]) if entry else 0
-
-
-class SideStreams:
-    """Keeps AUD and DEAD bounded. What goes is counted, and a stream that is held full by the archive is said."""
-
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
-        self.removed: dict[str, int] = {"receipts": 0, "dead": 0}
-        #: streams that are nearly full and may not be cut
-        self.held: dict[str, str] = {}
-
-    async def run(self) -> None:
-        space = self.steward.table.space_at(self.steward.position)
-        keep = RECEIPTS_KEPT if space.keep_receipts is None else space.keep_receipts
-        needed = await archive_needs(self.steward, "aud")
-        self.removed["receipts"] += await self._cut_receipts(datetime.now(UTC) - timedelta(seconds=keep), needed)
-        self.removed["dead"] += await self._cut_letters()
-
-    async def _cut_receipts(self, cutoff: datetime, needed: int | None) -> int:
-        stream = self.steward.subjects.audit_stream
-        info = await self.steward.js.info(stream)
-        self.held.pop(stream, None)
-        below = max(await self._older_than(stream, cutoff, info), _crowded(info))
-        if needed is not None and below > needed:
-            if info["state"]["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
-                self.held[stream] = "archive"
-            below = needed
-        return await self._purge(stream, below, info)
-
-    async def _cut_letters(self) -> int:
-        """Those that are too old go once a day, so that their owners hear of them together."""
-        stream = self.steward.subjects.dead_stream
-        info = await self.steward.js.info(stream)
-        mail, book = self.steward.dead_mail, self.steward.desk.book
-        mail.limit = int(info["config"]["max_bytes"])
-        midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        old = await self._older_than(stream, midnight - timedelta(seconds=DEAD_KEPT), info)
-        below = max(old, _crowded(info, MOST_DEAD))
-        gone: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for letter in mail.below(below):
-            gone[letter.owner][letter.kind] += 1
-        for dead in book.dead_below(below):
-            gone[dead.asker]["task"] += 1
-        why = f"after {DEAD_KEPT // DAY} days" if below == old else "because the space had more than it keeps"
-        await self.steward.store.note_letters_gone(gone, why)
-        removed = await self._purge(stream, below, info)
-        mail.forget_below(below)
-        book.drop_below(below)
-        return removed
-
-    async def _purge(self, stream: str, below: int, info: dict[str, Any]) -> int:
-        if below <= info["state"]["first_seq"]:
-            return 0
-        removed = await self.steward.js.purge(stream, subject_filter=f"{self.steward.subjects.root}.>", below=below)
-        if removed:
-            log.info("removed %d records of %s below %d", removed, stream, below)
-        return removed
-
-    async def _older_than(self, stream: str, cutoff: datetime, info: dict[str, Any]) -> int:
-        if not info["state"]["messages"]:
-            return 0
-        first = await self.steward.js.first_after(stream, f"{self.steward.subjects.root}.>", cutoff)
-        return int(info["state"]["last_seq"]) + 1 if first is None else first
-
-    def problems(self) -> list[str]:
-        return [
-            f"{stream} is nearly full and waits for the {part}: `tidings space set {part}=off`, or start it"
-            for stream, part in self.held.items()
-        ]
-
-
-def _crowded(info: dict[str, Any], most: int | None = None) -> int:
-    """Below which sequence to cut a stream that holds too much, whatever its age; 0 if it does not."""
-    state = info["state"]
-    if not state["messages"]:
-        return 0
-    first, count = int(state["first_seq"]), int(state["messages"])
-    span = int(state["last_seq"]) - first + 1
-    if most is not None and count > most + most // 8:  # a few at a time would be told one by one
-        return first + span * (count - most) // count
-    if state["bytes"] >= SIDE_FULL * info["config"]["max_bytes"]:
-        return first + max(1, span // 4)
-    return 0
 
 
 def stored_size(record: StoredRecord) -> int:

@@ -1,50 +1,28 @@
-"""The steward's roster: who is here, kept in memory from beats, told to everybody as signed deltas.
+"""Who is here, kept in memory from beats. Pure and without a clock; `roster_service.py` publishes it.
 
-`RosterTable` is the state, pure and without a clock; `RosterService` publishes what changed and answers snapshots. The
-directory is every agent that is not revoked, offline ones included. Names and roles are the access record's; status,
-activity and model are the agent's own word. Several sessions of one agent may beat: the one that receives speaks for
-it while it lives, else the one that beat first. An unchanged beat costs no delta, and no message gets a task.
+The directory is every agent that is not revoked, offline ones included. Names and roles are the access record's;
+status, activity and model are the agent's own word. Several sessions of one agent may beat: the one that receives
+speaks for it while it lives, else the one that beat first. An unchanged beat costs no delta.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidings.errors import ConflictError, TidingsError, UsageError
-from tidings.nats.errors import NatsError
-from tidings.space.home import SpaceHome
-from tidings.steward.attention import StandingAttention, get_attention, set_attention
-from tidings.steward.backstop import BackstopWatch
-from tidings.steward.history import encoded
-from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of
-from tidings.wire.roster import Agent, Beat, Delta, read_beat, sign_delta
+from tidings.wire.roster import Agent, Beat
 from tidings.wire.rulings import Access
-from tidings.wire.subjects import AccessSubject, MemberSubject
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
+from tidings.wire.times import moment
 
 #: bytes of rows in one delta or page
 PAGE_BYTES = 256 * 1024
 SESSIONS_KEPT = 8
-#: ids in one question for names
-MOST_NAMES = 64
-SEEN_KEY = "roster.seen"
 SEEN_KEPT = 2_000
-SAVE_EVERY = 60.0
-#: how far ahead of this clock the number of a session may be; numbers are milliseconds, and clocks differ
-CLOCK_SLACK_MS = 86_400_000
 #: a receiving session that was silent for so many times to live is taken for ended: it may only be cut off, and whoever
 #: takes its place then ends it for good
 ENDED_AFTER_TTLS = 4
-log = logging.getLogger(__name__)
 
 AccessOf = Callable[[str], Access | None]
 SequenceOf = Callable[[str], int]
@@ -210,7 +188,7 @@ class RosterTable:
             id=owner,
             name=access.name,
             roles=access.roles,
-            last_seen=presence.last_seen,
+            last_seen=None if presence.last_seen is None else moment(presence.last_seen),
             session=presence.number,
             access=self._access_seq(owner),
             moved=self._moved(owner),
@@ -273,199 +251,3 @@ def pages(rows: list[Agent], limit: int = PAGE_BYTES) -> list[list[Agent]]:
         found[-1].append(row)
         used += size
     return found
-
-
-def _is_starting(home: SpaceHome) -> bool:
-    """Does the supervisor say that it starts durable delivery?"""
-    return (home.read_state().get("pipeline") or {}).get("phase") == "starting"
-
-
-class RosterService:
-    """The roster of one steward's term: beats in, deltas and snapshots out."""
-
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
-        self.boot = steward.lease.holder_id
-        self.n = 0
-        self.table = RosterTable(
-            lambda owner: steward.table.access_at(owner, steward.position),
-            steward.pace.presence,
-            self._access_seq,
-            lambda owner: steward.table.moved.get(owner, 0),
-            lambda owner: steward.dead_mail.wanted(owner),
-            lambda owner: steward.store.told[owner],
-        )
-        self.attention = StandingAttention(steward)
-        self.backstop = BackstopWatch(steward.state, is_starting=lambda: _is_starting(steward.home))
-        self._told_running = False
-        self._published = float("-inf")
-        self._swept = 0.0
-        self._saved = time.monotonic()
-        self._saved_seen: dict[str, float] = {}
-        self._rotations: dict[int, dict[str, Any]] = {}
-
-    def _access_seq(self, owner: str) -> int:
-        return self.steward.writer.last_op.get(self.steward.subjects.access(owner), ("", 0))[1]
-
-    async def load(self) -> None:
-        """Start from the access records, and from when each agent was last seen."""
-        entry = await self.steward.state.get(SEEN_KEY)
-        if entry is not None:
-            self._saved_seen = {str(owner): float(when) for owner, when in entry.value.get("seen", {}).items()}
-            self.table.remember(self._saved_seen)
-        for owner, number in (await self.attention.load()).items():
-            self.table.stand(owner, number)
-        self.table.admit(self.steward.table.owners())
-        self.steward.writer.on_effective = self._ruled
-
-    def _ruled(self, subject: str) -> None:
-        parsed = self.steward.subjects.parse(subject)
-        if isinstance(parsed, AccessSubject | MemberSubject):
-            self.table.admit([parsed.owner])
-
-    def beat(self, request: Request) -> Answer:
-        access_of(self.steward, request.sender)
-        self.table.beat(request.sender, read_beat(request.arguments), time.monotonic(), time.time())
-        return {"boot": self.boot}
-
-    async def tick(self) -> None:
-        """Tell what changed, or at least that we live, while anybody is there to hear it."""
-        now = time.monotonic()
-        if now - self._swept >= self.table.ttl / 25:
-            self._swept = now
-            self.table.sweep(now)
-        await self.backstop.look()
-        # also while nobody is here: who only keeps mail or looks on beats nothing, and wants to know how far the log is
-        due = now - self._published >= self.steward.pace.roster_heartbeat
-        due = due or self.backstop.running != self._told_running
-        if (self.table.has_news or due) and self.steward.lease.is_fresh:
-            await self._publish(due=due)
-        if now - self._saved >= SAVE_EVERY:
-            await self.save()
-
-    async def _publish(self, *, due: bool) -> None:
-        facts = await self.facts()
-        self._told_running = facts["backstop"].running
-        rows, gone = self.table.news()
-        if not rows and not gone and not due:
-            return
-        parts = pages(rows) or [[]]
-        for number, part in enumerate(parts):
-            self.n += 1
-            delta = Delta(boot=self.boot, n=self.n, rows=tuple(part), gone=() if number else tuple(gone), **facts)
-            payload, headers = sign_delta(self.steward.writer.key, self.steward.info.id, delta)
-            try:
-                await self.steward.js.connection.publish(self.steward.subjects.live_roster, payload, headers=headers)
-            except (NatsError, OSError) as error:
-                log.warning("delta %d was not published (%s): readers see the hole and ask", self.n, error)
-        self._published = time.monotonic()
-
-    async def facts(self) -> dict[str, Any]:
-        head = await self.steward.log_head()
-        await self.backstop.look()
-        return {"head": head, "floor": self.steward.table.floor, "backstop": self.backstop.fact(head)}
-
-    async def save(self) -> None:
-        """Keep when each agent was last seen, for the steward after this one. Losing it costs nobody a message."""
-        self._saved = time.monotonic()
-        seen = self.table.seen()
-        if seen == self._saved_seen:
-            return
-        entry = await self.steward.state.get(SEEN_KEY)
-        try:
-            await self.steward.state.put(SEEN_KEY, {"seen": seen}, entry.revision if entry else 0)
-        except ConflictError as error:
-            log.warning("last-seen times were not kept: %s", error)
-        else:
-            self._saved_seen = seen
-
-    async def rotations(self) -> list[dict[str, Any]]:
-        """The records that named a new steward key, as they are stored: readers follow them from their anchor."""
-        for seq in self.steward.table.rotations:
-            if seq not in self._rotations:
-                stored = await self.steward.js.at(self.steward.subjects.log_stream, seq)
-                if stored is not None:
-                    self._rotations[seq] = encoded(stored)
-        return [self._rotations[seq] for seq in self.steward.table.rotations if seq in self._rotations]
-
-
-async def snapshot(steward: Steward, request: Request) -> Answer:
-    """A page of the directory, in order of ids; `after` continues it. Deltas above the first page's `n` come on top."""
-    access_of(steward, request.sender)
-    after = request.optional("after", str) or ""
-    roster = steward.roster
-    facts = await roster.facts()
-    rotations = [] if after else await roster.rotations()
-    standing = roster.attention.of(request.sender)
-    found = pages(roster.table.after(after))
-    page = found[0] if found else []
-    return {
-        "boot": roster.boot,
-        "n": roster.n,
-        "rows": msgspec.to_builtins(page),
-        "next": page[-1].id if len(found) > 1 else None,
-        "ttl": roster.table.ttl,
-        "epoch": steward.marks.file.epoch,
-        "damage": [] if after else steward.store.told_to(request.sender),
-        "told": steward.store.told[request.sender],
-        "rotations": rotations,
-        "attention": msgspec.to_builtins(standing) if standing else None,
-        **msgspec.to_builtins(facts),
-    }
-
-
-async def names(steward: Steward, request: Request) -> Answer:
-    """Who ids are, by their access records: also agents that are revoked, which no roster lists."""
-    access_of(steward, request.sender)
-    ids = request.arguments.get("ids")
-    if not isinstance(ids, list) or len(ids) > MOST_NAMES or not all(isinstance(each, str) for each in ids):
-        raise UsageError(f"roster names needs `ids`, a list of at most {MOST_NAMES} ids of agents")
-    known = {each: steward.table.access_at(each, steward.position) for each in ids}
-    return {"names": {each: {"name": a.name, "roles": list(a.roles)} for each, a in known.items() if a is not None}}
-
-
-async def take_session(steward: Steward, request: Request) -> Answer:
-    """Receive as this session. `held`: the number it had, so that asking again never wins over a newer one."""
-    access_of(steward, request.sender)
-    session, held, ended = request.text("session"), request.optional("held", int), request.optional("ended", int)
-    now_ms = time.time_ns() // 1_000_000
-    if not 8 <= len(session) <= 64 or (held is not None and not 0 < held <= now_ms + CLOCK_SLACK_MS):
-        raise UsageError("session take needs `session` (8 to 64 characters) and, if one was held, its number as `held`")
-    table = steward.roster.table
-    renews = held is not None and table.is_held_by(request.sender, session)
-    number, superseded = table.take(request.sender, session, held, now_ms, ended=ended, heard=time.monotonic())
-    unsettled = 0 if superseded or renews else await _unsettled(steward, request.sender)
-    return {"number": number, "superseded": superseded, "boot": steward.roster.boot, "unsettled": unsettled}
-
-
-async def release_session(steward: Steward, request: Request) -> Answer:
-    """This session receives no longer, and nobody took its place."""
-    access_of(steward, request.sender)
-    steward.roster.table.release(request.sender, request.text("session"))
-    return {}
-
-
-async def ended_session(steward: Steward, request: Request) -> Answer:
-    """Did the session that receives for the asker end? Its number if it did, for `take`; None while it may live."""
-    access_of(steward, request.sender)
-    return {"ended": steward.roster.table.ended(request.sender, time.monotonic())}
-
-
-async def _unsettled(steward: Steward, owner: str) -> int:
-    """Frames of this agent that a session had in hand and did not settle: the broker brings them after its patience."""
-    try:
-        info = await steward.js.api(f"CONSUMER.INFO.{steward.subjects.delivery_stream}.dlv_{owner}")
-    except TidingsError:  # boundary: no mailbox, or no answer; that costs a flag, and must not cost the session
-        return 0
-    return int(info.get("num_ack_pending", 0))
-
-
-ROSTER_HANDLERS: dict[tuple[str, str], Handler] = {
-    ("roster", "snapshot"): snapshot,
-    ("roster", "names"): names,
-    ("session", "take"): take_session,
-    ("session", "release"): release_session,
-    ("session", "ended"): ended_session,
-    ("attention", "get"): get_attention,
-    ("attention", "set"): set_attention,
-}

@@ -20,22 +20,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from tidings.broker.answers import NO_CONSUMER, ApiError
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
+from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT
-from tidings.steward.receipts import tell_senders
+from tidings.steward.quotas import FloodWatch
+from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
-from tidings.steward.services import name_of
+from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_store import MSG_ID
 from tidings.wire.headers import values_of
+from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct, Task
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
 
 #: of a stream, for one agent; never less than so many bytes, unless the whole stream is not much more
 SHARE, LEAST_SHARE, MOST_OF_SMALL = 1 / 16, 16 * 1024 * 1024, 0.75
@@ -108,18 +106,21 @@ class _Sum:
 
 
 class Shares:
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
-        s = steward.subjects
+    def __init__(self, space: SpaceContext, floods: FloodWatch, receipts: ReceiptStore, store: StoreWatch) -> None:
+        self.space = space
+        self.floods = floods
+        self.receipts = receipts
+        self.store = store
+        s = space.subjects
         self._fills = {s.log_stream: _Fill(), s.direct_stream: _Fill(), s.task_stream: _Fill()}
         #: records removed because their sender held more than its share
         self.removed = 0
 
     async def run(self) -> None:
         """One look. Of the log, which has its own gate and quota, only what is too long, and whose it is."""
-        s = self.steward.subjects
+        s = self.space.subjects
         for stream, fill in self._fills.items():
-            info = await self.steward.js.info(stream)
+            info = await self.space.js.info(stream)
             state = info["state"]
             before, fill.head = fill.head, int(state["last_seq"])
             fill.used, fill.limit = int(state["bytes"]), int(info["config"]["max_bytes"])
@@ -136,14 +137,14 @@ class Shares:
 
     async def _look_at_new(self, stream: str, first: int, last: int) -> None:
         start = random.randint(first, max(first, last - SAMPLED + 1))
-        for record in await self._page(stream, f"{self.steward.subjects.root}.>", start, last):
+        for record in await self._page(stream, f"{self.space.subjects.root}.>", start, last):
             what = too_long(record)
-            sender = self.steward.floods.sender_of(record.subject) if what else None
+            sender = self.floods.sender_of(record.subject) if what else None
             if what and sender:
-                self.steward.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {what}")
+                self.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {what}")
 
     async def _page(self, stream: str, subject_filter: str, start: int, last: int) -> list[StoredRecord]:
-        reading = self.steward.js.read(stream, subject_filter, start, last, page=SAMPLED, max_bytes=SAMPLED_BYTES)
+        reading = self.space.js.read(stream, subject_filter, start, last, page=SAMPLED, max_bytes=SAMPLED_BYTES)
         return await anext(reading, [])
 
     async def _name_largest(self, stream: str, fill: _Fill, first: int) -> None:
@@ -152,7 +153,7 @@ class Shares:
         if fill.used < WARN_AT * fill.limit or moment - fill.counted < LOG_AGAIN:
             return
         fill.counted = moment
-        used = await self.steward.floods.usage(stream, first, fill.head)
+        used = await self.floods.usage(stream, first, fill.head)
         fill.held = tuple(sorted(((sender, each.size) for sender, each in used.items()), key=lambda item: -item[1]))
 
     # --- shares ---
@@ -163,9 +164,9 @@ class Shares:
         if moment - fill.counted < COUNT_AGAIN and fill.used < FULL * fill.limit:
             return
         fill.counted = moment
-        s = self.steward.subjects
+        s = self.space.subjects
         kind = "dm" if stream == s.direct_stream else "task"
-        subjects = await self.steward.js.counts_of(stream, f"{s.root}.{kind}.>")
+        subjects = await self.space.js.counts_of(stream, f"{s.root}.{kind}.>")
         records: Counter[str] = Counter()
         for subject, count in subjects.items():
             records[sender_of(subject)] += count
@@ -188,7 +189,7 @@ class Shares:
         if fill.read > fill.head:  # an older store was put back
             fill.read, fill.put = 0, Counter()
         pages = 0
-        async for page in self.steward.js.read(stream, everything, max(first, fill.read + 1), fill.head):
+        async for page in self.space.js.read(stream, everything, max(first, fill.read + 1), fill.head):
             for record in page:
                 fill.put[sender_of(record.subject)] += stored_size(record)
             fill.read, pages = page[-1].seq, pages + 1
@@ -199,7 +200,7 @@ class Shares:
     async def _sum(self, stream: str, kind: str, mine: str, first: int, last: int, most: int) -> _Sum:
         """What waits of one agent, exactly, or until it is more than it may be."""
         found, floors, pages = _Sum(), dict[str, int](), 0
-        async for page in self.steward.js.read(stream, mine, first, last):
+        async for page in self.space.js.read(stream, mine, first, last):
             for record in page:
                 if record.subject not in floors:
                     floors[record.subject] = await self._done_through(stream, kind, record.subject)
@@ -216,43 +217,37 @@ class Shares:
 
     async def _done_through(self, stream: str, kind: str, subject: str) -> int:
         """The last sequence up to which the target of a subject is done with what was sent there."""
-        parsed = self.steward.subjects.parse(subject)
+        parsed = self.space.subjects.parse(subject)
         if isinstance(parsed, Direct):
-            whose = parsed.target if self.steward.active_access(parsed.target) is not None else None
+            whose = parsed.target if self.space.active_access(parsed.target) is not None else None
         else:
             whose = parsed.role if isinstance(parsed, Task) else None
         if whose is None:
             return 0
-        try:
-            info = await self.steward.js.api(f"CONSUMER.INFO.{stream}.{kind}_{whose}")
-        except ApiError as error:
-            if error.err_code != NO_CONSUMER:
-                raise
-            return 0
-        return int(info["ack_floor"]["stream_seq"])
+        return await self.space.ack_floor(stream, f"{kind}_{whose}")
 
     async def _take_away(self, stream: str, kind: str, mine: str, sender: str, found: _Sum, most: int) -> None:
         what = "direct messages" if kind == "dm" else "tasks"
         why = f"more than {most / 1e6:,.0f} MB of {what}, which are its share; they were removed"
-        self.steward.floods.withhold(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}")
+        self.floods.withhold(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}")
         if kind == "dm":
-            await tell_senders(self.steward, found.waiting, "undeliverable")
-        removed = await self.steward.js.purge(stream, subject_filter=mine)
+            await self.receipts.tell_senders(found.waiting, ReceiptStage.UNDELIVERABLE)
+        removed = await self.space.js.purge(stream, subject_filter=mine)
         self.removed += removed
         log.error("%s held %s: removed %d records of %s", sender, why, removed, stream)
 
     async def _tell_targets(self, sender: str, subjects: Mapping[str, int]) -> None:
         """Note for agents what they will not get: their row of the roster says that there is something to hear."""
         at = datetime.now(UTC)
-        whose = name_of(self.steward, sender) or sender
+        whose = self.space.name_of(sender) or sender
         removed: list[Removed] = []
         for subject, count in subjects.items():
-            parsed = self.steward.subjects.parse(subject)
-            if count > 0 and isinstance(parsed, Direct) and self.steward.active_access(parsed.target) is not None:
+            parsed = self.space.subjects.parse(subject)
+            if count > 0 and isinstance(parsed, Direct) and self.space.active_access(parsed.target) is not None:
                 text = f"{count} direct messages of {whose} were removed: it held more than its share of the mail"
                 cause = f"share of {sender}, {at.isoformat()}, {parsed.target}"
                 removed.append(Removed(parsed.target, text, count, cause))
-        await self.steward.store.note_removed(removed)
+        await self.store.note_removed(removed)
 
     # --- health ---
 
@@ -261,16 +256,16 @@ class Shares:
         return [
             f"{stream} is full ({fill.used / fill.limit:.0%}): what is sent there is refused{self._whose(fill)}"
             for stream, fill in self._fills.items()
-            if stream != self.steward.subjects.log_stream and fill.used >= FULL * fill.limit
+            if stream != self.space.subjects.log_stream and fill.used >= FULL * fill.limit
         ]
 
     def whose_log(self) -> str:
         """Whose most of the log is, for the sentence that says it is full."""
-        return self._whose(self._fills[self.steward.subjects.log_stream])
+        return self._whose(self._fills[self.space.subjects.log_stream])
 
     def _whose(self, fill: _Fill) -> str:
         named = []
         for sender, size in fill.held[:3]:
-            access = self.steward.table.access_at(sender, self.steward.position)
+            access = self.space.access(sender)
             named.append(f"{access.name if access else sender} {size / max(1, fill.used):.0%}")
         return f"; most of it is of {', '.join(named)}" if named else ""

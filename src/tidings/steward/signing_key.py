@@ -11,20 +11,19 @@ is finished, and one that a log lost by going backwards is written again; a reti
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import read_private, write_private
 from tidings.errors import TidingsError, UsageError
 from tidings.space.fold import Table
+from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
-from tidings.steward.services import now
+from tidings.steward.context import now
+from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +31,16 @@ log = logging.getLogger(__name__)
 class SigningKey:
     """The signing keys of one steward, on its disk."""
 
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
-        self._path = steward.home.creds / "steward.key"
-        self._next_path = steward.home.creds / "steward.key.next"
-        self._retired_path = steward.home.creds / "steward.keys.retired"
+    def __init__(self, home: SpaceHome, info: SpaceInfo) -> None:
+        self._info = info
+        self._path = home.creds / "steward.key"
+        self._next_path = home.creds / "steward.key.next"
+        self._retired_path = home.creds / "steward.keys.retired"
 
-    async def that_rules(self) -> KeyPair:
+    async def that_rules(self, js: JetStream) -> KeyPair:
         """The key that rules by the word of the log: ours, or the next one if a rotation was interrupted after its
         record, or a retired one if the log went back to before a rotation."""
-        ruler, key = await self._named_by_the_log(), self._current()
+        ruler, key = await self._named_by_the_log(js), self._current()
         if key.id == ruler:
             return key
         following = self._following()
@@ -52,39 +51,40 @@ class SigningKey:
             if retired.id == ruler:
                 return retired
         raise TidingsError(
-            f"the log of {self.steward.info.name} is ruled by {ruler}, but {self._path.name} is {key.id}: "
+            f"the log of {self._info.name} is ruled by {ruler}, but {self._path.name} is {key.id}: "
             "restore the steward's key from a backup"
         )
 
-    async def _named_by_the_log(self) -> str:
-        s, info = self.steward.subjects, self.steward.info
+    async def _named_by_the_log(self, js: JetStream) -> str:
+        s, info = self._info.subjects, self._info
         rotations = Table(s, info.id, info.steward_key)
-        async for page in self.steward.js.read(s.log_stream, s.space_record, 1, await self.steward.log_head()):
+        head = int((await js.info(s.log_stream))["state"]["last_seq"])
+        async for page in js.read(s.log_stream, s.space_record, 1, head):
             rotations.apply_all(map(log_record, page))
         return rotations.steward_key
 
-    async def rotate(self, op: str) -> int:
+    async def rotate(self, writer: RulingWriter, op: str) -> int:
         """Write the record that names the key in `steward.key.next`, and rule with it from then on."""
         following = self._following()
         if following is None:
             raise UsageError("there is no steward.key.next to rotate to: `tidings space rotate-key` makes one")
-        seq = await self._hand_over_to(following, op)
+        seq = await self._hand_over_to(writer, following, op)
         self._keep(following)
         return seq
 
-    async def rotate_again(self) -> None:
+    async def rotate_again(self, writer: RulingWriter) -> None:
         """If the log went back to before a rotation, a retired key rules once, to name the one in use."""
         current = self._current()
-        if current.id != self.steward.writer.key.id:
+        if current.id != writer.key.id:
             log.warning("the log had lost the rotation to %s; writing it again", current.id)
-            await self._hand_over_to(current, new_id())
+            await self._hand_over_to(writer, current, new_id())
 
-    async def _hand_over_to(self, following: KeyPair, op: str) -> int:
-        steward = self.steward
-        current = steward.table.space_at(steward.position)
+    async def _hand_over_to(self, writer: RulingWriter, following: KeyPair, op: str) -> int:
+        table = writer.table
+        current = table.space_at(max(table.head, table.floor))
         record = msgspec.structs.replace(current, op=op, at=now(), steward_key=following.id)
-        seq = await steward.writer.write(steward.subjects.space_record, record)
-        steward.writer.key = steward.lease.key = following
+        seq = await writer.write(table.subjects.space_record, record)
+        writer.key = writer.lease.key = following
         return seq
 
     # --- files ---

@@ -15,7 +15,7 @@ from tidings.broker.disk import DiskReserve
 from tidings.broker.private_files import lock_holder, lock_pid
 from tidings.broker.server import greeting
 from tidings.errors import TidingsError
-from tidings.pipeline.watching import look, mode_of, problems_of
+from tidings.pipeline.status import look, mode_of, problems_of
 from tidings.space.home import SpaceHome
 from tidings.space.session import open_session
 

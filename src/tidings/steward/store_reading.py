@@ -26,9 +26,8 @@ from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
 from tidings.space.state import StateBucket
-from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, load, words
+from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, Gaps, load, unreadable, words
 from tidings.steward.retention import read_floor
-from tidings.steward.unreadable import Gaps, unreadable
 from tidings.steward.voids import Void, void_of
 from tidings.wire.frames import decode_frame, open_block
 from tidings.wire.subjects import RULING_KINDS, Chat, Delivery, Direct, Task, Via

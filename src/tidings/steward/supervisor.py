@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import connect
 from tidings.broker.disk import DiskReserve
-from tidings.broker.ending import end_tasks
 from tidings.broker.jetstream import JetStream
 from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, find_binary
@@ -41,8 +41,8 @@ from tidings.space.administration import broker_config
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT
 from tidings.steward.admin_process import AdminProcess, error_of, spawn
+from tidings.steward.damage import seal_known_damage
 from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
-from tidings.steward.sealing import seal_known_damage
 from tidings.steward.watcher import Breach, Watcher
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id

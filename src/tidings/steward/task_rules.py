@@ -1,11 +1,11 @@
 """The rules of a task, without I/O: who holds it, until when, and what follows when it is not finished.
 
-    waiting --give--> held --(done)--> settled
+    waiting --give--> held --(done)--> ended
        ^               |---(silent, or failed with another try)--> waiting
        |               `---(failed for good, or past its deadline)--> dead --(retry)--> waiting
        `--------------------------------------------------------------------------------'
 
-A task has at most one holder and a worker at most one task; what was settled as done never changes. The broker only
+A task has at most one holder and a worker at most one task; what ended as done never changes. The broker only
 keeps tasks: who holds one, how often it was tried and why it failed is known here and written down before it is
 acted on. Times are seconds since 1970, given by the caller.
 """
@@ -14,28 +14,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from tidings.errors import ConflictError, DeniedError
 from tidings.wire.message import ExtensionPart, Message
+from tidings.wire.states import TaskStatus
 
 MAX_ATTEMPTS = 5
 DEFAULT_DEADLINE = 3_600.0
 LONGEST_DEADLINE = 30 * 86_400.0
 LONGEST_BACKOFF = 300.0
-SETTLED_KEPT = 20_000
+OUTCOMES_KEPT = 20_000
 REASON_CHARACTERS = 300
 #: a part of the asker's signed message, for what the steward has to know of a task
 TASK_PART = "dev.tidings.task"
 
-Cause = Literal["failed", "worker_lost", "deadline", "malformed"]
-
 
 class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One unsettled task as the steward knows it; also the form in which it is written down."""
+    """One open task as the steward knows it; also the form in which it is written down."""
 
     seq: int
     #: time of the record: together with the sequence it names one record, even if the stream was made anew
@@ -68,7 +67,7 @@ class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.attempt - self.attempts_before
 
 
-class Settled(Struct, frozen=True, kw_only=True):
+class EndedTask(Struct, frozen=True, kw_only=True):
     """What became of a task. `record` is its sequence in AUD (done) or DEAD, `size` the bytes it takes there."""
 
     seq: int
@@ -76,7 +75,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     role: str
     asker: str
     id: str
-    state: Literal["done", "dead", "dropped"]
+    state: TaskStatus
     record: int
     worker: str | None = None
     attempt: int = 0
@@ -153,11 +152,11 @@ def asked_deadline(message: Message, time_ns: int) -> float | None:
 
 
 class TaskBook:
-    """Every unsettled task that was seen, and what became of the newest others."""
+    """Every open task that was seen, and what became of the newest others."""
 
     def __init__(self) -> None:
         self.open: dict[int, TaskState] = {}
-        self.settled: OrderedDict[int, Settled] = OrderedDict()
+        self.outcomes: OrderedDict[int, EndedTask] = OrderedDict()
         self._held: dict[str, int] = {}
         self._by_id: dict[tuple[str, str], int] = {}
 
@@ -178,25 +177,25 @@ class TaskBook:
     def _waiting(self, role: str) -> Iterator[TaskState]:
         return (task for task in self.open.values() if task.role == role and task.worker is None)
 
-    def find(self, asker: str, message_id: str) -> TaskState | Settled | None:
+    def find(self, asker: str, message_id: str) -> TaskState | EndedTask | None:
         seq = self._by_id.get((asker, message_id))
         if seq is None:
             return None
-        return self.open.get(seq) or self.settled.get(seq)
+        return self.open.get(seq) or self.outcomes.get(seq)
 
-    def dead_of(self, asker: str) -> list[Settled]:
+    def dead_of(self, asker: str) -> list[EndedTask]:
         """The dead letters of an asker that are not tried again now, oldest first."""
-        mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
+        mine = (each for each in self.outcomes.values() if each.asker == asker and each.state == TaskStatus.DEAD)
         return [each for each in mine if each.seq not in self.open]
 
-    def revived_of(self, asker: str) -> list[Settled]:
+    def revived_of(self, asker: str) -> list[EndedTask]:
         """Its dead letters that are tried again now: they are kept until that has an end."""
-        mine = (each for each in self.settled.values() if each.asker == asker and each.state == "dead")
+        mine = (each for each in self.outcomes.values() if each.asker == asker and each.state == TaskStatus.DEAD)
         return [each for each in mine if each.seq in self.open]
 
-    def settled_as(self, seq: int, time_ns: int) -> Settled | None:
+    def outcome_of(self, seq: int, time_ns: int) -> EndedTask | None:
         """What became of exactly this record."""
-        found = self.settled.get(seq)
+        found = self.outcomes.get(seq)
         return found if found is not None and found.time_ns == time_ns and seq not in self.open else None
 
     def require(self, seq: int, worker: str) -> TaskState:
@@ -204,11 +203,11 @@ class TaskBook:
         task = self.open.get(seq)
         if task is not None and task.worker == worker:
             return task
-        known = task or self.settled.get(seq)
+        known = task or self.outcomes.get(seq)
         if known is None or worker not in known.workers:
             raise DeniedError(f"this agent holds no task {seq}: tasks are claimed first")
-        if isinstance(known, Settled):
-            by = f" by {known.worker}" if known.state == "done" else f" ({known.cause})"
+        if isinstance(known, EndedTask):
+            by = f" by {known.worker}" if known.state == TaskStatus.DONE else f" ({known.cause})"
             raise ConflictError(f"this agent lost task {seq}: it is {known.state}{by}")
         if known.worker is None:
             raise ConflictError(f"this agent lost task {seq}: it waits for the next worker ({_last(known.reasons)})")
@@ -226,28 +225,28 @@ class TaskBook:
         self.open[task.seq] = task
         self._by_id[task.asker, task.id] = task.seq
 
-    def settle(self, settled: Settled) -> None:
+    def end(self, outcome: EndedTask) -> None:
         """Final for what was done; a dead letter may be revived by putting the task again."""
-        before = self.settled.get(settled.seq)
-        assert before is None or before.time_ns != settled.time_ns or before.state != "done", "done is final"
-        task = self.open.pop(settled.seq, None)
+        before = self.outcomes.get(outcome.seq)
+        assert before is None or before.time_ns != outcome.time_ns or before.state != TaskStatus.DONE, "done is final"
+        task = self.open.pop(outcome.seq, None)
         if task is not None and task.worker is not None:
             self._held.pop(task.worker, None)
-        self.settled[settled.seq] = settled
-        self.settled.move_to_end(settled.seq)
-        self._by_id[settled.asker, settled.id] = settled.seq
-        while len(self.settled) > SETTLED_KEPT:
-            _, old = self.settled.popitem(last=False)
+        self.outcomes[outcome.seq] = outcome
+        self.outcomes.move_to_end(outcome.seq)
+        self._by_id[outcome.asker, outcome.id] = outcome.seq
+        while len(self.outcomes) > OUTCOMES_KEPT:
+            _, old = self.outcomes.popitem(last=False)
             if self._by_id.get((old.asker, old.id)) == old.seq:
                 del self._by_id[old.asker, old.id]
 
     def drop(self, seq: int) -> None:
         """A dead letter is no longer kept; that there was one is, so that its task is not handed out again."""
-        self.settled[seq] = msgspec.structs.replace(self.settled[seq], state="dropped")
+        self.outcomes[seq] = msgspec.structs.replace(self.outcomes[seq], state=TaskStatus.DROPPED)
 
-    def dead_below(self, record: int) -> list[Settled]:
+    def dead_below(self, record: int) -> list[EndedTask]:
         """The dead letters that lie below a sequence of their stream and are not tried again now."""
-        dead = (each for each in self.settled.values() if each.state == "dead" and each.record < record)
+        dead = (each for each in self.outcomes.values() if each.state == TaskStatus.DEAD and each.record < record)
         return [each for each in dead if each.seq not in self.open]
 
     def drop_below(self, record: int) -> None:

@@ -24,9 +24,10 @@ from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError
 from tidings.space.state import StateBucket
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
-from tidings.steward.task_rules import SETTLED_KEPT, Cause, Settled, TaskState
+from tidings.steward.task_rules import OUTCOMES_KEPT, EndedTask, TaskState
 from tidings.wire.headers import values_of
 from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Subjects
 
 TASK_HEADER = "Td-Task"
@@ -46,14 +47,14 @@ class _Slot:
 
 
 class HoldSlots:
-    """Unsettled tasks, written down. One writer: the caller holds the desk's lock."""
+    """Open tasks, written down. One writer: the caller holds the lock."""
 
     def __init__(self, state: StateBucket, lease_seq: int) -> None:
         self.state = state
         self.lease_seq = lease_seq
         self._free: list[_Slot] = []
         self._used: dict[int, _Slot] = {}
-        #: free ones that still hold what was settled
+        #: free ones that still hold what ended
         self._stale: dict[str, _Slot] = {}
         self._count = 0
 
@@ -98,7 +99,7 @@ class HoldSlots:
                 raise
             except TidingsError as error:
                 self._stale[slot.key] = slot
-                log.warning("slot %s keeps a settled task for now: %s", slot.key, error)
+                log.warning("slot %s keeps a task that ended for now: %s", slot.key, error)
                 return
 
     async def _put(self, slot: _Slot, task: dict[str, Any] | None) -> None:
@@ -126,9 +127,9 @@ class TaskRecords:
     js: JetStream
     subjects: Subjects
 
-    async def write_result(self, task: TaskState, payload: bytes, signature: str) -> Settled:
+    async def write_result(self, task: TaskState, payload: bytes, signature: str) -> EndedTask:
         assert task.worker is not None
-        facts = Settled(**_known(task), state="done", record=0, worker=task.worker, at=time.time())
+        facts = EndedTask(**_known(task), state=TaskStatus.DONE, record=0, worker=task.worker, at=time.time())
         headers = {
             SIGNATURE_HEADER: signature,
             TASK_HEADER: _header(facts),
@@ -137,11 +138,17 @@ class TaskRecords:
         return await self._write(self.subjects.audit("result", task.asker), payload, headers, facts)
 
     async def write_dead(
-        self, task: TaskState, cause: Cause, record: StoredRecord | None, op: str, *, most: int = MAX_MESSAGE
-    ) -> Settled:
+        self, task: TaskState, cause: TaskCause, record: StoredRecord | None, op: str, *, most: int = MAX_MESSAGE
+    ) -> EndedTask:
         """The record as it was, and why nobody finished it. One above `most` bytes keeps its digest only."""
-        facts = Settled(
-            **_known(task), state="dead", record=0, worker=task.worker, cause=cause, ended_by=op, at=time.time()
+        facts = EndedTask(
+            **_known(task),
+            state=TaskStatus.DEAD,
+            record=0,
+            worker=task.worker,
+            cause=cause,
+            ended_by=op,
+            at=time.time(),
         )
         payload, block = (record.payload, record.own_block) if record else (b"", b"")
         more: dict[str, Any] = {"subject": self.subjects.task(task.role, task.asker)}
@@ -153,9 +160,9 @@ class TaskRecords:
         headers = {TASK_HEADER: _header(facts, **more), MSG_ID: f"dead-{task.seq}-{task.time_ns}-{task.attempt}"}
         return await self._write(self._dead_subject(task.seq), payload, headers, facts)
 
-    async def write_dropped(self, dead: Settled, by: str) -> Settled:
+    async def write_dropped(self, dead: EndedTask, by: str) -> EndedTask:
         """What remains of a dead letter somebody dropped: that there was one."""
-        facts = msgspec.structs.replace(dead, state="dropped", at=time.time())
+        facts = msgspec.structs.replace(dead, state=TaskStatus.DROPPED, at=time.time())
         headers = {TASK_HEADER: _header(facts, by=by), MSG_ID: f"drop-{dead.record}"}
         dropped = await self._write(self._dead_subject(dead.seq), b"", headers, facts)
         await self.js.purge(self.subjects.dead_stream, subject_filter=self._dead_subject(dead.seq), keep=1)
@@ -167,7 +174,7 @@ class TaskRecords:
     def _dead_subject(self, seq: int) -> str:
         return self.subjects.dead("task", str(seq))
 
-    async def _write(self, subject: str, payload: bytes, headers: dict[str, str], facts: Settled) -> Settled:
+    async def _write(self, subject: str, payload: bytes, headers: dict[str, str], facts: EndedTask) -> EndedTask:
         size = RECORD_OVERHEAD + len(subject) + len(payload) + sum(len(k) + len(v) for k, v in headers.items())
         for attempt in range(ATTEMPTS):
             try:
@@ -181,11 +188,11 @@ class TaskRecords:
 
     # --- reading ---
 
-    async def settled(self) -> AsyncIterator[Settled]:
+    async def outcomes(self) -> AsyncIterator[EndedTask]:
         """What became of the newest tasks, results first: a result outweighs a dead letter."""
         for stream, subject_filter, back in (
-            (self.subjects.audit_stream, f"{self.subjects.root}.aud.result.*", SETTLED_KEPT * OTHERS_IN_AUDIT),
-            (self.subjects.dead_stream, f"{self.subjects.root}.dead.task.*", SETTLED_KEPT),
+            (self.subjects.audit_stream, f"{self.subjects.root}.aud.result.*", OUTCOMES_KEPT * OTHERS_IN_AUDIT),
+            (self.subjects.dead_stream, f"{self.subjects.root}.dead.task.*", OUTCOMES_KEPT),
         ):
             head = int((await self.js.info(stream))["state"]["last_seq"])
             async for page in self.js.read(stream, subject_filter, max(1, head - back), head):
@@ -194,9 +201,9 @@ class TaskRecords:
                     if facts is not None:
                         yield msgspec.structs.replace(facts[0], record=record.seq, size=stored_size(record))
 
-    async def result_of(self, settled: Settled) -> tuple[bytes, str] | None:
+    async def result_of(self, outcome: EndedTask) -> tuple[bytes, str] | None:
         """Payload and signature of a result."""
-        record = await self.js.at(self.subjects.audit_stream, settled.record)
+        record = await self.js.at(self.subjects.audit_stream, outcome.record)
         if record is None:
             return None
         signatures = values_of(record.own_fields() or (), SIGNATURE_HEADER)
@@ -208,12 +215,12 @@ class TaskRecords:
         facts = _facts(found) if found else None
         if found is None or facts is None or "cut" in facts[1] or "headers" not in facts[1]:
             return None
-        settled, more = facts
+        outcome, more = facts
         block = base64.b64decode(more["headers"])
-        return StoredRecord(settled.seq, settled.time_ns, more["subject"], block, found.payload)
+        return StoredRecord(outcome.seq, outcome.time_ns, more["subject"], block, found.payload)
 
     async def task_record(self, task: TaskState) -> StoredRecord | None:
-        """The record of an unsettled task."""
+        """The record of an open task."""
         if task.revived_from:
             return await self.dead_record(task.revived_from)
         record = await self.js.at(self.subjects.task_stream, task.seq)
@@ -225,14 +232,14 @@ def _known(task: TaskState) -> dict[str, Any]:
     return {name: getattr(task, name) for name in names}
 
 
-def _header(facts: Settled, **more: Any) -> str:
+def _header(facts: EndedTask, **more: Any) -> str:
     return json.dumps({**msgspec.to_builtins(facts), **more}, separators=(",", ":"))
 
 
-def _facts(record: StoredRecord) -> tuple[Settled, dict[str, Any]] | None:
+def _facts(record: StoredRecord) -> tuple[EndedTask, dict[str, Any]] | None:
     values = values_of(record.own_fields() or (), TASK_HEADER)
     try:
         document = json.loads(values[-1])
-        return msgspec.convert(document, Settled), document
+        return msgspec.convert(document, EndedTask), document
     except (IndexError, ValueError, msgspec.ValidationError):
-        return None  # not written by this code: it settles nothing
+        return None  # not written by this code: it ends nothing

@@ -1,128 +1,182 @@
-"""The task desk: workers claim from it and settle with it; no agent has a right on a task's consumer.
+"""Tasks: workers claim them and say how they ended; no agent has a right on a task's consumer.
 
-    intake      records of the broker's queues become tasks, or dead letters
-    handout     a waiting worker gets the next task; the hold is written down first
-    settling    done, given back, or buried with a cause
-    deadlines   what nobody took in time is buried too
-    lookup      who may take it, where it is, how much there is
-    upkeep      in-progress, silence, retention
+    task_rules      what a task is, and what follows when it is not finished; pure
+    task_store      holds, results and dead letters, written down
+    task_holds      done, given back, or buried with a cause
+    task_queue      from the broker's queues to the worker that waits
+    task_upkeep     deadlines, silence, retention
 
-This module holds what they share: the book, the lock, who waits, and what the steward before wrote down. A task held
-far beyond its acknowledgement time is not run twice, and a hold survives the steward.
+This module puts them together and answers where a task is and how many there are. A task held far beyond its
+acknowledgement time is not run twice, and a hold survives the steward.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
-import msgspec
-
-from tidings.steward.task_deadlines import QueuedDeadlines
-from tidings.steward.task_handout import TaskHandout, either
-from tidings.steward.task_intake import TaskIntake
-from tidings.steward.task_lookup import TaskLookup
-from tidings.steward.task_rules import TaskBook, TaskState
-from tidings.steward.task_settling import TaskSettling
-from tidings.steward.task_store import HoldSlots, TaskRecords
-from tidings.steward.task_upkeep import TaskUpkeep
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
+from tidings.broker.jetstream import StoredRecord
+from tidings.steward.context import SpaceContext
+from tidings.steward.dead_letters import DeadLetters
+from tidings.steward.requests import Idle
+from tidings.steward.store_watch import StoreWatch
+from tidings.steward.task_holds import TaskHolds
+from tidings.steward.task_queue import TaskHandout, TaskIntake
+from tidings.steward.task_rules import EndedTask, TaskState
+from tidings.steward.task_upkeep import QueuedDeadlines, TaskUpkeep
+from tidings.wire.states import TaskStatus
+from tidings.wire.subjects import Task
+from tidings.wire.times import moment
 
 #: requests that wait, of everybody and of one agent: an asker has one for each task it waits for
 PARKED, PARKED_EACH = 4_096, 128
+#: figures are this fresh; a role costs two round trips
+FIGURES_AGE = 2.0
+ROLES_COUNTED = 64
 
 
-class TaskDesk:
+class TaskQueues:
     """The tasks of one space, under one lease."""
 
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
-        self.js = steward.js
-        self.subjects = steward.subjects
-        self.pace = steward.pace
-        self.book = TaskBook()
-        self.records = TaskRecords(steward.js, steward.subjects)
-        self.slots = HoldSlots(steward.state, steward.lease.seq)
-        #: hold it from the check to the write
-        self.lock = asyncio.Lock()
-        self.counts: Counter[str] = Counter()
-        self.closed = False
-        self._changes: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
+    def __init__(
+        self,
+        space: SpaceContext,
+        lease_seq: int,
+        letters: DeadLetters,
+        store: StoreWatch,
+        idle: Idle,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.space = space
+        self._idle = idle
         self._parked: Counter[str] = Counter()
-        self.intake = TaskIntake(self)
-        self.handout = TaskHandout(self)
-        self.settling = TaskSettling(self)
-        self.deadlines = QueuedDeadlines(self)
-        self.lookup = TaskLookup(self)
-        self.upkeep = TaskUpkeep(self)
-
-    async def load(self) -> None:
-        """Take over what the steward before wrote down."""
-        async for settled in self.records.settled():
-            before = self.book.settled_as(settled.seq, settled.time_ns)
-            if before is None or before.state != "done":
-                self.book.settle(settled)
-        for task in sorted(await self.slots.load(), key=lambda each: each.seq):
-            await self._take_over(task)
-
-    async def _take_over(self, task: TaskState) -> None:
-        settled = self.book.settled_as(task.seq, task.time_ns)
-        ended = settled is not None and (settled.state != "dead" or settled.record != task.revived_from)
-        if ended or await self.records.task_record(task) is None:
-            await self.intake.acknowledge(task)
-            self.slots.free(task.seq)
-            return
-        if task.worker is not None and self.book.held_by(task.worker) is not None:
-            task = msgspec.structs.replace(task, worker=None, session=None)
-        self.book.put(msgspec.structs.replace(task, beat_at=time.time()))
+        self._figures: dict[str, Any] = {}
+        self._counted = 0.0
+        self.holds = TaskHolds(space, lease_seq, letters, store)
+        self.intake = TaskIntake(self.holds)
+        self.handout = TaskHandout(self.holds, self.intake, fail)
+        self.deadlines = QueuedDeadlines(self.holds, self.intake, self.handout)
+        self.upkeep = TaskUpkeep(self.holds, self.intake, self.handout)
 
     async def tend(self) -> None:
         await self.upkeep.tend()
         await self.deadlines.sweep()
 
-    async def retain(self) -> None:
-        await self.upkeep.retain()
-
     def close(self) -> None:
         """Wake everybody who waits: the steward stops."""
-        self.closed = True
+        self.holds.close()
         self.handout.close()
-        for event in [event for events in self._changes.values() for event in events]:
-            event.set()
-
-    # --- waiting ---
 
     @asynccontextmanager
     async def parked(self, sender: str, seconds: float) -> AsyncIterator[float]:
         """How long this request may wait: nothing if its sender, or everybody together, waits too often already."""
-        allowed = self._parked[sender] < PARKED_EACH and self._parked.total() < PARKED and not self.closed
+        allowed = self._parked[sender] < PARKED_EACH and self._parked.total() < PARKED and not self.holds.closed
         self._parked[sender] += 1
         try:
-            async with self.steward.answering.idle():
+            async with self._idle():
                 yield seconds if allowed else 0.0
         finally:
             self._parked[sender] -= 1
             if not self._parked[sender]:
                 del self._parked[sender]
 
-    def changed(self, task: TaskState) -> None:
-        """Tell whoever waits for this task, and the queues: a worker may be free now."""
-        for event in self._changes.get((task.asker, task.id), ()):
-            event.set()
-        self.handout.wake_all()
+    # --- one task ---
 
-    async def wait_for_change(self, asker: str, message_id: str, seconds: float) -> None:
-        key, event = (asker, message_id), asyncio.Event()
-        self._changes[key].add(event)
-        try:
-            await either(event.wait(), seconds)
-        finally:
-            self._changes[key].discard(event)
-            if not self._changes[key]:
-                del self._changes[key]
+    async def locate(self, agent: str, message_id: str, seq: int | None) -> tuple[str, TaskState | EndedTask | str]:
+        """Who asked a task, this agent or a key it had before a rotation, and where it is."""
+        for asker in (agent, *self.space.predecessors(agent)):
+            found = await self.find(asker, message_id, seq)
+            if found != TaskStatus.UNKNOWN:
+                return asker, found
+        return agent, TaskStatus.UNKNOWN
+
+    async def find(self, asker: str, message_id: str, seq: int | None) -> TaskState | EndedTask | str:
+        """A task of this asker, wherever it is: `queued`, `gone` or `unknown` if the book does not have it."""
+        found = self.holds.book.find(asker, message_id)
+        if found is not None:
+            return found
+        record = await self._own_record(asker, message_id, seq)
+        if record is None:
+            return TaskStatus.UNKNOWN
+        task, refused = self.holds.read(record, None)
+        if refused is not None or task.id != message_id:
+            return TaskStatus.UNKNOWN
+        known = await self.deadlines.bury_unclaimed(task, record)
+        return TaskStatus.QUEUED if known == "unheard" else known
+
+    async def _own_record(self, asker: str, message_id: str, seq: int | None) -> StoredRecord | None:
+        holds = self.holds
+        stream = self.space.subjects.task_stream
+        if seq is not None:
+            record = await self.space.js.at(stream, seq)
+            address = self.space.subjects.parse(record.subject) if record else None
+            return record if isinstance(address, Task) and address.sender == asker else None
+        head = await self.space.head(stream)
+        async for page in self.space.js.read(stream, f"{self.space.subjects.root}.task.*.{asker}", 1, head, page=100):
+            for record in page:
+                if message_id.encode() in record.payload and holds.read(record, None)[0].id == message_id:
+                    return record
+        return None
+
+    # --- all of them ---
+
+    async def figures(self) -> dict[str, Any]:
+        """Queued per role, held, the age of the oldest, dead letters; at most `FIGURES_AGE` old."""
+        now = time.time()
+        if now - self._counted > FIGURES_AGE:
+            self._figures, self._counted = await self._count(now), now
+        return self._figures
+
+    async def _count(self, now: float) -> dict[str, Any]:
+        book = self.holds.book
+        held = [task for task in book.open.values() if task.worker is not None]
+        dead = [each for each in book.outcomes.values() if each.state == TaskStatus.DEAD and each.seq not in book.open]
+        stored = await self._stored()
+        queued: dict[str, int] = {}
+        times = [task.time_ns for task in book.open.values()]
+        waiting = Counter(task.role for task in book.open.values() if task.worker is None)
+        for role, records in stored.most_common(ROLES_COUNTED):
+            place = await self.intake.place(role)
+            buried = sum(each.role == role and each.seq > place.delivered for each in dead)
+            pending = records if place.pending is None else place.pending
+            queued[role] = max(0, pending - buried) + waiting.pop(role, 0)
+            oldest = await self._oldest(role, place.acked) if queued[role] else None
+            times += [oldest] if oldest is not None else []
+        queued |= waiting
+        return {
+            "queued": {role: count for role, count in sorted(queued.items()) if count},
+            "held": len(held),
+            "oldest_s": round(max(0.0, now - min(times) / 1e9), 3) if times else None,
+            "dead": len(dead),
+            "done": self.holds.counts["done"],
+            "unwatched_deadlines": self.deadlines.unwatched,
+            "at": moment(now),
+        }
+
+    async def _stored(self) -> Counter[str]:
+        """Records per role in the stream, ended ones that are not purged included."""
+        body = {"subjects_filter": f"{self.space.subjects.root}.task.>"}
+        state = (await self.space.js.api(f"STREAM.INFO.{self.space.subjects.task_stream}", body))["state"]
+        found: Counter[str] = Counter()
+        for subject, count in (state.get("subjects") or {}).items():
+            address = self.space.subjects.parse(subject)
+            if isinstance(address, Task):
+                found[address.role] += int(count)
+        return found
+
+    async def _oldest(self, role: str, outcome: int) -> int | None:
+        """Time of the oldest record of a role that has not ended, as far as the next few tell."""
+        position = outcome + 1
+        for _ in range(8):
+            record = await self.space.js.following(
+                self.space.subjects.task_stream, self.intake.subject_filter(role), position
+            )
+            if record is None:
+                return None
+            if self.holds.book.outcome_of(record.seq, record.time_ns) is None:
+                return record.time_ns
+            position = record.seq + 1
+        return None

@@ -1,125 +1,286 @@
-"""`ctl.trace`: the life of one message, for whoever sent it or was sent it.
+"""`ctl.trace`: the life of one message, and whether a message is stored although its acknowledgement was lost.
 
-What is stored is searched for near the time in its id; what became of it is the receipts of a direct message, or the
-fate of a task. One search at a time, and few may wait for it: a search reads megabytes.
+`get` is for whoever sent a message or was sent it: what is stored is searched for near the time in its id; what became
+of it is the receipts of a direct message, or the fate of a task. `find` reads only the one subject that the caller
+publishes such a message to: the caller is a token of it, so nobody is told of another's. It reads a bounded number of
+records and says where to go on (`next`). A direct message or task that was removed is `gone` as long as its receipts or
+its fate are remembered; a channel message that retention removed is not found. `which` asks the same of many ids at
+once, and only which may be there. One search at a time, and few may wait for it: a search reads megabytes.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError
-from tidings.steward.receipt_services import message_id
-from tidings.steward.receipts import RANK
-from tidings.steward.requests import Request
-from tidings.steward.services import Answer, Handler, access_of, name_of
-from tidings.steward.task_rules import Settled, TaskState
-from tidings.steward.unread import predecessors
+from tidings.errors import UsageError
+from tidings.steward.context import SpaceContext
+from tidings.steward.fair_queue import ConcurrencyLimit
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.task_rules import EndedTask, TaskState
+from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, void_of
-from tidings.wire.envelope import Received, open_record
-from tidings.wire.ids import id_time_ms
-from tidings.wire.names import is_agent_id
+from tidings.wire.ids import id_time_ms, is_message_id
+from tidings.wire.names import check_agent_id, check_channel, check_role, is_agent_id
+from tidings.wire.states import ReceiptStage, TaskCause, TaskStatus
 from tidings.wire.subjects import Chat, Direct, Task
-
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
+from tidings.wire.times import moment, record_time, seconds_of
 
 #: how far from the time in its id a message is looked for, and how many bytes are looked at
 NEAR = timedelta(minutes=10)
 MOST_LOOKED_AT = 8 * 1024 * 1024
 #: searches that wait, of one agent and of all: each holds a place among the requests being worked on
 MOST_EACH, MOST = 2, 16
+#: what one search for a stored message reads
+MOST_RECORDS, MOST_BYTES = 4_000, 4 * 1024 * 1024
+PAGE = 1_000
+#: ids that one request may ask for
+MOST_IDS = 1_000
+#: seconds by which the clock of whoever made the id, or says when it tried first, may be ahead of the broker's
+AHEAD = 2 * 3600.0
 
 
-class Traces:
-    """Whose turn it is to search."""
+class TraceHandlers:
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore, tasks: TaskQueues) -> None:
+        self.space = space
+        self.receipts = receipts
+        self.tasks = tasks
+        refusal = "too many messages are being traced: ask again in a moment"
+        self.searches = ConcurrencyLimit(1, MOST_EACH, refusal, MOST)
 
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._waiting: Counter[str] = Counter()
+    @handles("trace", "get")
+    async def trace(self, request: ControlRequest) -> Answer:
+        """Where a message of the caller's own, sent or received, is stored, and what became of it."""
+        self.space.access_of(request.sender)
+        caller, mid = request.sender, request.message_id()
+        await self.receipts.ready()
+        lives = [(k, life) for k, life in self.receipts.lives.items() if k[1] == mid and caller in (k[0], k[2])]
+        told: list[dict[str, Any]] = [
+            {
+                "kind": "dm" if life.channel is None else "chat",
+                "sender": key[0],
+                "to": life.channel or key[2],
+                "seq": life.seq,
+                "stage": life.stage,
+                "stages": dict(life.stages),
+                **({"why": life.why} if life.why else {}),
+            }
+            for key, life in lives
+        ]
+        stored: dict[tuple[str, int], dict[str, Any]] = {}
+        async with self.searches.turn(caller):
+            for stream, record in await self._candidates(caller, mid, request.optional("seq", int)):
+                line = self._line(record, caller, mid)
+                if line is not None:
+                    stored[stream, record.seq] = {"stream": stream, **line}
+        told += await self._tasks(caller, mid, [line for line in stored.values() if line["kind"] == "task"])
+        ids = {line.get(key) for line in (*stored.values(), *told) for key in ("sender", "to", "worker")}
+        names = {each: name for each in ids if each and is_agent_id(each) and (name := self.space.name_of(each))}
+        return {"id": mid, "stored": list(stored.values()), "receipts": told, "names": names}
 
-    @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        if self._waiting[caller] >= MOST_EACH or self._waiting.total() >= MOST:
-            raise ConflictError("too many messages are being traced: ask again in a moment")
-        self._waiting[caller] += 1
+    async def _tasks(self, caller: str, mid: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What became of the task of this id that the caller asked; its record may be gone already."""
+        keys = (caller, *self.space.predecessors(caller))
+        if not lines and all(self.tasks.holds.book.find(each, mid) is None for each in keys):
+            return []
+        asker, found = await self.tasks.locate(caller, mid, lines[0]["seq"] if lines else None)
+        return [_task_life(found, lines[0] if lines else {"sender": asker})]
+
+    async def _candidates(self, caller: str, mid: str, seq: int | None) -> list[tuple[str, StoredRecord]]:
+        s = self.space.subjects
+        at = await self.space.js.at(s.direct_stream, seq) if seq and seq > 0 else None
+        found = [(s.direct_stream, at)] if at else []
+        for stream, subject_filter in (
+            (s.direct_stream, f"{s.root}.dm.*.*.{caller}"),
+            (s.direct_stream, s.direct_inbox(caller)),
+            (s.log_stream, f"{s.root}.chat.{caller}.>"),
+            (s.task_stream, f"{s.root}.task.*.{caller}"),
+            *((s.task_stream, f"{s.root}.task.*.{each}") for each in self.space.predecessors(caller)),
+        ):
+            found += [(stream, record) for record in await self._near(stream, subject_filter, mid)]
+        return found
+
+    async def _near(self, stream: str, subject_filter: str, mid: str) -> list[StoredRecord]:
+        """Records stored near the time in an id. A hint, not a proof: what was sent much later is not found."""
         try:
-            async with self._lock:
-                yield
-        finally:
-            self._waiting[caller] -= 1
-            if not self._waiting[caller]:
-                del self._waiting[caller]
+            when = datetime.fromtimestamp((id_time_ms(mid) or 0) / 1000, UTC)
+            start = await self.space.js.first_after(stream, subject_filter, when - NEAR)
+        except (ValueError, OverflowError):
+            return []
+        end = await self.space.head(stream)
+        latest = int((when + NEAR).timestamp()) * 1_000_000_000
+        found: list[StoredRecord] = []
+        looked = 0
+        async for page in self.space.js.read(stream, subject_filter, start or end + 1, end):
+            found += [record for record in page if mid.encode() in record.payload]
+            looked += sum(len(record.payload) for record in page)
+            if looked >= MOST_LOOKED_AT or page[-1].time_ns > latest:
+                break
+        return found
 
-
-async def trace(steward: Steward, request: Request) -> Answer:
-    """Where a message of the caller's own, sent or received, is stored, and what became of it."""
-    access_of(steward, request.sender)
-    caller, mid = request.sender, message_id(request)
-    await steward.receipts.ready()
-    lives = [(k, life) for k, life in steward.receipts.lives.items() if k[1] == mid and caller in (k[0], k[2])]
-    told: list[dict[str, Any]] = [
-        {
-            "kind": "dm" if life.channel is None else "chat",
-            "sender": key[0],
-            "to": life.channel or key[2],
-            "seq": life.seq,
-            "stage": life.stage,
-            "stages": dict(life.stages),
-            **({"why": life.why} if life.why else {}),
+    def _line(self, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
+        void = void_of(self.space.subjects, self.space.info.id, self.space.table, record)
+        if void is not None:
+            return self._void_line(record, caller, mid, void)
+        opened = self.space.received(record)
+        if opened is None or opened.message.id != mid:
+            return None
+        is_own = caller == opened.sender or (opened.kind == "task" and opened.sender in self.space.predecessors(caller))
+        if not is_own and not (opened.kind == "dm" and caller == opened.destination):
+            return None
+        return {
+            "seq": record.seq,
+            "time": record_time(record.time_ns),
+            "kind": opened.kind,
+            "sender": opened.sender,
+            "to": opened.destination,
         }
-        for key, life in lives
-    ]
-    stored: dict[tuple[str, int], dict[str, Any]] = {}
-    async with steward.traces.turn(caller):
-        for stream, record in await _candidates(steward, caller, mid, request.optional("seq", int)):
-            line = _line(steward, record, caller, mid)
-            if line is not None:
-                stored[stream, record.seq] = {"stream": stream, **line}
-    told += await _tasks(steward, caller, mid, [line for line in stored.values() if line["kind"] == "task"])
-    ids = {line.get(key) for line in (*stored.values(), *told) for key in ("sender", "to", "worker")}
-    names = {each: name for each in ids if each and is_agent_id(each) and (name := name_of(steward, each))}
-    return {"id": mid, "stored": list(stored.values()), "receipts": told, "names": names}
+
+    def _void_line(self, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:
+        """A record of the caller's own that does not count, and why."""
+        parsed = self.space.subjects.parse(record.subject)
+        if not isinstance(parsed, Chat | Direct | Task) or parsed.sender != caller or claimed_id(record) != mid:
+            return None
+        kind, to = {
+            Chat: ("chat", getattr(parsed, "channel", "")),
+            Direct: ("dm", getattr(parsed, "target", "")),
+            Task: ("task", getattr(parsed, "role", "")),
+        }[type(parsed)]
+        return {
+            "seq": record.seq,
+            "time": record_time(record.time_ns),
+            "kind": kind,
+            "sender": caller,
+            "to": to,
+            "void": void.detail,
+        }
+
+    # --- is it stored? ---
+
+    @handles("trace", "find")
+    async def find(self, request: ControlRequest) -> Answer:
+        """`kind`, `to` and `id` of a message, `since` when it was first tried, `after` the last sequence looked at."""
+        self.space.access_of(request.sender)
+        mid, after = request.message_id(), request.optional("after", int) or 0
+        stream, subject = self._place(request)
+        async with self.searches.turn(request.sender):
+            if not after and (known := await self._remembered(request, mid)):
+                stored = await self.space.js.at(stream, known)
+                here = stored is not None and stored.subject == subject and self._is(stored, mid)
+                return {"seq": known, "state": "stored" if here else "gone", "next": None}
+            start = after + 1 if after else await self._first_since(stream, subject, _since(request, mid))
+            found, last = await self._search(stream, subject, start, mid)
+        return {"seq": found, "state": "stored" if found else "unknown", "next": last}
+
+    @handles("trace", "which")
+    async def which(self, request: ControlRequest) -> Answer:
+        """`kind`, `to` and `ids` of messages, `since` the first of them was tried, `after` as with `find`.
+
+        What is named may be there: readers may refuse it. What is not named, up to `next`, is not.
+        """
+        self.space.access_of(request.sender)
+        ids, after = _ids(request), request.optional("after", int) or 0
+        stream, subject = self._place(request)
+        async with self.searches.turn(request.sender):
+            known = set() if after else {mid for mid in ids if await self._remembered(request, mid)}
+            start = after + 1 if after else await self._first_since(stream, subject, _since(request, min(ids)))
+            found, last = await self._gather(stream, subject, start, frozenset(ids))
+        return {"found": sorted(known | found), "next": last}
+
+    def _place(self, request: ControlRequest) -> tuple[str, str]:
+        """The stream and the subject of the caller's own messages of that kind to that destination."""
+        s, to, kind = self.space.subjects, request.text("to"), request.text("kind")
+        if kind == "chat":
+            return s.log_stream, s.chat(request.sender, check_channel(to))
+        if kind == "dm":
+            return s.direct_stream, s.direct(check_agent_id(to), request.sender)
+        if kind == "task":
+            return s.task_stream, s.task(check_role(to), request.sender)
+        raise UsageError("trace find: `kind` is chat, dm or task")
+
+    async def _remembered(self, request: ControlRequest, mid: str) -> int | None:
+        """Where receipts or the fate of a task say that it was."""
+        caller, to = request.sender, request.text("to")
+        if request.text("kind") == "dm":
+            await self.receipts.ready()
+            life = self.receipts.lives.get((caller, mid, to))
+            return life.seq if life else None
+        if request.text("kind") == "task":
+            task = self.tasks.holds.book.find(caller, mid)
+            return task.seq if task is not None and task.role == to else None
+        return None
+
+    async def _first_since(self, stream: str, subject: str, since: float | None) -> int | None:
+        if since is None:
+            return 1
+        return await self.space.js.first_after(stream, subject, datetime.fromtimestamp(max(0.0, since), UTC))
+
+    async def _search(self, stream: str, subject: str, start: int | None, mid: str) -> tuple[int | None, int | None]:
+        """The first record from `start` that is the message, and the last one looked at if there may be more."""
+        if start is None:
+            return None, None
+        end = await self.space.head(stream)
+        records = size = 0
+        async for page in self.space.js.read(stream, subject, start, end, page=PAGE, max_bytes=MOST_BYTES):
+            for record in page:
+                if mid.encode() in record.payload and self._is(record, mid):
+                    return record.seq, record.seq
+            records, size = records + len(page), size + sum(len(record.payload) for record in page)
+            if records >= MOST_RECORDS or size >= MOST_BYTES:
+                return None, page[-1].seq
+        return None, None
+
+    async def _gather(
+        self, stream: str, subject: str, start: int | None, ids: frozenset[str]
+    ) -> tuple[set[str], int | None]:
+        """Those of the ids that records from `start` claim, and the last one looked at if there may be more."""
+        found: set[str] = set()
+        if start is None:
+            return found, None
+        end = await self.space.head(stream)
+        records = size = 0
+        async for page in self.space.js.read(stream, subject, start, end, page=PAGE, max_bytes=MOST_BYTES):
+            found |= ids & {_claimed_id(record) for record in page}
+            records, size = records + len(page), size + sum(len(record.payload) for record in page)
+            if records >= MOST_RECORDS or size >= MOST_BYTES:
+                return found, page[-1].seq
+        return found, None
+
+    def _is(self, record: StoredRecord, mid: str) -> bool:
+        """A record that readers refuse is not the message, whatever id it has."""
+        opened = self.space.received(record)
+        return opened is not None and opened.message.id == mid
 
 
-async def _tasks(steward: Steward, caller: str, mid: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of the task of this id that the caller asked; its record may be gone already."""
-    keys = (caller, *predecessors(steward, caller))
-    if not lines and all(steward.desk.book.find(each, mid) is None for each in keys):
-        return []
-    asker, found = await steward.desk.lookup.locate(caller, mid, lines[0]["seq"] if lines else None)
-    return [_task_life(found, lines[0] if lines else {"sender": asker})]
-
-
-def _task_life(found: TaskState | Settled | str, line: dict[str, Any]) -> dict[str, Any]:
+def _task_life(found: TaskState | EndedTask | str, line: dict[str, Any]) -> dict[str, Any]:
     """The receipts of a task: claimed is delivered, done or failed is read."""
     if isinstance(found, str):
         return {
             "kind": "task",
             **{key: line[key] for key in ("sender", "to", "seq") if key in line},
-            "stage": "confirmed",
-            "stages": {"confirmed": _time(line["time_ns"] / 1e9)} if "time_ns" in line else {},
+            "stage": ReceiptStage.CONFIRMED,
+            "stages": {ReceiptStage.CONFIRMED: moment(seconds_of(line["time"]))} if "time" in line else {},
             "state": found,
         }
-    stages = {"confirmed": _time(found.time_ns / 1e9)}
+    stages = {ReceiptStage.CONFIRMED: moment(found.time_ns / 1e9)}
     if found.attempt and found.claimed_at:
-        stages["delivered"] = _time(found.claimed_at)
-    state, cause = "claimed" if found.worker else "queued", None
-    if isinstance(found, Settled):
-        stages[_last_stage(found)] = _time(found.at)
+        stages[ReceiptStage.DELIVERED] = moment(found.claimed_at)
+    state: str = TaskStatus.CLAIMED if found.worker else TaskStatus.QUEUED
+    cause = None
+    if isinstance(found, EndedTask):
+        stages[_last_stage(found)] = moment(found.at)
         state, cause = found.state, found.cause
     return {
         "kind": "task",
         "sender": found.asker,
         "to": found.role,
         "seq": found.seq,
-        "stage": max(stages, key=lambda stage: RANK[stage]),
+        "stage": max(stages, key=lambda stage: stage.rank),
         "stages": stages,
         "state": state,
         "cause": cause,
@@ -129,87 +290,39 @@ def _task_life(found: TaskState | Settled | str, line: dict[str, Any]) -> dict[s
     }
 
 
-def _last_stage(settled: Settled) -> str:
-    if settled.state == "done" or settled.attempt:
-        return "read"
-    return "undeliverable" if settled.cause == "malformed" else "expired"
+def _last_stage(outcome: EndedTask) -> ReceiptStage:
+    if outcome.state == TaskStatus.DONE or outcome.attempt:
+        return ReceiptStage.READ
+    return ReceiptStage.UNDELIVERABLE if outcome.cause == TaskCause.MALFORMED else ReceiptStage.EXPIRED
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+def _ids(request: ControlRequest) -> tuple[str, ...]:
+    ids = request.texts("ids")
+    if not 0 < len(ids) <= MOST_IDS or not all(is_message_id(mid) for mid in ids):
+        raise UsageError(f"trace which: `ids` are 1 to {MOST_IDS} message ids")
+    return ids
 
 
-async def _candidates(steward: Steward, caller: str, mid: str, seq: int | None) -> list[tuple[str, StoredRecord]]:
-    s = steward.subjects
-    at = await steward.js.at(s.direct_stream, seq) if seq and seq > 0 else None
-    found = [(s.direct_stream, at)] if at else []
-    for stream, subject_filter in (
-        (s.direct_stream, f"{s.root}.dm.*.*.{caller}"),
-        (s.direct_stream, s.direct_inbox(caller)),
-        (s.log_stream, f"{s.root}.chat.{caller}.>"),
-        (s.task_stream, f"{s.root}.task.*.{caller}"),
-        *((s.task_stream, f"{s.root}.task.*.{each}") for each in predecessors(steward, caller)),
-    ):
-        found += [(stream, record) for record in await _near(steward, stream, subject_filter, mid)]
-    return found
+def _since(request: ControlRequest, mid: str) -> float | None:
+    """Seconds since 1970 from which channel messages are looked at; a mailbox or queue is small enough for all of it.
+
+    A clock that was ahead made an id of the future: nothing is stored later than now.
+    """
+    if request.text("kind") != "chat":
+        return None
+    told = request.time_ns("since")
+    return min(told / 1e9 if told is not None else (id_time_ms(mid) or 0) / 1000, time.time()) - AHEAD
 
 
-async def _near(steward: Steward, stream: str, subject_filter: str, mid: str) -> list[StoredRecord]:
-    """Records stored near the time in an id. A hint, not a proof: what was sent much later is not found this way."""
+class _Named(msgspec.Struct):
+    id: str
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def _claimed_id(record: StoredRecord) -> str:
     try:
-        when = datetime.fromtimestamp((id_time_ms(mid) or 0) / 1000, UTC)
-        start = await steward.js.first_after(stream, subject_filter, when - NEAR)
-    except (ValueError, OverflowError):
-        return []
-    end = int((await steward.js.info(stream))["state"]["last_seq"])
-    latest = int((when + NEAR).timestamp()) * 1_000_000_000
-    found: list[StoredRecord] = []
-    looked = 0
-    async for page in steward.js.read(stream, subject_filter, start or end + 1, end):
-        found += [record for record in page if mid.encode() in record.payload]
-        looked += sum(len(record.payload) for record in page)
-        if looked >= MOST_LOOKED_AT or page[-1].time_ns > latest:
-            break
-    return found
-
-
-def _line(steward: Steward, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
-    void = void_of(steward.subjects, steward.info.id, steward.table, record)
-    if void is not None:
-        return _void_line(steward, record, caller, mid, void)
-    opened = open_record(steward.subjects, steward.info.id, record.subject, record.own_fields() or (), record.payload)
-    if not isinstance(opened, Received) or opened.message.id != mid:
-        return None
-    is_own = caller == opened.sender or (opened.kind == "task" and opened.sender in predecessors(steward, caller))
-    if not is_own and not (opened.kind == "dm" and caller == opened.destination):
-        return None
-    return {
-        "seq": record.seq,
-        "time_ns": record.time_ns,
-        "kind": opened.kind,
-        "sender": opened.sender,
-        "to": opened.destination,
-    }
-
-
-def _void_line(steward: Steward, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:
-    """A record of the caller's own that does not count, and why."""
-    parsed = steward.subjects.parse(record.subject)
-    if not isinstance(parsed, Chat | Direct | Task) or parsed.sender != caller or claimed_id(record) != mid:
-        return None
-    kind, to = {
-        Chat: ("chat", getattr(parsed, "channel", "")),
-        Direct: ("dm", getattr(parsed, "target", "")),
-        Task: ("task", getattr(parsed, "role", "")),
-    }[type(parsed)]
-    return {
-        "seq": record.seq,
-        "time_ns": record.time_ns,
-        "kind": kind,
-        "sender": caller,
-        "to": to,
-        "void": void.detail,
-    }
-
-
-TRACE_HANDLERS: dict[tuple[str, str], Handler] = {("trace", "get"): trace}
+        return _NAMED.decode(record.payload).id
+    except ValueError:  # no message: readers refuse it
+        return ""

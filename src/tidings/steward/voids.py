@@ -14,22 +14,22 @@ import logging
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, WireError
 from tidings.space.fold import Table
+from tidings.steward.context import SpaceContext
+from tidings.steward.receipts import ReceiptStore
+from tidings.steward.writer import RulingWriter
 from tidings.wire.envelope import RULED_OUT, Refused, open_record
 from tidings.wire.headers import Headers, values_of
 from tidings.wire.ids import is_message_id
+from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Chat, Direct, Subjects
 
-if TYPE_CHECKING:
-    from tidings.steward.service import Steward
-
-KEY = "voids"
+KEY = StateKey.VOIDS
 #: what one round looks at, of each stream
 MOST_RECORDS, MOST_BYTES = 4_000, 8 * 1024 * 1024
 PAGE = 500
@@ -57,8 +57,10 @@ _ID_ONLY = msgspec.json.Decoder(_IdOnly)
 
 
 class VoidWatch:
-    def __init__(self, steward: Steward) -> None:
-        self.steward = steward
+    def __init__(self, space: SpaceContext, writer: RulingWriter, receipts: ReceiptStore) -> None:
+        self.space = space
+        self.writer = writer
+        self.receipts = receipts
         #: void messages by reason, found by this steward
         self.found: Counter[str] = Counter()
         self._looked: dict[str, int] | None = None
@@ -67,12 +69,10 @@ class VoidWatch:
 
     async def run(self) -> int:
         """One round. Answers how many void messages it found."""
-        s = self.steward.subjects
+        s = self.space.subjects
         places = {"log": (s.log_stream, f"{s.root}.chat.>"), "dm": (s.direct_stream, f"{s.root}.dm.>")}
-        async with self.steward.writer.lock:  # the table has every ruling up to these heads
-            heads = {
-                name: int((await self.steward.js.info(place[0]))["state"]["last_seq"]) for name, place in places.items()
-            }
+        async with self.writer.lock:  # the table has every ruling up to these heads
+            heads = {name: await self.space.head(place[0]) for name, place in places.items()}
         looked = dict(await self._load(heads))
         void: list[tuple[StoredRecord, Void]] = []
         for name, (stream, subject_filter) in places.items():
@@ -89,7 +89,7 @@ class VoidWatch:
     async def _load(self, heads: dict[str, int]) -> dict[str, int]:
         """Where the last round ended. A space that was never looked at is looked at from now on."""
         if self._looked is None:
-            entry = await self.steward.state.get(KEY)
+            entry = await self.space.state.get(KEY)
             known = entry.value if entry else {}
             self._saved = {name: int(place) for name, place in known.items()}
             self._looked = {**heads, **self._saved}
@@ -98,10 +98,10 @@ class VoidWatch:
 
     async def _save(self, looked: dict[str, int]) -> None:
         try:
-            self._revision = await self.steward.state.put(KEY, dict(looked), self._revision)
+            self._revision = await self.space.state.put(KEY, dict(looked), self._revision)
             self._saved = looked
         except ConflictError:  # a steward before this one was slow: it tells nobody twice, receipts are known
-            entry = await self.steward.state.get(KEY)
+            entry = await self.space.state.get(KEY)
             self._revision = entry.revision if entry else 0
 
     async def _look(
@@ -109,9 +109,9 @@ class VoidWatch:
     ) -> int:
         """Open what lies from `start` up to the head, as far as one round goes. Answers how far that was."""
         records = size = 0
-        async for page in self.steward.js.read(stream, subject_filter, start, head, page=PAGE, max_bytes=MOST_BYTES):
+        async for page in self.space.js.read(stream, subject_filter, start, head, page=PAGE, max_bytes=MOST_BYTES):
             for record in page:
-                cause = void_of(self.steward.subjects, self.steward.info.id, self.steward.table, record)
+                cause = void_of(self.space.subjects, self.space.info.id, self.space.table, record)
                 if cause is not None:
                     void.append((record, cause))
             records, size = records + len(page), size + sum(len(record.payload) for record in page)
@@ -122,7 +122,7 @@ class VoidWatch:
     async def _tell(self, void: list[tuple[StoredRecord, Void]]) -> None:
         told: Counter[str] = Counter()
         for record, cause in void:
-            parsed = self.steward.subjects.parse(record.subject)
+            parsed = self.space.subjects.parse(record.subject)
             if not isinstance(parsed, Chat | Direct):
                 continue
             told[parsed.sender] += 1
@@ -130,7 +130,7 @@ class VoidWatch:
                 continue
             channel = parsed.channel if isinstance(parsed, Chat) else None
             target = parsed.target if isinstance(parsed, Direct) else None
-            await self.steward.receipts.tell_void(
+            await self.receipts.tell_void(
                 parsed.sender, claimed_id(record), record.seq, cause.detail, channel=channel, target=target
             )
         for sender, count in told.items():

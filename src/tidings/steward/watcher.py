@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, close_quietly, connect
-from tidings.broker.ending import end_tasks
 from tidings.broker.jwt import split_credentials
 from tidings.broker.private_files import read_private
 from tidings.errors import TidingsError, UsageError

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from tidings import failpoints
-from tidings.broker.answers import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.broker.streams import set_gate
-from tidings.errors import LeaseLost, LogFull, OutcomeUnknown, TidingsError, UnhealthyError
+from tidings.errors import ConflictError, LeaseLost, LogFull, OutcomeUnknown, TidingsError, UnhealthyError
 from tidings.space.fold import LogRecord, Table, Verdict
+from tidings.space.lease import StewardLease
 from tidings.space.log import log_record
-from tidings.steward.lease import StewardLease
-from tidings.steward.operations import ADMIN, Completed, Operations
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import RulingRecord
@@ -29,8 +30,62 @@ from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import ChannelSubject, MemberSubject
 
 ATTEMPTS = 5
-SETTLE_PAUSE = 0.1
+ASK_AGAIN = 0.1
+#: operations remembered of each scope, the newest
+KEPT = 1_024
+ADMIN = "admin"
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What an operation came to: the record it wrote or found, and the word for it."""
+
+    subject: str
+    seq: int
+    state: str
+
+
+class OperationDedup:
+    """What operations came to, by the id that whoever asks chose: asked again they get the same answer.
+
+    A record says which operation wrote it, so the index is folded from the records that are kept, and a new steward
+    knows what the one before did. An operation that wrote nothing (a join of somebody who is in, a leave of somebody
+    who is not) is remembered by the running steward only. Bounded per scope, which is whoever chooses the ids: an
+    agent, or the administrators of the space.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.kept = kept
+        self._done: dict[str, OrderedDict[str, dict[str, Completed]]] = {}
+
+    def note(self, scope: str, op: str, outcome: Completed) -> None:
+        """One operation of ours may write several records; one of an agent writes one."""
+        done = self._done.setdefault(scope, OrderedDict())
+        done.setdefault(op, {}).setdefault(outcome.subject, outcome)
+        if len(done) > self.kept:
+            done.popitem(last=False)
+
+    def outcome(self, scope: str, op: str, subject: str, *states: str) -> Completed | None:
+        """What this operation came to, if it was done; ConflictError if it was another one.
+
+        `states`: what it can have come to, if it is the one that is asked for again. Administrators do one thing in
+        several steps, so theirs may have done other things too.
+        """
+        known = self._done.get(scope)
+        done = known.get(op) if known else None
+        if done is None:
+            return None
+        found = done.get(subject)
+        if scope == ADMIN:
+            return found
+        if found is None or (states and found.state not in states):
+            other = found or next(iter(done.values()))
+            raise ConflictError(
+                f"the operation id {op} was used for something else ({other.state} at {other.seq}): "
+                "every operation needs an id of its own"
+            )
+        return found
 
 
 class _Op(msgspec.Struct):
@@ -55,11 +110,15 @@ class RulingWriter:
         self.lock = asyncio.Lock()
         self.last_op: dict[str, tuple[str, int]] = {}
         #: what every operation came to, whatever was ruled since
-        self.operations = Operations()
+        self.operations = OperationDedup()
         #: hears the subject of every record that changed something
         self.on_effective: Callable[[str], None] = lambda _subject: None
         #: hears that a write was not answered
         self.on_unwritten: Callable[[str], Awaitable[None]] = _nobody
+
+    def access_seq(self, owner: str) -> int:
+        """Where the access record of an agent was last written; 0 if it never was."""
+        return self.last_op.get(self.table.subjects.access(owner), ("", 0))[1]
 
     def learn(self, record: LogRecord) -> Verdict:
         """Take a record of the log into the table, and remember which operation wrote it."""
@@ -103,7 +162,7 @@ class RulingWriter:
             except OutcomeUnknown as error:
                 log.warning("%s; renewing the lease to find out", error)
                 await self.on_unwritten(str(error))
-                found = await self._settle(subject, op)
+                found = await self._resolve(subject, op)
                 if found:
                     return found
             except ApiError as error:
@@ -125,7 +184,7 @@ class RulingWriter:
                 return seq
         raise OutcomeUnknown(f"{subject} could not be written in {ATTEMPTS} attempts; ask again with the same op")
 
-    async def _settle(self, subject: str, op: str) -> int | None:
+    async def _resolve(self, subject: str, op: str) -> int | None:
         """Find out whether a write happened, however long the broker is away.
 
         The lock stays held: a decision made on a table that may lack this record could contradict it.
@@ -139,7 +198,7 @@ class RulingWriter:
             except TidingsError as error:
                 log.warning("%s; asking again", error)
                 await self.on_unwritten(str(error))
-                await asyncio.sleep(SETTLE_PAUSE)
+                await asyncio.sleep(ASK_AGAIN)
 
     async def _find(self, subject: str, op: str) -> int | None:
         """The sequence at which our operation is the newest record of its subject, read from the leader."""

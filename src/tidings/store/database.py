@@ -47,7 +47,7 @@ from tidings.failpoints import reach
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
-#: opens a file in a mode of SQLite's ("rw", "ro"); `testing/power.py` has another one
+#: opens a file in a mode of SQLite's ("rw", "ro"); `tests/tools/power.py` has another one
 Connect = Callable[[Path, str], sqlite3.Connection]
 
 #: jobs in one commit
@@ -76,10 +76,33 @@ _NOT_OUR_SCHEMA = re.compile(
 
 @dataclass(frozen=True)
 class Migrations:
-    """The schema as steps of SQL, oldest first; the number of a version is how many were taken."""
+    """The schema as steps of SQL, oldest first. The first one makes a file of version `first`, each other one the next.
+
+    Versions below `first` were never released: what they made is refused with a sentence and left as it is.
+    """
 
     application_id: int
     steps: Sequence[str]
+    first: int = 1
+
+    @property
+    def newest(self) -> int:
+        return self.first + len(self.steps) - 1
+
+    def lacking(self, path: Path, version: int) -> Sequence[tuple[int, str]]:
+        """The steps a file of this version still has to take, each with the version it makes; 0 is a new file."""
+        if version > self.newest:
+            raise StoreTooNew(
+                f"{path} has version {version}, this Tidings knows {self.newest}: use the Tidings that wrote it, "
+                "or set TIDINGS_HOME to another directory"
+            )
+        if 0 < version < self.first:
+            raise StoreError(
+                f"{path} has version {version}, made by a Tidings before the first release, and is left as it is: send "
+                "and read what is in it with the Tidings that wrote it, then move it away, or set TIDINGS_HOME to "
+                "another directory"
+            )
+        return [each for each in enumerate(self.steps, self.first) if each[0] > version]
 
 
 class _Job(Generic[T]):
@@ -480,17 +503,12 @@ class Database:
     def _check_and_migrate(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         connection.set_progress_handler(lambda: self._abandoned, LOOK_UP_EVERY)
-        ours, steps = self._migrations.application_id, self._migrations.steps
-        version = self._found_version(connection, ours)
-        if version > len(steps):
-            raise StoreTooNew(
-                f"{self.path} has version {version}, this Tidings knows {len(steps)}: use the Tidings that wrote it, "
-                "or set TIDINGS_HOME to another directory"
-            )
+        ours = self._migrations.application_id
+        lacking = self._migrations.lacking(self.path, self._found_version(connection, ours))
         for setting in DURABILITY:
             connection.execute(f"PRAGMA {setting}")
-        for number in range(version, len(steps)):
-            self._migrate(connection, number, steps[number], ours)
+        for version, step in lacking:
+            self._migrate(connection, version, step, ours)
         connection.execute("PRAGMA foreign_keys = ON")
 
     def _found_version(self, connection: sqlite3.Connection, ours: int) -> int:
@@ -506,15 +524,13 @@ class Database:
                 raise self._broken(said)
         return int(version)
 
-    def _migrate(self, connection: sqlite3.Connection, number: int, step: str, application: int) -> None:
-        """One step and its number, or neither. References are checked after it: a step may build a table anew."""
+    def _migrate(self, connection: sqlite3.Connection, version: int, step: str, application: int) -> None:
+        """One step and its version, or neither. References are checked after it: a step may build a table anew."""
         try:
-            mark = f"PRAGMA user_version = {number + 1};\nPRAGMA application_id = {application};"
+            mark = f"PRAGMA user_version = {version};\nPRAGMA application_id = {application};"
             connection.executescript(f"BEGIN IMMEDIATE;\n{step};\n{mark}")
             if connection.execute("PRAGMA foreign_key_check").fetchone():
-                raise StoreBroken(
-                    f"{self.path}: step {number + 1} of its schema would break references; restore a copy"
-                )
+                raise StoreBroken(f"{self.path}: its schema {version} would break references; restore a copy")
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:

@@ -27,7 +27,7 @@ from tidings.space.administration import Administrator, Granted, administer, bro
 from tidings.space.agents import AgentFile
 from tidings.space.control import Control
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.steward.pace import Pace
+from tidings.steward.intervals import Intervals
 from tidings.steward.service import Steward
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
@@ -35,7 +35,7 @@ from tidings.wire.subjects import Subjects
 
 DEFAULT_BUDGET = 64 * 1024 * 1024
 #: quick enough for tests, slow enough for two busy cores
-TEST_PACE = Pace(
+TEST_INTERVALS = Intervals(
     lease_ttl=1.0,
     gate=0.1,
     retention=0.2,
@@ -96,8 +96,8 @@ class RealSpace:
 
     # --- the steward in this process ---
 
-    async def start_steward(self, pace: Pace = TEST_PACE, *, after: str | None = None) -> Steward:
-        steward = Steward(self.home, pace=pace)
+    async def start_steward(self, intervals: Intervals = TEST_INTERVALS, *, after: str | None = None) -> Steward:
+        steward = Steward(self.home, intervals=intervals)
         task = asyncio.create_task(steward.run(after=after))
         ready = asyncio.create_task(steward.ready.wait())
         try:
@@ -204,7 +204,7 @@ async def real_space(
     *,
     budget: int = DEFAULT_BUDGET,
     steward: bool = True,
-    pace: Pace = TEST_PACE,
+    intervals: Intervals = TEST_INTERVALS,
     open_space: bool = False,
 ) -> AsyncIterator[RealSpace]:
     """Create a space below `root`, start its broker and (unless told not to) its steward."""
@@ -217,7 +217,7 @@ async def real_space(
         async with space.administer() as admin:
             await admin.provision()
         if steward:
-            await space.start_steward(pace)
+            await space.start_steward(intervals)
         yield space
         await space.stop_steward()
     finally:

@@ -53,16 +53,31 @@ class Refused:
 
 def open_record(subjects: Subjects, space_id: str, subject: str, headers: Fields, payload: bytes) -> Received | Refused:
     """The message in a record, or why it is refused. `headers` are the sender's own (`own_fields`)."""
-    address = _address(subjects, subject)
-    if isinstance(address, Refused):
-        return address
-    signature = _signature(headers)
-    if isinstance(signature, Refused):
-        return signature
+    kind: Kind
+    match subjects.parse(subject):
+        case Chat(sender, destination):
+            kind = "chat"
+        case Direct(_, destination, sender):
+            kind = "dm"
+        case Task(destination, sender):
+            kind = "task"
+        case Via():
+            return Refused("wrong_kind", "via needs a link table")
+        case None:
+            return Refused("malformed_subject", f"{subject[:300]!r} is not a subject of this space")
+        case other:
+            return Refused("wrong_kind", f"{type(other).__name__} is not a message")
+    refused = refused_headers(headers)
+    if refused:
+        return Refused("header", f"a sender may not set {', '.join(refused)[:200]!r}")
+    signatures = values_of(headers, SIGNATURE_HEADER)
+    if len(signatures) > 1:
+        return Refused("header", f"{SIGNATURE_HEADER} occurs {len(signatures)} times")
+    if not signatures:
+        return Refused("signature", f"no {SIGNATURE_HEADER} header")
     if len(payload) > MAX_PAYLOAD:
         return Refused("too_large", f"payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD}")
-    kind, sender, destination = address
-    if not verifies(signature, space_id, kind, sender, destination, payload):
+    if not verifies(signatures[0], space_id, kind, sender, destination, payload):
         return Refused("signature", f"not signed by {sender} for {kind} to {destination} in this space")
     try:
         message = wire_message.decode(payload)
@@ -70,30 +85,4 @@ def open_record(subjects: Subjects, space_id: str, subject: str, headers: Fields
         return Refused("malformed", str(error))
     if message.sender.id != sender:
         return Refused("sender_mismatch", f"published by {sender}, claims to be from {message.sender.id}")
-    return Received(kind, sender, destination, message, signature, headers)
-
-
-def _address(subjects: Subjects, subject: str) -> tuple[Kind, str, str] | Refused:
-    match subjects.parse(subject):
-        case Chat(sender, channel):
-            return "chat", sender, channel
-        case Direct(_, target, sender):
-            return "dm", sender, target
-        case Task(role, sender):
-            return "task", sender, role
-        case Via():
-            return Refused("wrong_kind", "via needs a link table")
-        case None:
-            return Refused("malformed_subject", f"{subject[:300]!r} is not a subject of this space")
-        case other:
-            return Refused("wrong_kind", f"{type(other).__name__} is not a message")
-
-
-def _signature(headers: Fields) -> str | Refused:
-    refused = refused_headers(headers)
-    if refused:
-        return Refused("header", f"a sender may not set {', '.join(refused)[:200]!r}")
-    signatures = values_of(headers, SIGNATURE_HEADER)
-    if len(signatures) > 1:
-        return Refused("header", f"{SIGNATURE_HEADER} occurs {len(signatures)} times")
-    return signatures[0] if signatures else Refused("signature", f"no {SIGNATURE_HEADER} header")
+    return Received(kind, sender, destination, message, signatures[0], headers)

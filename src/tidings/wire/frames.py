@@ -27,7 +27,7 @@ MAX_FRAME_BYTES = 512 * 1024
 #: raw bytes of a block, unless one message alone is larger
 MAX_BLOCK_BYTES = 192 * 1024
 HEAD_HEADER = "Td-Head"
-_LARGEST_RECORD = 300 * 1024
+LARGEST_RECORD = 300 * 1024
 _RAW, _ZSTD = 0, 1
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -58,7 +58,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAME_MESSAGES)]
     first: Count
     last: Count
-    raw_size: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_RECORD)]
+    raw_size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_RECORD)]
     body: bytes
 
 
@@ -118,7 +118,9 @@ def open_block(block: Block) -> tuple[Kept, ...]:
             # The library believes the size a body claims rather than the limit it is given.
             if zstandard.frame_content_size(block.body) not in (block.raw_size, -1):
                 raise MalformedFrame(f"a block says {block.raw_size} bytes and its body says otherwise")
-            raw = zstandard.ZstdDecompressor().decompress(block.body, max_output_size=block.raw_size)
+            raw = zstandard.ZstdDecompressor().decompress(
+                block.body, max_output_size=block.raw_size, allow_extra_data=False
+            )
         if len(raw) != block.raw_size:
             raise MalformedFrame(f"a block says {block.raw_size} bytes and has {len(raw)}")
         records = _records.decode(raw)

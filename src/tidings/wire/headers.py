@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tidings.errors import HeaderRefused, WireError
+from tidings.wire.times import parse_time
 
 Field = tuple[str, str]
 Fields = tuple[Field, ...]
@@ -89,17 +90,37 @@ _PLAIN_COPY = re.compile(
 )
 
 
-def read_plain_copy(raw: bytes) -> tuple[Fields, str, str, str, str] | None:
-    """Own fields, subject, sequence, time and previous sequence of a live copy that looks as most do.
+def read_copy(raw: bytes) -> tuple[Fields | None, str, int, int, int]:
+    """Own fields, subject, sequence, time and previous sequence of a live copy of the log.
 
-    It is `split_block` and `Headers.parse` in one look; None means only that those must be asked.
+    The fields are None if they are no header block; KeyError or ValueError if the broker appended nothing.
     """
+    own: Fields | None
+    if (plain := read_plain_copy(raw)) is not None:
+        own, subject, seq, when, previous = plain
+    else:
+        block, broker = split_block(raw, REPUBLISH_HEADERS)
+        own, subject = fields_of(block), broker["Nats-Subject"]
+        seq, when, previous = broker["Nats-Sequence"], broker["Nats-Time-Stamp"], broker["Nats-Last-Sequence"]
+    return own, subject, int(seq), parse_time(when), int(previous)
+
+
+def read_plain_copy(raw: bytes) -> tuple[Fields, str, str, str, str] | None:
+    """The same of a copy that looks as most do, in one look, numbers and time as they are written."""
     found = _PLAIN_COPY.match(raw)
     if found is None:
         return None
     signature, msg_id, subject, seq, when, previous = found.groups()
     own = (("Td-Sig", signature.decode()), ("Nats-Msg-Id", msg_id.decode()))
     return own, subject.decode(), seq.decode(), when.decode(), previous.decode()
+
+
+def fields_of(block: bytes) -> Fields | None:
+    """A sender's fields, or None if they are no header block."""
+    try:
+        return Headers.parse(block).fields if block else ()
+    except WireError:
+        return None
 
 
 #: what nearly every stored record looks like: a signature and an id, each once

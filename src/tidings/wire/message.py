@@ -26,6 +26,8 @@ from tidings.wire.ids import ID_PATTERN, new_id
 MAX_PAYLOAD = 256 * 1024
 MAX_MENTIONS = 32
 MAX_PARTS = 64
+#: the largest whole number that every language reads as it was written
+MAX_WHOLE = 2**53 - 1
 
 # `$` would let a final newline pass in Python and Java; this means "end of input" in every dialect with lookahead.
 _END = r"(?![\s\S])"
@@ -37,10 +39,16 @@ Priority = Literal["now", "next", "low"]
 MessageId = Annotated[str, Meta(pattern=f"^{ID_PATTERN}{_END}", description="UUIDv7, lower case")]
 AgentId = Annotated[str, Meta(pattern=f"^U[A-Z2-7]{{55}}{_END}", description="nkey public key of a user")]
 Name = Annotated[str, Meta(pattern=f"^[A-Za-z0-9_-]{{1,64}}{_END}")]
+# The days of the calendar from year 1 on, so that schema and reader refuse the same: 30 February, year 0, hour 24.
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAY = (
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
 Timestamp = Annotated[
     str,
     Meta(
-        pattern=rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}T[0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}\.[0-9]{{3}}Z{_END}",
+        pattern=rf"^(?!0000){_DAY}T(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){{2}}\.[0-9]{{3}}Z{_END}",
         description="RFC 3339, UTC, exactly three decimals",
         extra_json_schema={"format": "date-time"},
     ),
@@ -88,7 +96,8 @@ class ArtifactPart(Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     name: FileName
     media_type: MediaType
     digest: Digest
-    size: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    #: what every language reads exactly; written 3.0 or 3e0 it is the same number
+    size: Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
     uri: Uri | None = None
 
 
@@ -248,7 +257,6 @@ def _decoded_if_plain(payload: bytes) -> Message | None:
             return None
         if not all(type(part) is TextPart for part in message.parts):
             return None
-        datetime.fromisoformat(message.ts)
     except ValueError:
         return None
     return msgspec.structs.replace(message, raw=payload)
@@ -263,7 +271,6 @@ def _strictly_decoded(payload: bytes) -> Message:
     found["raw"] = payload
     try:
         message = msgspec.convert(found, Message)
-        datetime.fromisoformat(message.ts)  # the pattern cannot know the days of a month
     except ValueError as error:
         # the text may quote the payload, and ends in logs and terminals
         said = "".join(c if c.isprintable() else "?" for c in str(error)[:300])
@@ -282,10 +289,15 @@ def read_parts(items: Iterable[Any]) -> tuple[Part, ...]:
         raise MalformedMessage(f"not a part of a message: {str(error)[:300]}") from error
 
 
+def write_parts(parts: Iterable[Part]) -> list[Any]:
+    """Parts as the JSON values they travel as."""
+    return [_written(part) for part in parts]
+
+
 def document(message: Message) -> dict[str, Any]:
     """The message as the JSON object it travels as, without `raw`."""
     fields = msgspec.to_builtins(msgspec.structs.replace(message, parts=(), raw=b""))
-    fields["parts"] = [_written(part) for part in message.parts]
+    fields["parts"] = write_parts(message.parts)
     return dict(fields)
 
 
@@ -301,7 +313,6 @@ def _frozen_text(draft: Message) -> Message:
     try:
         payload = msgspec.json.encode(draft)
         message = _TYPED.decode(payload)
-        datetime.fromisoformat(message.ts)
     except ValueError as error:  # msgspec's errors, and text that is not Unicode
         raise MalformedMessage(f"not a message: {str(error)[:300]}") from error
     if len(payload) > MAX_PAYLOAD:
@@ -323,6 +334,8 @@ def _wrapped(part: Any) -> dict[str, Any]:
     kind = part.get("kind") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise MalformedMessage("not a message: a part has no kind")
+    if kind == "artifact" and isinstance(size := part.get("size"), float) and size.is_integer():
+        return part | {"size": int(size)}  # type: ignore[no-any-return]
     if kind in _KNOWN_KINDS:
         return part  # type: ignore[no-any-return]
     if len(kind) > 128 or not _EXTENSION.match(kind):

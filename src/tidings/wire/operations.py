@@ -3,7 +3,8 @@
     request   td.<space>.ctl.<service>.<sender>   {"op": ..., "do": ..., argument: value, ...}
     answer    {"ok": true, ...}   or   {"ok": false, "error": {"code": ..., "message": ...}}
 
-From it come the checking of requests, the answer to `health describe`, `control.schema.json` and docs/control.md.
+From it come the checking of requests, the dispatch to handlers, the answer to `health describe`, `control.schema.json`
+and docs/control.md; what each answers with is in `answers.py`.
 `null` is the same as leaving an argument out; what a value means is the handler's to say. An operation with `once`
 takes effect once for each `op` of its sender, whatever happened in between; any other may be repeated.
 """
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidings.wire.answers import ANSWERS
 from tidings.wire.roster import Beat
 from tidings.wire.rulings import Access, Channel, Space
 
-#: what JetStream counts with; a larger number is one that nobody was given
-MOST = 2**63 - 1
+#: what every language reads exactly; a larger number is one that nobody was given
+MOST = 2**53 - 1
 #: seconds for which whoever asks about receipts, or about tasks, may be kept waiting
 RECEIPT_WAIT, TASK_WAIT = 25.0, 20.0
 
@@ -36,6 +38,7 @@ TEXT = Kind("a text", (str,), {"type": "string"})
 TEXTS = Kind("a list of texts", (list,), {"type": "array", "items": {"type": "string"}})
 COUNT = Kind("a whole number", (int,), {"type": "integer", "minimum": -MOST, "maximum": MOST})
 NUMBER = Kind("a number", (int, float), {"type": "number", "minimum": -MOST, "maximum": MOST})
+TIME = Kind("a time", (str,), {"type": "string", "format": "date-time"})
 FLAG = Kind("true or false", (bool,), {"type": "boolean"})
 TABLE = Kind("an object", (dict,), {"type": "object"})
 ROWS = Kind("a list of objects", (list,), {"type": "array", "items": {"type": "object"}})
@@ -53,6 +56,10 @@ class Operation(NamedTuple):
     once: bool = False
     #: seconds for which it may be kept waiting, if it asks to be
     waits: float = 0.0
+    #: programs may ask it through the host of their machine too: it concerns no session, and holds no secret
+    host: bool = False
+    #: what it answers with, a TypedDict of `answers.py`
+    answer: Any = None
 
 
 def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
@@ -60,7 +67,7 @@ def _fields(record: type[msgspec.Struct], *without: str) -> dict[str, Kind]:
 
 
 _HELD: Mapping[str, Kind] = {"seq": COUNT, "session": TEXT}
-_SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": COUNT, "after": COUNT}
+_SOUGHT: Mapping[str, Kind] = {"kind": TEXT, "to": TEXT, "since": TIME, "after": COUNT}
 _LETTER: Mapping[str, Kind] = {"seq": COUNT, "letter": TEXT}
 _PAGE: Mapping[str, Kind] = {
     "channel": TEXT,
@@ -68,7 +75,7 @@ _PAGE: Mapping[str, Kind] = {
     "before": COUNT,
     "after": COUNT,
     "until": COUNT,
-    "since_ns": COUNT,
+    "since": TIME,
     "sender": TEXT,
 }
 _RECEIPT: Mapping[str, Kind] = {
@@ -83,18 +90,27 @@ _WAITED: Mapping[str, Kind] = {"wait": NUMBER, "timeout": NUMBER}
 
 _TABLE: tuple[Operation, ...] = (
     Operation("access", "get", "This agent's access record in force, with a new token if there is one.", {}),
-    Operation("attention", "get", "What may wake this agent.", {"session": TEXT}),
-    Operation("attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}),
-    Operation("channel", "list", "The channels this agent may see, in pages.", {"after": TEXT}),
-    Operation("channel", "info", "A channel as it is set.", {"channel": TEXT}),
+    Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
+    Operation(
+        "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
+    ),
+    Operation("channel", "list", "The channels this agent may see, in pages.", {"after": TEXT}, host=True),
+    Operation("channel", "info", "A channel as it is set.", {"channel": TEXT}, host=True),
     Operation(
         "channel",
         "set",
         "Change or remove a channel's settings.",
         {"channel": TEXT, **_fields(Channel, "op", "v", "at", "by", "name")},
         once=True,
+        host=True,
     ),
-    Operation("confirm", "record", "Whether the record at a sequence is this agent's.", {"seq": COUNT, "stream": TEXT}),
+    Operation(
+        "confirm",
+        "record",
+        "Whether the record at a sequence is this agent's.",
+        {"seq": COUNT, "stream": TEXT},
+        host=True,
+    ),
     Operation(
         "dead",
         "put",
@@ -102,12 +118,12 @@ _TABLE: tuple[Operation, ...] = (
         {"kind": TEXT, "seq": COUNT, "error": TEXT, "attempts": COUNT},
     ),
     Operation("dead", "wanted", "Dead letters that are to be handed out again.", {}),
-    Operation("dead", "list", "This agent's dead letters.", {}),
+    Operation("dead", "list", "This agent's dead letters.", {}, host=True),
     Operation("dead", "show", "One of them, whole.", _LETTER),
-    Operation("dead", "retry", "Have one handed out again.", _LETTER),
-    Operation("dead", "drop", "Forget one.", _LETTER),
-    Operation("health", "ping", "Every fact of the space, by a real round trip.", {}),
-    Operation("health", "describe", "This table.", {}),
+    Operation("dead", "retry", "Have one handed out again.", _LETTER, host=True),
+    Operation("dead", "drop", "Forget one.", _LETTER, host=True),
+    Operation("health", "ping", "Every fact of the space, by a real round trip.", {}, host=True),
+    Operation("health", "describe", "This table.", {}, host=True),
     Operation("history", "page", "A page of what was said, under the access of now.", _PAGE),
     Operation(
         "member",
@@ -119,9 +135,11 @@ _TABLE: tuple[Operation, ...] = (
     Operation(
         "member", "leave", "End the membership that a join began.", {"pattern": TEXT, "joined": COUNT}, once=True
     ),
-    Operation("member", "list", "This agent's memberships.", {}),
-    Operation("member", "members", "Who is in a channel, in pages.", {"channel": TEXT, "after": TEXT}),
-    Operation("member", "deaf", "Which of some agents would not hear a channel.", {"channel": TEXT, "ids": TEXTS}),
+    Operation("member", "list", "This agent's memberships.", {}, host=True),
+    Operation("member", "members", "Who is in a channel, in pages.", {"channel": TEXT, "after": TEXT}, host=True),
+    Operation(
+        "member", "deaf", "Which of some agents would not hear a channel.", {"channel": TEXT, "ids": TEXTS}, host=True
+    ),
     Operation("presence", "beat", "This agent is here; its status, activity and attention.", _fields(Beat)),
     Operation("receipt", "put", "What was delivered to this agent, or read by it.", _RECEIPT),
     Operation(
@@ -138,9 +156,9 @@ _TABLE: tuple[Operation, ...] = (
         {"since": COUNT, **_WAITED},
         waits=RECEIPT_WAIT,
     ),
-    Operation("receipt", "room", "How much room a mailbox has for this agent.", {"to": TEXT}),
+    Operation("receipt", "room", "How much room a mailbox has for this agent.", {"to": TEXT}, host=True),
     Operation("roster", "snapshot", "Who is here, in pages.", {"after": TEXT}),
-    Operation("roster", "names", "The names of some ids.", {"ids": TEXTS}),
+    Operation("roster", "names", "The names of some ids.", {"ids": TEXTS}, host=True),
     Operation(
         "session",
         "take",
@@ -149,7 +167,7 @@ _TABLE: tuple[Operation, ...] = (
     ),
     Operation("session", "release", "Receive no more.", {"session": TEXT}),
     Operation("session", "ended", "Whether the session that receives has ended.", {}),
-    Operation("space", "info", "The space's settings.", {}),
+    Operation("space", "info", "The space's settings.", {}, host=True),
     Operation(
         "task",
         "claim",
@@ -160,8 +178,8 @@ _TABLE: tuple[Operation, ...] = (
     Operation("task", "beat", "The task is still worked on.", _HELD),
     Operation("task", "done", "Its result, signed.", {**_HELD, "result": TEXT, "sig": TEXT}),
     Operation("task", "fail", "It could not be done.", {**_HELD, "reason": TEXT, "retry": FLAG, "untouched": FLAG}),
-    Operation("task", "check", "Whether anybody holds a role.", {"role": TEXT}),
-    Operation("task", "room", "How many more tasks of this agent a role takes.", {"role": TEXT}),
+    Operation("task", "check", "Whether anybody holds a role.", {"role": TEXT}, host=True),
+    Operation("task", "room", "How many more tasks of this agent a role takes.", {"role": TEXT}, host=True),
     Operation(
         "task",
         "result",
@@ -170,8 +188,8 @@ _TABLE: tuple[Operation, ...] = (
         waits=TASK_WAIT,
     ),
     Operation("trace", "get", "The life of one message.", {"id": TEXT, "seq": COUNT}),
-    Operation("trace", "find", "Where a message of this agent is stored.", {"id": TEXT, **_SOUGHT}),
-    Operation("trace", "which", "Which of some ids may be stored.", {"ids": TEXTS, **_SOUGHT}),
+    Operation("trace", "find", "Where a message of this agent is stored.", {"id": TEXT, **_SOUGHT}, host=True),
+    Operation("trace", "which", "Which of some ids may be stored.", {"ids": TEXTS, **_SOUGHT}, host=True),
     Operation(
         "admin",
         "grant",
@@ -189,7 +207,9 @@ _TABLE: tuple[Operation, ...] = (
     Operation("admin", "unread", "What an agent has not read.", {"id": TEXT}),
     Operation("admin", "acknowledge", "What was lost has been seen to.", {}),
 )
-OPERATIONS: Mapping[tuple[str, str], Operation] = {(each.service, each.do): each for each in _TABLE}
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    (each.service, each.do): each._replace(answer=ANSWERS[each.service, each.do]) for each in _TABLE
+}
 
 
 def describe(services: Iterable[str]) -> list[dict[str, Any]]:
@@ -203,10 +223,26 @@ def describe(services: Iterable[str]) -> list[dict[str, Any]]:
             "arguments": {name: kind.words for name, kind in each.arguments.items()},
             "once": each.once,
             "waits": each.waits,
+            "host": each.host,
+            "answer": sorted(answer_fields(each)),
         }
-        for each in _TABLE
+        for each in OPERATIONS.values()
         if each.service in wanted
     ]
+
+
+def answer_fields(operation: Operation) -> dict[str, bool]:
+    """The fields of an answer, and which of them are always there."""
+    answer = operation.answer
+    return {name: name in answer.__required_keys__ for name in answer.__annotations__}
+
+
+def answer_schema() -> dict[str, Any]:
+    """JSON Schema of every answer that is not a refusal, by `<service> <do> answer`, and of what they are made of."""
+    kinds = [each.answer for each in OPERATIONS.values()]
+    references, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    said = {"description": "besides `ok`, which is true"}
+    return parts | {f"{s} {do} answer": {**said, **each} for (s, do), each in zip(OPERATIONS, references, strict=True)}
 
 
 def control_schema() -> dict[str, Any]:

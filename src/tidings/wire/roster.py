@@ -73,8 +73,8 @@ class Agent:
     model: str | None = None
     #: mode of its attention; None while it is offline
     attention: Mode | None = None
-    #: seconds since 1970; None if nobody remembers
-    last_seen: float | None = None
+    #: None if nobody remembers
+    last_seen: str | None = None
     #: number of the session that receives for this agent; a higher one supersedes a lower one
     session: int | None = None
     #: sequence of its access record: when it changes, the agent fetches its new credential

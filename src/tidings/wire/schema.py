@@ -16,7 +16,7 @@ import msgspec
 
 from tidings.wire.golden import vectors
 from tidings.wire.message import EXTENSION_KIND, Message
-from tidings.wire.operations import control_schema
+from tidings.wire.operations import answer_schema, control_schema
 
 FOLDER = Path(__file__).parent / "vectors"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -45,7 +45,7 @@ def contents() -> dict[str, str]:
     return {
         "message.schema.json": _text(message_schema()),
         "control.schema.json": _text(
-            {"$schema": DIALECT, "title": "Tidings control requests", "$defs": control_schema()}
+            {"$schema": DIALECT, "title": "Tidings control requests", "$defs": control_schema() | answer_schema()}
         ),
         "vectors.json": _text(vectors()),
     }

@@ -65,11 +65,18 @@ def seal_message(key: KeyPair, target_id: str, message: Message, *, nonce: bytes
             f"this message has {len(plaintext)} bytes; sealed, at most {MAX_SEALED} fit: send an artifact reference"
         )
     nonce = nonce or os.urandom(NONCE_BYTES)
-    ciphertext = bindings.crypto_aead_xchacha20poly1305_ietf_encrypt(
-        plaintext, _bound_to(target_id, message.id), nonce, _pair_key(key, key.id, check_agent_id(target_id))
-    )
+    ciphertext = encrypt(key, check_agent_id(target_id), message.id, plaintext, nonce)
     body = {"v": VERSION, "n": base64.b64encode(nonce).decode(), "ct": base64.b64encode(ciphertext).decode()}
     return wire.around(message, ExtensionPart(SEALED_KIND, body))
+
+
+def encrypt(key: KeyPair, target_id: str, message_id: str, plaintext: bytes, nonce: bytes) -> bytes:
+    """The ciphertext of whatever is to be inside, with its tag."""
+    return bytes(
+        bindings.crypto_aead_xchacha20poly1305_ietf_encrypt(
+            plaintext, _bound_to(target_id, message_id), nonce, _pair_key(key, key.id, target_id)
+        )
+    )
 
 
 def _inside(message: Message) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 from tidings.errors import InvalidName
@@ -41,6 +42,17 @@ AGENT_SERVICES = (
 )
 ADMIN_SERVICE = "admin"
 SERVICES = (*AGENT_SERVICES, ADMIN_SERVICE)
+
+
+class StreamKind(StrEnum):
+    """The streams of a space. All but the log have the subjects `td.<space>.<kind>.>`."""
+
+    LOG = "log"
+    DIRECT = "dm"
+    TASK = "task"
+    DELIVERY = "dlv"
+    AUDIT = "aud"
+    DEAD = "dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ Ruling = MemberSubject | AccessSubject | ChannelSubject | LinkSubject | StewardL
 Parsed = Chat | Via | Ruling | Direct | Task | Delivery | DeliveryLease | Audit | Dead | Control
 
 #: first token after `td.<space>` of every ruling record
-RULING_KINDS = ("acl", "channel", "lease", "link", "member", "space")
+RULING_KINDS = ("member", "acl", "channel", "link", "lease", "space")
 
 
 def shard_of(owner: str) -> int:
@@ -151,17 +163,20 @@ class Subjects:
     def __init__(self, space: str) -> None:
         self.space = names.check_space(space)
         self.root = f"td.{space}"
-        self.log_stream = f"LOG_{space}"
-        self.direct_stream = f"DM_{space}"
-        self.task_stream = f"TASK_{space}"
-        self.delivery_stream = f"DLV_{space}"
-        self.audit_stream = f"AUD_{space}"
-        self.dead_stream = f"DEAD_{space}"
+        self.log_stream = self.stream(StreamKind.LOG)
+        self.direct_stream = self.stream(StreamKind.DIRECT)
+        self.task_stream = self.stream(StreamKind.TASK)
+        self.delivery_stream = self.stream(StreamKind.DELIVERY)
+        self.audit_stream = self.stream(StreamKind.AUDIT)
+        self.dead_stream = self.stream(StreamKind.DEAD)
         self.state_bucket = f"td_state_{space}"
         self.steward_lease = f"{self.root}.lease.steward"
         self.space_record = f"{self.root}.space"
         self.delivery_lease = f"{self.root}.dlv.lease"
         self.live_roster = f"{self.root}.live.roster"
+
+    def stream(self, kind: StreamKind) -> str:
+        return f"{kind.upper()}_{self.space}"
 
     def chat(self, sender: str, channel: str) -> str:
         return f"{self.root}.chat.{names.check_agent_id(sender)}.{names.check_channel(channel)}"

@@ -16,14 +16,16 @@ from typing import Any
 from tidings.broker import jwt
 from tidings.broker.grants import ACK_ANSWER
 from tidings.errors import DeniedError, UsageError
-from tidings.steward.admission import MOST_REQUESTS
-from tidings.steward.governance import ADMIN_HANDLERS
+from tidings.steward.fair_queue import MOST_REQUESTS
 from tidings.testing.security.actor import PATIENCE, line
 from tidings.testing.security.report import Collection, Verdict, broken, held, refused
 from tidings.testing.security.stage import Stage
 from tidings.wire.ids import new_id
+from tidings.wire.operations import OPERATIONS
+from tidings.wire.subjects import ADMIN_SERVICE
 
 PROBES = Collection()
+ADMIN_VERBS = tuple(do for service, do in OPERATIONS if service == ADMIN_SERVICE)
 #: what the broker may grow by in a round after the first; an unanswered request costs it about 700 bytes
 GROWTH = 8 * 1024 * 1024
 PACE = MOST_REQUESTS * 0.9
@@ -36,13 +38,13 @@ LONGEST = 60 * 1_000_000_000
 async def administration(stage: Stage) -> Verdict:
     mal, before = stage.mal.id, await stage.watch.mark()
     wide: dict[str, Any] = {"id": mal, "name": "probe-mal", "read": [">"], "post": [">"], "manage": [">"]}
-    for _, do in ADMIN_HANDLERS:
+    for do in ADMIN_VERBS:
         arguments = wide if do == "grant" else {"id": stage.vic.id, "ids": [stage.vic.id], "channels": "listed"}
         body = json.dumps({"op": new_id(), "do": do} | arguments).encode()
         if not await _nobody_answers(stage, stage.subjects.control("admin", mal), body):
             return broken(f"somebody answered admin {do}")
     changed = await stage.unchanged(before)
-    return broken(changed) if changed else held(f"{len(ADMIN_HANDLERS)} requests, nobody answers, nothing changed")
+    return broken(changed) if changed else held(f"{len(ADMIN_VERBS)} requests, nobody answers, nothing changed")
 
 
 async def _nobody_answers(stage: Stage, subject: str, payload: bytes) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from tidings.broker import jwt
-from tidings.broker.answers import ApiError
+from tidings.broker.jetstream_api import ApiError
 from tidings.errors import ConflictError
 from tidings.space.state import StateBucket
 from tidings.testing.security.actor import Actor, acting, line

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tidings.broker import jwt
-from tidings.broker.answers import ApiError
 from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import ApiError
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
 from tidings.space.administration import administer

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from tidings.errors import ConflictError, DeniedError, TidingsError, UsageError, WireError
-from tidings.steward.receipt_services import MOST_RECEIPTS
+from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.testing.security.actor import Actor
 from tidings.testing.security.report import Collection, Verdict, broken, held, refused
 from tidings.testing.security.stage import Stage

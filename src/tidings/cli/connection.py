@@ -1,0 +1,261 @@
+"""How a command becomes an agent: through the host of this machine if one runs, else to the space itself.
+
+    receipt = act(where, lambda agent: agent.send("general", "hello", id=chosen), direct=direct)
+
+What a command does is written once, against `AgentInterface`. If the host goes away before it took it, the same is done
+directly: so whatever is sent has its id before the first try. The commands of a home keep their session of an agent in
+a file, so that the next one needs no proof; one they were told of (`TIDINGS_SESSION_FILE`) is used if it is of the same
+agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.options import Place
+from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageError
+from tidings.wire.ids import is_message_id, new_id
+
+if TYPE_CHECKING:
+    from tidings.endpoint.endpoint import Endpoint
+    from tidings.endpoint.identity import Identity
+    from tidings.endpoint.interface import AgentInterface, Receipt
+    from tidings.host.endpoint import HostEndpoint, SessionSource
+    from tidings.host.http_client import HostClient
+    from tidings.host.outbox_file import OutboxFile
+    from tidings.host.session_file import SessionFile
+
+T = TypeVar("T")
+DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
+IdOption = Annotated[
+    str | None, typer.Option("--id", help="Id of the message: sent again under it, it is sent once.", metavar="ID")
+]
+
+
+def chosen_id(given: str | None) -> str:
+    """Known before the first try."""
+    if given is not None and not is_message_id(given):
+        raise UsageError(f"--id is the id of a message, a UUIDv7 in lower case, not {given!r}")
+    return given or new_id()
+
+
+def act(
+    where: Place, doing: Callable[[AgentInterface], Awaitable[T]], *, direct: bool = False, receive: bool = False
+) -> T:
+    """Do something as the agent. `receive`: through the host its mail comes into its inbox from then on."""
+
+    async def run() -> T:
+        async with host_session(where, direct=direct, receive=receive) as agent:
+            if agent is not None:
+                try:
+                    return await doing(agent)
+                except HostUnreachable as error:
+                    output.say(f"note: {error}; going without it")
+        async with direct_session(where) as endpoint:
+            return await doing(endpoint)
+
+    return asyncio.run(run())
+
+
+def act_at_host(where: Place, doing: Callable[[HostEndpoint], Awaitable[T]], *, receive: bool = False) -> T:
+    """The same for what only a host can do: HostUnreachable if none runs."""
+
+    async def run() -> T:
+        from tidings.connecting import required_host
+
+        host = await required_host(where.home.home)
+        _note_mismatch(host)
+        where.check()
+        async with _session_at(host, where, KeptSession(where, receive=receive)) as agent:
+            return await doing(agent)
+
+    return asyncio.run(run())
+
+
+def ask_host(home: Path, doing: Callable[[HostClient], Awaitable[T]]) -> T:
+    """What a program of this user may ask of the host without being an agent."""
+
+    async def run() -> T:
+        from tidings.connecting import required_host
+
+        host = await required_host(home)
+        _note_mismatch(host)
+        try:
+            return await doing(host)
+        finally:
+            host.close()
+
+    return asyncio.run(run())
+
+
+@asynccontextmanager
+async def direct_session(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
+    """A command that only sends and looks does not take the receiving session from a program that has it, and is over
+    before anybody who saw it could answer."""
+    from tidings.connecting import connect
+
+    where.check()
+    wanted = {"receive": False, "presence": False, **options}
+    async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def host_session(
+    where: Place, *, direct: bool = False, receive: bool = False, own: str | None = None
+) -> AsyncIterator[HostEndpoint | None]:
+    """The agent at the host, or None if none runs or none is wanted. `own`: a session of this program alone, which it
+    ends, for who holds tasks.
+
+    A host may go away between two questions: nothing was handed to it yet, so nothing is lost without it.
+    """
+    from tidings.host.endpoint import ProvenSession
+
+    host = None if direct else await _host_if_any(where.home.home)
+    if host is None:
+        yield None
+        return
+    where.check()
+    source: SessionSource = KeptSession(where, receive=receive)
+    if own is not None:
+        source = ProvenSession(lambda: _identity(where), receive=receive, program=own)
+    endpoint = _session_at(host, where, source)
+    try:
+        await endpoint.open()
+    except (HostUnreachable, OutcomeUnknown) as error:
+        output.say(f"note: {error}; going without it")
+        yield None
+        return
+    output.say("through the host")
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+def _session_at(host: HostClient, where: Place, source: SessionSource) -> HostEndpoint:
+    from tidings.connecting import required_host
+    from tidings.host.endpoint import HostEndpoint
+
+    first = [host]
+
+    async def find() -> HostClient:
+        return first.pop() if first else await required_host(where.home.home)
+
+    return HostEndpoint(find, source)
+
+
+async def _host_if_any(home: Path) -> HostClient | None:
+    from tidings.connecting import host_process
+    from tidings.host.http_client import HostClient
+
+    host = await HostClient.find(home)
+    if host is not None:
+        _note_mismatch(host)
+    elif (holder := host_process(home)) is not None:
+        output.say(f"note: the host ({holder}) does not answer, so this goes without it: `tidings host status`")
+    return host
+
+
+def _note_mismatch(host: HostClient) -> None:
+    if host.mismatch:
+        output.say(f"note: {host.mismatch}")
+
+
+async def _identity(where: Place) -> Identity:
+    from tidings.endpoint.identity import local_identity
+
+    return await local_identity(where.home, where.agent)
+
+
+class KeptSession:
+    """The session that the commands of this home have of an agent: in a file, proven anew when the host forgot it."""
+
+    ends = False
+
+    def __init__(self, where: Place, *, receive: bool) -> None:
+        self.where, self.receive = where, receive
+
+    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
+        from tidings.host.endpoint import open_session
+        from tidings.host.session_file import own_file
+
+        own = own_file(self.where.home.home, self.where.home.name, self.where.agent)
+        for path in (_named(self.where), own):
+            file = None if path is None else self._read(path, host)
+            if file is not None and (stale is None or file.token != stale.token):
+                return file
+        file = await open_session(host, await _identity(self.where), receive=self.receive, program="tidings")
+        file.write(own)
+        return file
+
+    def _read(self, path: Path, host: HostClient) -> SessionFile | None:
+        """The session in a file, if it is of this agent as it is now; whether it lasts, its first request tells."""
+        from tidings.host.endpoint import usable
+        from tidings.host.session_file import SessionFile
+
+        if not path.exists():
+            return None
+        try:
+            file = usable(SessionFile.read(path), host)
+        except ConfigError as error:
+            output.say(f"note: {error}")
+            return None
+        is_ours = (file.space_id, file.agent) == (self.where.space_id, self.where.agent_id)
+        return file if is_ours and (file.receive or not self.receive) else None
+
+
+def _named(where: Place) -> Path | None:
+    """The session this program was told of, if it is there and of the agent that acts."""
+    from tidings.host.session_file import VARIABLE, SessionFile, named_file
+
+    path = named_file()
+    if path is None:
+        return None
+    if not path.exists():
+        output.say(f"note: {VARIABLE} names {path}, which is not there: a session of {where.agent} is opened instead")
+        return None
+    file = SessionFile.read(path)
+    if (file.space, file.name) != (where.home.name, where.agent):
+        said = f"is of {file.name} in {file.space}: {where.agent} in {where.home.name} gets one of its own"
+        output.say(f"note: the session in {VARIABLE} {said}")
+        return None
+    return path
+
+
+def outbox_in_file(where: Place) -> OutboxFile | None:
+    """The outbox as a host left it behind, if none runs."""
+    from tidings.connecting import host_process
+
+    home, space_id = where.home.home, where.space_id
+    if host_process(home) is not None or not (home / "host.db").exists():
+        return None
+    from tidings.host.outbox_file import OutboxFile
+
+    agent = where.agent_id
+    if agent is None:
+        raise UsageError(f"there is no credential for agent {where.agent} in {where.home.name}: `tidings agent add` it")
+    output.say("no host runs: read from its file")
+    return OutboxFile(home, where.home.name, space_id, agent, where.agent)
+
+
+def show_receipt(receipt: Receipt, *, as_json: bool) -> None:
+    if as_json:
+        facts: dict[str, Any] = {"id": receipt.id, "seq": receipt.seq or None, "stage": receipt.stage}
+        there = {} if receipt.row is None else {"row": receipt.row, "state": receipt.state}
+        output.data(facts | {"warnings": list(receipt.warnings)} | there)
+        return
+    output.line(receipt.id)
+    if receipt.stage == "stored":
+        output.say(f"stored: it leaves by itself; `tidings outbox show {receipt.id}` says how far it is")
+    else:
+        output.say(f"{receipt.stage} at sequence {receipt.seq}")
+    for warning in receipt.warnings:
+        output.say(f"warning: {warning}")

@@ -1,0 +1,172 @@
+"""Who a verified id is: the name and roles of its access record, never what a message says of itself.
+
+An id keeps its name for as long as it exists (a rotation makes another id), so the record in force at a message's
+sequence and the one known here name the same agent. Names come from the roster, which keeps those who left it in mind,
+and from the steward for ids that are not in it: agents that are revoked, or were added a moment ago. Whoever cannot be
+named now is shown as the beginning of an id, with a character in it that no name has.
+
+The other way, who is meant by a name: an exact id or name wins; a name in another case counts if only one agent has it;
+a near miss is suggested, never taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidings.broker.aio import end_tasks
+from tidings.endpoint.connection import AgentConnection
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.incoming import Incoming
+from tidings.errors import AmbiguousPeer, TidingsError, UnknownPeer
+from tidings.wire.message import Mention, Message, Sender
+from tidings.wire.roster import Agent
+
+#: how long a message waits for the name of its sender, and how long nobody is asked again for one that did not come
+PATIENCE = 2.0
+ASK_AGAIN = 5.0
+#: ids in one question, and names kept of agents that are not in the roster
+AT_ONCE = 64
+KEPT = 4_096
+SHOWN_OF_ID = 10
+
+Named = tuple[str, tuple[str, ...]]
+
+
+# --- who is meant by a name: rules over whatever list of agents is at hand ---
+
+
+def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
+    """Who is meant: an id, a name, or a name in another case if only one agent has it."""
+    known = list(agents)
+    exact = [agent for agent in known if agent.id == text] or [agent for agent in known if agent.name == text]
+    if exact:
+        return exact[0]
+    alike = [agent for agent in known if agent.name.casefold() == text.casefold()]
+    if len(alike) > 1:
+        raise AmbiguousPeer(f"{text!r} could be {', '.join(sorted(a.name for a in alike))}: say which")
+    if alike:
+        return alike[0]
+    near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
+    raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
+
+
+def each_once(mentions: Iterable[Mention]) -> list[Mention]:
+    """The same mentions, each agent once."""
+    found: dict[str, Mention] = {}
+    for each in mentions:
+        found.setdefault(each.id, each)
+    return list(found.values())
+
+
+def speaking_as(identity: Identity, roles: Iterable[str | None], wanted: str | None = None) -> Sender:
+    """The sender of a message: in the role it wants if it holds that one, otherwise in the first it holds."""
+    held = list(roles)
+    return Sender(identity.id, identity.name, wanted if wanted in held else next(iter(held), None))
+
+
+# --- who a verified id is ---
+
+
+def short_id(agent_id: str) -> str:
+    """An id for people; the last character is in no name, so nobody can be called so."""
+    return f"{agent_id[:SHOWN_OF_ID]}…"
+
+
+class NameDirectory:
+    """Names of ids, as the access records have them."""
+
+    def __init__(
+        self, connection: AgentConnection, rows: Mapping[str, Agent], left: Mapping[str, tuple[str, tuple[str, ...]]]
+    ) -> None:
+        self.connection = connection
+        #: the roster as it is kept up to date, and name and roles of those who are in it no more
+        self._rows, self._left = rows, left
+        self._others: dict[str, Named] = {}
+        self._unknown: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    def of(self, agent_id: str) -> Named | None:
+        row = self._rows.get(agent_id)
+        if row is not None:
+            return row.name, row.roles
+        if agent_id == self.connection.identity.id:
+            return self.connection.identity.name, ()
+        return self._left.get(agent_id) or self._others.get(agent_id)
+
+    def sender(self, claimed: Sender) -> Sender:
+        """The sender under the name of its record; a role only if the record has it."""
+        named = self.of(claimed.id)
+        if named is None:
+            return Sender(claimed.id, short_id(claimed.id))
+        return Sender(claimed.id, named[0], claimed.role if claimed.role in named[1] else None)
+
+    def mention(self, claimed: Mention) -> Mention:
+        named = self.of(claimed.id)
+        return Mention(claimed.id, named[0] if named else short_id(claimed.id))
+
+    def introduce(self, incoming: Incoming) -> Incoming:
+        """The message under the names of access records; who is not known yet is asked for once somebody waits."""
+        message = incoming.message
+        incoming.sender = self.sender(message.sender)
+        incoming.claims = claim_of(incoming.sender, message)
+        is_known = self.of(message.sender.id) is not None
+        if message.mentions:
+            incoming.mentions = tuple(map(self.mention, message.mentions))
+            is_known = is_known and all(self.of(each.id) is not None for each in message.mentions)
+
+        async def learn() -> None:
+            await self.learn([message])
+            if incoming._naming is not None:
+                self.introduce(incoming)
+                incoming._naming = None
+
+        incoming._naming = None if is_known else learn
+        return incoming
+
+    async def learn(self, messages: Iterable[Message]) -> None:
+        """Ask for the names that these messages need and nobody told yet; what is not answered in time is not known."""
+        now = time.monotonic()
+        wanted = {each for message in messages for each in _ids(message) if self.of(each) is None}
+        fresh = sorted(each for each in wanted if now >= self._unknown.get(each, 0.0) and each not in self._asking)
+        for start in range(0, len(fresh), AT_ONCE):
+            chunk = fresh[start : start + AT_ONCE]
+            task = asyncio.create_task(self._ask(chunk))
+            self._asking.update(dict.fromkeys(chunk, task))
+        under_way = {self._asking[each] for each in wanted if each in self._asking}
+        if under_way:
+            await asyncio.wait(under_way)
+
+    async def _ask(self, ids: list[str]) -> None:
+        found: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(PATIENCE):
+                found = (await self.connection.call("roster", "names", ids=ids, timeout=PATIENCE))["names"]
+        except (TidingsError, TimeoutError):
+            pass
+        finally:
+            for each in ids:
+                self._asking.pop(each, None)
+                if each in found:
+                    self._others[each] = str(found[each]["name"]), tuple(found[each]["roles"])
+                else:
+                    self._unknown[each] = time.monotonic() + ASK_AGAIN
+            for kept in (self._others, self._unknown):
+                while len(kept) > KEPT:
+                    del kept[next(iter(kept))]
+
+    async def close(self) -> None:
+        await end_tasks(list(self._asking.values()))
+
+
+def _ids(message: Message) -> set[str]:
+    return {message.sender.id, *(mention.id for mention in message.mentions)}
+
+
+def claim_of(sender: Sender, message: Message) -> str | None:
+    """What a message calls its sender, if that is another name than the one of the access record."""
+    return message.sender.name if message.sender.name != sender.name else None

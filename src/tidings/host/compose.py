@@ -1,0 +1,298 @@
+"""From what a program asks to have sent to bytes that can leave at any time: resolved, sealed and signed, offline.
+
+    request = read_request(body)                                # strict JSON, every limit checked, in sentences
+    composed = compose_request(request, identity, directory)    # names by the roster as last seen
+
+A name that the directory does not know is refused, never kept for later: nobody could say who was meant. A direct
+message is always sealed, and there is no default destination. Nothing here opens a connection or writes a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from tidings.endpoint.directory import each_once, resolve_among, speaking_as
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
+from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
+from tidings.host.fingerprint import Kind, fingerprint_of
+from tidings.host.outbox_views import OutboxRow
+from tidings.wire import message as wire
+from tidings.wire import strict_json
+from tidings.wire.ids import is_message_id
+from tidings.wire.message import (
+    MAX_MENTIONS,
+    MAX_PARTS,
+    ArtifactPart,
+    DataPart,
+    Mention,
+    Message,
+    Part,
+    Sender,
+    TextPart,
+)
+from tidings.wire.names import check_channel, check_role, is_agent_id
+from tidings.wire.roster import Agent
+from tidings.wire.seal import is_sealed, open_sealed
+
+#: a body may spell its characters in six bytes each; what does not fit a message is found when it is composed
+MAX_BODY = 2 * 1024 * 1024
+#: seconds a message waits to leave before it is given up
+DEFAULT_MAX_AGE = 7 * 86_400.0
+LONGEST_AGE = 30 * 86_400.0
+MAX_CONTEXT = 256
+#: kinds of parts that mean something to Tidings itself
+OWN_KINDS = "dev.tidings."
+_FIELDS: dict[str, frozenset[str]] = {
+    str(kind.kind): frozenset({"kind", *kind.__struct_fields__}) for kind in (TextPart, DataPart, ArtifactPart)
+}
+
+
+class Directory(Protocol):
+    """The agents of a space as last seen."""
+
+    def agents(self) -> Iterable[Agent]: ...
+
+
+class SendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a program asks to have sent: to exactly one of a channel, an agent (id or name) or a role."""
+
+    channel: str | None = None
+    agent: str | None = None
+    role: str | None = None
+    text: str | None = None
+    #: any JSON value; null is no data
+    data: Any = None
+    parts: tuple[dict[str, Any], ...] = ()
+    #: agents by id or name
+    mentions: tuple[str, ...] = ()
+    priority: wire.Priority = "next"
+    reply_to: str | None = None
+    context: str | None = None
+    id: str | None = None
+    #: seconds after which it is given up if it has not left
+    max_age: float | None = None
+    #: of a task: seconds from when the space has it, after which nobody may finish it
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A message that can leave, and what a person would call it."""
+
+    prepared: Prepared
+    #: before it was sealed: what its fingerprint is made of
+    message: Message
+    #: channel, name of the agent (its id if nobody knows the name), or role
+    shown: str
+    max_age: float
+    warnings: tuple[str, ...] = ()
+
+
+def read_request(body: bytes) -> SendRequest:
+    """The request in a body; UsageError or TooLarge says what is wrong with it."""
+    if len(body) > MAX_BODY:
+        raise TooLarge(f"a request has at most {MAX_BODY} bytes, this one has {len(body)}: send an artifact reference")
+    try:
+        fields = strict_json.loads(body)
+    except MalformedMessage as error:
+        raise UsageError(f"a request is strict JSON: {error}") from error
+    return request_of(fields)
+
+
+def request_of(fields: Any) -> SendRequest:
+    """The request in a JSON value."""
+    try:
+        return msgspec.convert(fields, SendRequest, strict=True)
+    except msgspec.ValidationError as error:
+        said = "".join(c if c.isprintable() else "?" for c in str(error)[:300])
+        raise UsageError(f"this cannot be sent: {said}") from error
+
+
+def compose_request(
+    request: SendRequest, identity: Identity, directory: Directory, *, role: str | None = None
+) -> Composed:
+    """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
+    agents = list(directory.agents())
+    row = next((agent for agent in agents if agent.id == identity.id), None)
+    message = _message(request, speaking_as(identity, row.roles if row else (), role), agents)
+    max_age = age_limit(request)
+    if request.channel is not None:
+        return Composed(prepare_chat(identity, request.channel, message), message, request.channel, max_age)
+    if request.agent is not None:
+        target, shown = _target(agents, request.agent)
+        return Composed(prepare_direct(identity, target, message), message, shown, max_age)
+    assert request.role is not None
+    warnings = _nobody(agents, request.role)
+    return Composed(prepare_task(identity, request.role, message), message, request.role, max_age, warnings)
+
+
+def age_limit(request: SendRequest) -> float:
+    """Seconds. A task that leaves after its deadline would begin it anew."""
+    longest = request.max_age or DEFAULT_MAX_AGE
+    return min(longest, request.deadline or longest)
+
+
+def fingerprint_again(
+    request: SendRequest, sender: Sender, row: OutboxRow, directory: Directory, kept: Message | None
+) -> bytes:
+    """The fingerprint of a request that cannot be composed now; it is that of the row if the row was made by it.
+
+    Who was mentioned and is gone is known from the message (`kept`, if it can be read). Of a destination only the id is
+    kept: if that agent is gone, a name that nobody has now is taken to be its.
+    """
+    agents = list(directory.agents())
+    gone = [Agent(id=each.id, name=each.name) for each in (kept.mentions if kept else ())]
+    if request.agent is not None and agents:
+        gone.append(Agent(id=row.destination, name=request.agent))
+    here = {agent.id for agent in agents}
+    agents += [agent for agent in gone if agent.id not in here]
+    message = _message(request, sender, agents)
+    kind, destination = _destination(request, agents)
+    return fingerprint_of(row.space, kind, destination, message, in_ms(age_limit(request)))
+
+
+def _destination(request: SendRequest, agents: list[Agent]) -> tuple[Kind, str]:
+    if request.channel is not None:
+        return "chat", request.channel
+    if request.agent is not None:
+        return "dm", _target(agents, request.agent)[0]
+    assert request.role is not None
+    return "task", request.role
+
+
+def in_ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Message:
+    extra = {} if request.data is None else {"data": request.data}
+    wire.check_said(request.text, request.parts, more=request.data is not None)
+    try:
+        return wire.compose(
+            sender,
+            text=request.text,
+            parts=(*_parts(request), *task_terms(request.deadline)),
+            mentions=_mentions(agents, request.mentions),
+            priority=request.priority,
+            reply_to=request.reply_to,
+            context=request.context,
+            id=request.id,
+            **extra,
+        )
+    except TidingsError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"this cannot be sent: {error}") from error
+
+
+def compose_again(identity: Identity, kind: str, destination: str, payload: bytes) -> Prepared:
+    """The same message of this agent under a new id, sealed and signed anew."""
+    message = wire.decode(payload)
+    if kind == "dm" and is_sealed(message):
+        message = open_sealed(identity.key, identity.id, message, target_id=destination)
+    fresh = wire.compose(
+        message.sender,
+        parts=message.parts,
+        mentions=message.mentions,
+        priority=message.priority,
+        reply_to=message.reply_to,
+        context=message.context,
+    )
+    if kind == "dm":
+        return prepare_direct(identity, destination, fresh)
+    prepare = prepare_chat if kind == "chat" else prepare_task
+    return prepare(identity, destination, fresh)
+
+
+# --- who ---
+
+
+def _target(agents: list[Agent], text: str) -> tuple[str, str]:
+    """Id and name of an agent. An id needs no directory: it is the key the message is sealed for."""
+    if is_agent_id(text):
+        return text, next((agent.name for agent in agents if agent.id == text), text)
+    agent = _resolved(agents, text)
+    return agent.id, agent.name
+
+
+def _mentions(agents: list[Agent], named: Iterable[str]) -> list[Mention]:
+    found = [_resolved(agents, text) for text in named]
+    return each_once(Mention(agent.id, agent.name) for agent in found)
+
+
+def _resolved(agents: list[Agent], text: str) -> Agent:
+    if not agents:
+        raise UnknownPeer(
+            f"no agent {text[:64]!r} is known here: the agents of this space were never seen from this host; "
+            "wait until it has reached the space once, or give the id"
+        )
+    return resolve_among(agents, text)
+
+
+def _nobody(agents: list[Agent], role: str) -> tuple[str, ...]:
+    if any(role in agent.roles for agent in agents):
+        return ()
+    held = {each for agent in agents for each in agent.roles}
+    near = difflib.get_close_matches(role, sorted(held), n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return (f"nobody holds the role {role}: the task waits until somebody does{hint}",)
+
+
+# --- what ---
+
+
+def _parts(request: SendRequest) -> tuple[Part, ...]:
+    for number, part in enumerate(request.parts, 1):
+        kind = part.get("kind")
+        if isinstance(kind, str) and kind.startswith(OWN_KINDS):
+            raise UsageError(f"part {number} has the kind {kind!r}: kinds of {OWN_KINDS[:-1]} are made by Tidings only")
+        unknown = part.keys() - _FIELDS[str(kind)] if kind in _FIELDS else ()
+        if unknown:
+            raise UsageError(f"part {number}, of kind {kind}, has no field {', '.join(sorted(unknown))}")
+    return wire.read_parts(request.parts)
+
+
+def _check(request: SendRequest) -> None:
+    """Everything that can be said without knowing who asks."""
+    _check_destination(request)
+    given = (request.text is not None) + (request.data is not None) + len(request.parts)
+    if not given:
+        raise UsageError("a message needs `text`, `data` or `parts`")
+    if given + (request.deadline is not None) > MAX_PARTS:
+        raise UsageError(f"a message has at most {MAX_PARTS} parts, this one has {given}: text and data are parts too")
+    if len(request.mentions) > MAX_MENTIONS:
+        raise UsageError(f"a message mentions at most {MAX_MENTIONS} agents, not {len(request.mentions)}")
+    for name, value in (("id", request.id), ("reply_to", request.reply_to)):
+        if value is not None and not is_message_id(value):
+            raise UsageError(f"`{name}` {value[:64]!r} is not a message id: a UUIDv7 in lower case")
+    context = request.context
+    if context is not None and (not 0 < len(context) <= MAX_CONTEXT or any(c < " " or c == "\x7f" for c in context)):
+        raise UsageError(f"`context` is 1 to {MAX_CONTEXT} characters without control characters")
+    if request.max_age is not None and not 0 < request.max_age <= LONGEST_AGE:
+        raise UsageError(f"`max_age` is a number of seconds, more than 0 and at most {LONGEST_AGE:.0f} (30 days)")
+
+
+def _check_destination(request: SendRequest) -> None:
+    named = [name for name in ("channel", "agent", "role") if getattr(request, name) is not None]
+    if len(named) != 1:
+        said = f"this names {' and '.join(named)}" if named else "this names none"
+        raise UsageError(f"a message goes to exactly one of `channel`, `agent` or `role`: {said}")
+    if request.channel is not None:
+        check_channel(request.channel)
+    if request.role is not None:
+        check_role(request.role)
+    if request.agent is not None and not 0 < len(request.agent) <= 64:
+        raise UsageError("`agent` is the id or the name of an agent")
+    if request.deadline is not None:
+        if request.role is None:
+            raise UsageError("`deadline` is for tasks: a message to a role")
+        task_terms(request.deadline)

@@ -1,0 +1,813 @@
+"""An agent through the host of this machine: the interface of `Endpoint`, with an outbox and an inbox on disk.
+
+    async with tidings.connect("main", name="ada", via="host") as ada: ...
+
+What is sent is `stored` at once and leaves by itself; what came is in the inbox until it is read, whether or not a
+program ran. A request is one exchange over a connection that is kept. A session that the host forgot is opened anew
+(`SessionSource`); a host that is gone is looked for once (`find_host`), and everything here may be asked twice, because
+sends carry their ids. What nobody asked for, such as following and signs of life, never starts a host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from tidings.broker.aio import end_tasks
+from tidings.endpoint.identity import Identity
+from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
+from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
+from tidings.endpoint.membership import Joined
+from tidings.endpoint.message_json import read_document, read_message, read_result
+from tidings.endpoint.notices import Notice
+from tidings.endpoint.redelivery import Retry
+from tidings.endpoint.tasks import FINAL, Job, TaskResult, TaskTicket
+from tidings.errors import (
+    ERRORS_BY_CODE,
+    ConfigError,
+    ConflictError,
+    ConnectionLost,
+    DeniedError,
+    HostUnreachable,
+    NoSession,
+    OutcomeUnknown,
+    TidingsError,
+    UnknownMessage,
+    UnreachableError,
+    UsageError,
+)
+from tidings.host.http_client import HostClient, Json, ServerEvent
+from tidings.host.proof import prove
+from tidings.host.session_file import SessionFile
+from tidings.wire.ids import new_id
+from tidings.wire.message import Mention, Part, Priority, Sender, check_list, check_said, write_parts
+from tidings.wire.names import check_role, unmarked
+from tidings.wire.roster import Agent, Status
+
+#: messages of a page of the inbox, and of a channel's past
+PAGE, HISTORY_PAGE = 500, 200
+#: seconds that one question waits at the host
+LONG_POLL = 20.0
+#: how often the host hears that a program lives which holds a task, and after how long without that it gives it back
+SIGN_EVERY, SILENCE = 5.0, 30.0
+#: the same for what was claimed without saying so: the host gives it back after a quarter of an hour
+QUIET_SIGN_EVERY = 120.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+LONGEST_SETTLING = 86_400.0
+#: states of a row that has not left, and those in which nothing more comes of a task
+WAITING = ("pending", "inflight")
+OVER = (*FINAL, "cancelled")
+
+
+class SessionSource(Protocol):
+    """Where a session comes from."""
+
+    #: is it ended with the endpoint? One that others use too is left open
+    ends: bool
+
+    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
+        """A session; `stale` is one that the host does not know any more."""
+        ...
+
+
+class ProvenSession:
+    """A session of one's own, opened with the agent's key."""
+
+    ends = True
+
+    def __init__(self, identity: Callable[[], Awaitable[Identity]], *, receive: bool, program: str = "") -> None:
+        self.identity, self.receive, self.program = identity, receive, program
+
+    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:  # noqa: ARG002
+        return await open_session(host, await self.identity(), receive=self.receive, program=self.program)
+
+
+class BorrowedSession:
+    """The session in a file, which is somebody else's to end and to replace. `holder`: what borrows it."""
+
+    ends = False
+
+    def __init__(self, path: Path, *, holder: str = "program") -> None:
+        self.path, self.holder = path, holder
+
+    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
+        if stale is not None:
+            raise NoSession(
+                f"the session of this {self.holder} has ended on the host: start it again with a session that lasts"
+            )
+        return usable(SessionFile.read(self.path), host)
+
+
+async def open_session(
+    host: HostClient, identity: Identity, *, receive: bool = False, program: str = "", source: Sequence[str] = ()
+) -> SessionFile:
+    """Prove the agent's key. `receive`: the host takes its mail from now on."""
+    nonce = str((await host.call("POST", "/v1/challenge", {}))["nonce"])
+    body = {
+        "source": list(source) or source_of(identity),
+        "agent": identity.id,
+        "nonce": nonce,
+        "signature": prove(identity.key, identity.space_id, str(host.socket), nonce),
+        "receive": receive,
+        "program": program,
+    }
+    found = await host.call("POST", "/v1/sessions", body)
+    names = ("session", "token", "space", "space_id", "agent", "name")
+    return SessionFile(socket=str(host.socket), receive=receive, **{name: str(found[name]) for name in names})
+
+
+def usable(file: SessionFile, host: HostClient) -> SessionFile:
+    if file.socket != str(host.socket):
+        raise ConfigError(f"session {file.session} is of the host at {file.socket}, not of {host.socket}")
+    return file
+
+
+def source_of(identity: Identity) -> list[str]:
+    """Where the host finds this identity too."""
+    if identity.is_bundle:
+        return ["bundle", str(identity.path.absolute())]
+    # <home>/spaces/<space>/creds/agents/<name>.creds
+    return ["home", str(identity.path.absolute().parents[4]), identity.subjects.space, identity.name]
+
+
+class HostEndpoint(AgentInterface):
+    """One agent at the host. Made by `tidings.connect(via="host")`."""
+
+    via = "host"
+
+    def __init__(
+        self,
+        find_host: Callable[[], Awaitable[HostClient]],
+        source: SessionSource,
+        *,
+        channels: Sequence[str] = (),
+        inbox: int = 512,
+        retry: Retry | None = None,
+    ) -> None:
+        check_list(channels, "channels", "'general'")
+        self._find, self._source = find_host, source
+        self._boot_channels = tuple(channels)
+        self._retry = retry or Retry()
+        #: over looking for the host and opening a session: calls that fail together do it once
+        self._opening = asyncio.Lock()
+        self._closing = asyncio.Lock()
+        self._closed = False
+        self._following: asyncio.Task[None] | None = None
+        self._tasks = HostTasks(self)
+        self._returns: set[asyncio.TimerHandle] = set()
+        self.inbox_queue = Inbox(inbox)
+        self.events = Events()
+
+    @property
+    def id(self) -> str:
+        return self.session.agent
+
+    @property
+    def name(self) -> str:
+        return self.session.name
+
+    @property
+    def space(self) -> str:
+        return self.session.space
+
+    # --- life ---
+
+    async def open(self) -> None:
+        self.host = await self._find()
+        try:
+            self.session = await self._source.obtain(self.host, None)
+            for channel in dict.fromkeys(self._boot_channels):
+                await self.join(channel)
+        except BaseException:
+            self.host.close()
+            raise
+
+    async def close(self) -> None:
+        """Give back what is claimed, and end the session, unless it is somebody else's. Who closes it once more waits
+        for that."""
+        async with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            await end_tasks([self._following])
+            for each in self._returns:
+                each.cancel()
+            await self._tasks.close()
+            self.inbox_queue.close(asyncio.CancelledError())
+            if self._source.ends:
+                with suppress(TidingsError):
+                    await self.end_session()
+            self.host.close()
+
+    async def end_session(self) -> bool:
+        """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that is
+        killed before it could would take this token again."""
+        found = await self.host.call("DELETE", "/v1/sessions/me", token=self.session.token)
+        return bool(found.get("written", True))
+
+    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
+        """As `Endpoint.on`; `message`, `notice`, `connection`, `superseded` and `error` are heard while it receives."""
+        self.events.on(event, callback)
+
+    # --- asking ---
+
+    async def ask_host(
+        self, method: str, path: str, body: Any = None, *, wait: float = 0.0, starts: bool = True, **query: Any
+    ) -> Json:
+        """One request in this agent's session. `wait`: seconds that the host is asked to wait. `starts`: a host that is
+        gone is looked for, and asked once more."""
+        asked = query | ({"wait": wait} if wait else {})
+        session, host = self.session, self.host
+        try:
+            return await self._once(session, method, path, body, asked, wait)
+        except HostUnreachable:
+            if not starts or self._closed:
+                raise
+            await self._find_again(host)
+        except NoSession:
+            if not starts:
+                raise
+            return await self._once(await self._renewed(session), method, path, body, asked, wait)
+        try:
+            return await self._once(session, method, path, body, asked, wait)
+        except NoSession:
+            return await self._once(await self._renewed(session), method, path, body, asked, wait)
+
+    async def _once(
+        self, session: SessionFile, method: str, path: str, body: Any, query: Mapping[str, Any], wait: float
+    ) -> Json:
+        sent = {} if body is None and method == "POST" else body
+        timeout = self.host.patience + wait
+        return await self.host.call(method, path, sent, token=session.token, query=query, timeout=timeout)
+
+    async def _find_again(self, gone: HostClient) -> None:
+        async with self._opening:
+            if self.host is gone:
+                gone.close()
+                self.host = await self._find()
+
+    async def _renewed(self, stale: SessionFile) -> SessionFile:
+        async with self._opening:
+            if self.session is stale:
+                if self._closed:
+                    raise NoSession("this session has ended")
+                self.session = await self._source.obtain(self.host, stale)
+            return self.session
+
+    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        timeout = float(arguments.pop("timeout", 0.0))
+        return await self.ask_host("POST", f"/v1/control/{_part(service)}/{_part(do)}", arguments, wait=timeout)
+
+    async def me(self) -> Json:
+        """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
+        return await self.ask_host("GET", "/v1/sessions/me")
+
+    # --- sending ---
+
+    async def send(
+        self,
+        channel: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention | str] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        check_said(text, parts, mentions, more=data is not None)
+        named = [each if isinstance(each, str) else each.id for each in mentions]
+        fields = {"channel": unmarked(channel), "mentions": named, "priority": priority, "reply_to": reply_to}
+        return await self._hand_over(fields | {"context": context}, text, data, parts, id, timeout)
+
+    async def dm(
+        self,
+        to: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        check_said(text, parts, more=data is not None)
+        fields = {"agent": to, "priority": priority, "reply_to": reply_to, "context": context}
+        return await self._hand_over(fields, text, data, parts, id, timeout)
+
+    async def ask(
+        self,
+        role: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        deadline: float | None = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> TaskTicket:
+        check_said(text, parts, mentions, more=data is not None)
+        named = [each if isinstance(each, str) else each.id for each in mentions]
+        fields = {"role": role, "deadline": deadline, "mentions": named, "priority": priority, "reply_to": reply_to}
+        receipt = await self._hand_over(fields | {"context": context}, text, data, parts, id, timeout)
+        return TaskTicket(receipt, role, self._tasks)
+
+    async def _hand_over(
+        self, fields: Json, text: str | None, data: Any, parts: Iterable[Part], chosen: str | None, timeout: float
+    ) -> Receipt:
+        """The host answers once it is on disk, and waits `timeout` seconds for the space, unless that is known to be
+        away. Asked again under the same id it is the same message."""
+        mid = chosen or new_id()
+        wanted = fields | {"text": text, "data": data, "parts": write_parts(parts), "id": mid}
+        lists = ("parts", "mentions")  # `data` may be an empty one
+        body = {name: value for name, value in wanted.items() if value is not None and (value or name not in lists)}
+        found = await self._insisting(mid, lambda: self.ask_host("POST", "/v1/send", body, wait=timeout))
+        if found["state"] in ("dead", "cancelled"):
+            why = found["why"] or f"it is {found['state']}"
+            raise ERRORS_BY_CODE.get(str(found["code"]), TidingsError)(f"message {mid} was not sent: {why}")
+        return Receipt(**(found | {"seq": found["seq"] or 0, "warnings": tuple(found["warnings"])}))
+
+    async def _insisting(self, mid: str, ask: Callable[[], Awaitable[Json]]) -> Json:
+        """Ask twice if the first answer was lost: the id is the same, so it is one message."""
+        with suppress(OutcomeUnknown):
+            return await ask()
+        try:
+            return await ask()
+        except (OutcomeUnknown, HostUnreachable) as error:
+            raise OutcomeUnknown(
+                f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
+            ) from error
+
+    async def receipt(
+        self,
+        sent: Receipt | str,
+        stage: str = "delivered",
+        *,
+        timeout: float = 30.0,
+        to: str | None = None,  # noqa: ARG002  the outbox knows it
+    ) -> Receipt:
+        mid = sent if isinstance(sent, str) else sent.id
+        until = time.monotonic() + timeout
+        while True:
+            left = max(0.0, min(LONG_POLL, until - time.monotonic()))
+            found = await self.ask_host("GET", f"/v1/receipts/{_part(mid)}", wait=left, stage=stage)
+            reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
+            if found["stage"] in (stage, "read", "void") or time.monotonic() >= until:
+                return reached
+            if found["stage"] == "stored":  # it has not left, so there is nobody to ask yet
+                await asyncio.sleep(min(left, 0.2))
+
+    # --- the outbox ---
+
+    async def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
+        """What this agent handed over, newest first; `before`: rows below that one."""
+        rows: list[Json] = []
+        while len(rows) < limit:
+            wanted = min(PAGE, limit - len(rows))
+            page = (await self.ask_host("GET", "/v1/outbox", state=state, limit=wanted, before=before))["rows"]
+            rows += page
+            if len(page) < wanted:
+                break
+            before = int(page[-1]["row"])
+        return rows
+
+    async def outbox_row(self, message_id: str) -> Json:
+        """One row, with `chain`: what it replaced and what replaced it."""
+        return await self.ask_host("GET", f"/v1/outbox/{_part(message_id)}")
+
+    async def requeue(self, message_id: str) -> Json:
+        """Send again, under a new id, what is dead or was cancelled; the new row."""
+        return await self.ask_host("POST", f"/v1/outbox/{_part(message_id)}/requeue")
+
+    async def cancel(self, message_id: str) -> Json:
+        """Do not send it, if it has not left; the row as it is then."""
+        return await self.ask_host("POST", f"/v1/outbox/{_part(message_id)}/cancel")
+
+    # --- the inbox ---
+
+    async def inbox(
+        self,
+        *,
+        unread: bool = False,
+        sender: str | None = None,
+        channel: str | None = None,
+        kind: str | None = None,
+        after: int | None = None,
+        before: int | None = None,
+        newest: bool = False,
+        limit: int = 50,
+        search: str | None = None,
+        direct_first: bool = False,
+        wait: float = 0.0,
+        starts: bool = True,
+    ) -> list[Json]:
+        """Rows of the inbox, oldest first (`serialise.mail` has their fields). `sender`: name or id; `newest`: the last
+        of them instead of the first; `after`, `before`: rows between; `wait`: seconds, if there is none yet."""
+        named = {"from": sender, "channel": channel, "kind": kind, "search": search}
+        rows = {"after": after, "before": before, "limit": limit}
+        flags = {"unread": unread, "newest": newest, "direct_first": direct_first}
+        found = await self.ask_host("GET", "/v1/inbox", wait=wait, starts=starts, **named, **rows, **flags)
+        return list(found["messages"])
+
+    async def unread(self) -> dict[str, int]:
+        """How many unread rows: `direct`, `channel` and `notice`."""
+        return dict((await self.ask_host("GET", "/v1/inbox/unread"))["unread"])
+
+    async def quarantine(self, after: int = 0) -> list[Json]:
+        """What came and could not be opened: row, reason, size, how it begins, when it was received."""
+        return list((await self.ask_host("GET", "/v1/inbox/quarantine", after=after))["quarantine"])
+
+    async def take_back(self) -> None:
+        """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
+        await self.ask_host("POST", "/v1/inbox/receive")
+
+    async def mark_read(self, rows: Sequence[int]) -> int:
+        """How many of these became read now."""
+        return int((await self.ask_host("POST", "/v1/inbox/read", {"rows": list(rows)}))["read"])
+
+    async def delete(self, rows: Sequence[int]) -> int:
+        """How many of these lost their content now. That they came stays, so none comes again."""
+        return int((await self.ask_host("POST", "/v1/inbox/delete", {"rows": list(rows)}))["deleted"])
+
+    async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
+        return list((await self.ask_host("GET", f"/v1/threads/{_part(message_id)}", starts=starts))["messages"])
+
+    async def ids_ending(self, ending: str) -> list[str]:
+        """Whole ids of messages this agent was sent or sent, by how they end."""
+        return list((await self.ask_host("GET", "/v1/ids", ending=ending))["ids"])
+
+    async def newest_row(self) -> int:
+        """Asked by whoever follows, for ever: no host is started for it."""
+        found = await self._of_a_running_host(lambda: self.inbox(newest=True, limit=1, starts=False))
+        return int(found[-1]["row"]) if found else 0
+
+    async def _of_a_running_host(self, ask: Callable[[], Awaitable[list[Json]]]) -> list[Json]:
+        session = self.session
+        try:
+            return await ask()
+        except NoSession:
+            await self._renewed(session)
+            return await ask()
+
+    async def follow(self, after: int | None) -> AsyncIterator[ServerEvent]:
+        """Rows behind `after` (None: those that come from now on), then each as it comes, and states of the connection.
+        Ends when the host ends it; HostUnreachable if it goes away."""
+        session = self.session
+        try:
+            async with aclosing(self.host.stream(session.token, after)) as stream:  # type: ignore[type-var]
+                async for event in stream:
+                    yield event
+        except NoSession:
+            await self._renewed(session)
+
+    async def rows(self, after: int) -> AsyncIterator[ServerEvent]:
+        """Every row behind `after`, each once and in order, for ever: a host that goes away is waited for."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        pause, after = FIRST_PAUSE, after if event.row is None else event.row
+                        if event.kind in ("message", "notice"):
+                            yield event
+            except HostUnreachable:
+                pass
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    # --- receiving as a program does ---
+
+    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
+        self._receive()
+        return self.inbox_queue.iterate(manual_ack=manual_ack)
+
+    async def next_message(self, timeout: float | None = None) -> Incoming:
+        self._receive()
+        async with asyncio.timeout(timeout):
+            incoming = await self.inbox_queue.get()
+        if incoming is None:
+            raise ConnectionLost("this endpoint is closed")
+        return incoming
+
+    def _receive(self) -> None:
+        if not self.session.receive:
+            raise UsageError("this session does not receive: connect with receive=True")
+        if self._following is None:
+            self._following = asyncio.create_task(self._keep_following())
+
+    async def _keep_following(self) -> None:
+        """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
+        after, pause = 0, FIRST_PAUSE
+        begun = None
+        while True:
+            try:
+                begun = await self.newest_row() if begun is None else begun
+                while after < begun:
+                    rows = await self.inbox(unread=True, after=after, before=begun + 1, limit=16, starts=False)
+                    for row in rows:
+                        await self._take(row)
+                    after = int(rows[-1]["row"]) if rows else begun
+                pause = FIRST_PAUSE
+                async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        if event.kind == "state":
+                            self._tell_state(event.data)
+                        elif event.row is not None:
+                            await self._take(event.data)
+                            after = event.row
+            except UnreachableError as error:
+                self.events.emit("error", error)
+            except (NoSession, OSError) as error:
+                self.inbox_queue.close(error)
+                return
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    async def _take(self, row: Json) -> None:
+        if row["kind"] == "notice":
+            if self.events.is_heard("notice"):
+                self.events.emit("notice", Notice(**(row["notice"] | {"text": row["text"]})))
+                await self.mark_read([row["row"]])
+            return
+        await self.inbox_queue.wait_for_room()
+        self._hand_out(int(row["row"]), read_message(row), attempt=1)
+
+    def _hand_out(self, row: int, incoming: Incoming, attempt: int) -> None:
+        incoming.durable, incoming.attempt = True, attempt
+
+        async def settle() -> None:
+            await self.mark_read([row])
+
+        async def keep() -> None:
+            """It stays unread in the inbox, which is where it is kept."""
+
+        async def give_back(returned: Incoming, delay: float | None, _error: str) -> None:
+            """Handed out again after a pause; what was tried too often stays unread."""
+            if self._retry.is_over(attempt):
+                return
+            again = replace(returned, redelivered=True, _settled=False, _returned=False)
+            pause = self._retry.pause(attempt) if delay is None else delay
+            timer = asyncio.get_running_loop().call_later(pause, self._hand_out, row, again, attempt + 1)
+            self._returns.add(timer)
+
+        incoming._settle, incoming._keep, incoming._nak = settle, keep, give_back
+        self.inbox_queue.put(incoming)
+        self.events.emit("message", incoming)
+
+    def _tell_state(self, health: Json) -> None:
+        self.events.emit("connection", health["state"])
+        if health.get("superseded"):
+            self.events.emit("superseded", health)
+
+    # --- the space ---
+
+    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+        if backfill:
+            raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
+        found = await self.ask_host("POST", "/v1/join", {"channel": unmarked(channel)})
+        return Joined(**found)
+
+    async def leave(self, channel: str) -> Left:
+        found = await self.ask_host("POST", "/v1/leave", {"channel": unmarked(channel)})
+        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
+
+    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+        found = Past([])
+        while len(found) < limit:
+            wanted = min(HISTORY_PAGE, limit - len(found))
+            page = await self.ask_host("GET", "/v1/history", channel=unmarked(channel), limit=wanted, before=before)
+            found += [read_message(each) for each in page["messages"]]
+            found.gone, found.hidden, found.more = page["gone"], page["hidden"], page["more"]
+            if len(page["messages"]) < wanted:
+                break
+            before = int(page["messages"][-1]["seq"])
+        return found
+
+    async def who(self, timeout: float = 5.0) -> Agents:  # noqa: ARG002  the host answers at once
+        found = await self.ask_host("GET", "/v1/who")
+        agents = (Agent(**(each | {"roles": tuple(each["roles"])})) for each in found["agents"])
+        return Agents(agents, reason="" if found["fresh"] else found["reason"], delay=found["backstop"])
+
+    async def access(self) -> dict[str, Any]:
+        return await self.ask_host("GET", "/v1/access")
+
+    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+        told = {"status": status, "activity": activity, "model": model}
+        return bool((await self.ask_host("POST", "/v1/status", told))["attached"])
+
+    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+        return await self.ask_host("GET", "/v1/trace", id=sent if isinstance(sent, str) else sent.id)
+
+    # --- tasks ---
+
+    def work(self, role: str) -> AsyncIterator[Job]:
+        return self._tasks.work(role)
+
+    async def claim(
+        self, role: str, wait: float = 0.0, *, take_over: bool = False, silence: float | None = None
+    ) -> Job | None:
+        """As `Endpoint.claim`. The host beats for it while this program lives, and gives it back when the session ends.
+        An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program of
+        this agent holds it, which is gone. A session that makes no request for `silence` seconds (a quarter of an hour,
+        unless said) gives it back."""
+        return await self._tasks.claim(role, wait, take_over=take_over, silence=silence)
+
+    async def claimed(self, message_id: str) -> Job:
+        """The task of that id in the hands of this session; UnknownMessage if it holds no such task."""
+        return await self._tasks.claimed(message_id)
+
+    async def held(self, *, starts: bool = True) -> Json | None:
+        """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
+        `program`, and for how many seconds that said nothing. None if there is none."""
+        return (await self.ask_host("GET", "/v1/tasks", starts=starts))["held"]  # type: ignore[no-any-return]
+
+    async def task(self, message_id: str, timeout: float | None = 0.0) -> TaskResult:
+        """As `Endpoint.task`; `stored` while it waits in the outbox."""
+        return await self._tasks.result(message_id, None, timeout)
+
+
+class HostTasks:
+    """The tasks of an endpoint at the host: what a `Job` and a `TaskTicket` need to go on."""
+
+    def __init__(self, endpoint: HostEndpoint) -> None:
+        self.endpoint = endpoint
+        self._open: dict[str, Job] = {}
+        #: how many calls wait for a task
+        self._claiming = 0
+        self._undoing: set[asyncio.Task[None]] = set()
+
+    async def result(
+        self,
+        message_id: str,
+        seq: int | None = None,  # noqa: ARG002  the outbox knows it
+        timeout: float | None = None,
+    ) -> TaskResult:
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
+            found = await self.endpoint.ask_host("GET", f"/v1/tasks/{_part(message_id)}", wait=left)
+            if found["state"] in WAITING:  # it has not left, so there is nobody to ask yet
+                found["state"] = "stored"
+                await asyncio.sleep(min(left, 0.2))
+            if found["state"] in OVER or (until is not None and time.monotonic() >= until):
+                return read_result(found)
+
+    async def work(self, role: str) -> AsyncIterator[Job]:
+        """A space that is away at first is an error, as without the host; later it is waited for."""
+        check_role(role)
+        begun, pause = False, FIRST_PAUSE
+        while not self.endpoint._closed:
+            try:
+                job = await self.claim(role, LONG_POLL / 4, silence=SILENCE)
+            except HostUnreachable:
+                raise
+            except (UnreachableError, OutcomeUnknown):
+                if not begun:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+                continue
+            begun, pause = True, FIRST_PAUSE
+            if job is None:
+                continue
+            try:
+                yield job
+            finally:
+                if not job.settled:
+                    with suppress(TidingsError):
+                        await self.give_up(job, "left unfinished", retry=True)
+
+    async def claim(
+        self, role: str, wait: float, *, take_over: bool = False, silence: float | None = None
+    ) -> Job | None:
+        asked: Json = {"role": role, "wait": wait} | ({"take_over": True} if take_over else {})
+        asked |= {} if silence is None else {"silence": silence}
+        self._claiming += 1
+        try:
+            found = (await self.endpoint.ask_host("POST", "/v1/tasks/claim", asked, wait=wait))["task"]
+        except asyncio.CancelledError:
+            # the host gives back what its program did not wait for, unless the answer was on its way already
+            self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))
+            undoing.add_done_callback(self._undoing.discard)
+            raise
+        finally:
+            self._claiming -= 1
+        if found is None:
+            return None
+        job = self._open.get(found["id"])
+        if job is not None and job.attempt == int(found["attempt"]):
+            return job
+        if job is not None:  # it was given back meanwhile, and came to us once more
+            self._lose(job, f"task {job.message.id} was given back and claimed anew")
+        return self._begin(found, SIGN_EVERY if silence else QUIET_SIGN_EVERY)
+
+    async def claimed(self, message_id: str) -> Job:
+        """One that an earlier program of a borrowed session claimed is claimed again, which changes nothing."""
+        job = self._open.get(message_id)
+        if job is None:
+            held = await self.endpoint.held()
+            if held and held["mine"] and held["id"] == message_id:
+                job = await self.claim(held["role"], 0.0)
+        if job is None or job.message.id != message_id:
+            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
+        return job
+
+    def _begin(self, found: Json, every: float) -> Job:
+        asker = Sender(found["asker"]["id"], found["asker"]["name"])
+        message = read_document(found["message"])
+        deadline = float(found["deadline"])
+        job = Job(int(found["seq"]), found["role"], int(found["attempt"]), deadline, message, asker, self)
+        self._open[message.id] = job
+        job._beating = asyncio.create_task(self._show_life(job, every))
+        return job
+
+    async def _show_life(self, job: Job, every: float) -> None:
+        """Let the host hear that this program lives, which never starts one. What it does not hold any more is lost."""
+        while not job.settled:
+            await asyncio.sleep(every)
+            try:
+                held = await self.endpoint.held(starts=False)
+            except UnreachableError:
+                continue  # it is asked again; one that stopped has given back what it held
+            except TidingsError as error:  # the session ended, and with it what it held
+                self._lose(job, str(error))
+                return
+            if not held or not held["mine"] or held["id"] != job.message.id:
+                self._lose(job, f"the host does not hold task {job.message.id} for this program any more")
+                return
+
+    def _lose(self, job: Job, why: str) -> None:
+        """It is not ours any more. Whoever settles it hears so from the host."""
+        job.lost = why
+        self._open.pop(job.message.id, None)
+        if job._beating not in (None, asyncio.current_task()):
+            job._beating.cancel()
+        self.endpoint.events.emit("error", ConflictError(why))
+
+    async def _give_back_unseen(self) -> None:
+        """What came for a call that was given up. One that is held already came by another call, which was not; and
+        whoever else waits for a task gets this one."""
+        with suppress(TidingsError):
+            held = await self.endpoint.held(starts=False)
+            if held and held["mine"] and held["id"] not in self._open and not self._claiming:
+                await self._tell(held["id"], "fail", {"reason": "the call that claimed it was given up"}, 0.0)
+
+    async def finish(self, job: Job, text: str | None, data: Any) -> None:
+        check_said(text, more=True)
+        await self._settle(job, "done", {"text": text, "data": data})
+
+    async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
+        told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
+        return str((await self._settle(job, "fail", told))["state"])
+
+    async def _settle(self, job: Job, how: str, told: Json) -> Json:
+        """A space that is away is waited for, until the deadline; the host goes on trying when we do not."""
+        if job.settled:
+            raise UsageError(f"task {job.seq} is settled already")
+        try:
+            patience = min(LONGEST_SETTLING, max(0.0, job.deadline - time.time()))
+            answer = await self._tell(job.message.id, how, told, patience)
+        except (ConflictError, DeniedError, UnknownMessage) as error:
+            job.lost = str(error)
+            self._end(job)
+            raise
+        self._end(job)
+        return answer
+
+    async def _tell(self, message_id: str, how: str, told: Json, patience: float) -> Json:
+        return await self.endpoint.ask_host("POST", f"/v1/tasks/{_part(message_id)}/{how}", told, wait=patience)
+
+    def _end(self, job: Job) -> None:
+        job._ended.set()
+        self._open.pop(job.message.id, None)
+        if job._beating is not None:
+            job._beating.cancel()
+
+    async def close(self) -> None:
+        """Give back what is still held, in bounded time; what cannot be said now the end of the session says."""
+        for job in list(self._open.values()):
+            with suppress(TidingsError, TimeoutError):
+                async with asyncio.timeout(2):
+                    await self.give_up(job, "left unfinished", retry=True)
+            self._end(job)
+        await end_tasks(self._undoing)
+
+
+def _part(text: str) -> str:
+    """Part of a path."""
+    return quote(text, safe="")

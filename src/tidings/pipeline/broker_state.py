@@ -1,0 +1,172 @@
+"""What the pipeline keeps on the broker: the deliver floor, notes of emptied mailboxes, and the mailboxes' room.
+
+Floors are written by compare-and-set on their own revision and carry the lease (`space/lease.py`): a holder that finds
+a newer one stops. Emptying a mailbox moves its acknowledgement floor (measured), so how far the owner had read is noted
+before; steward and pipeline both empty, and the lower note counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidings.broker import jetstream_api as api
+from tidings.broker.blocking import BlockingJetStream
+from tidings.errors import ConflictError, LeaseLost
+from tidings.pipeline.deliverer import Emptied
+from tidings.space.lease import DeliverLease
+from tidings.space.state import Entry, StateApi
+from tidings.wire.state_keys import StateKey
+from tidings.wire.subjects import Subjects
+
+MAILBOX_FRAMES = 64
+#: shares of DLV: above the first the fullest mailboxes are emptied until the second is reached
+CROWDED, CALM = 0.8, 0.5
+
+
+class BrokerState:
+    """Small reads and writes of the driver, over one connection. Not for workers."""
+
+    def __init__(self, js: BlockingJetStream, subjects: Subjects) -> None:
+        self.js, self.subjects = js, subjects
+        self._state = StateApi(subjects, direct=True)
+
+    def get(self, key: str) -> Entry | None:
+        return self.js.run(self._state.get(key))
+
+    def put(self, key: str, value: Mapping[str, Any], revision: int) -> int:
+        return self.js.run(self._state.put(key, value, revision))
+
+    def _delivery_info(self) -> dict[str, Any]:
+        return self.js.run(api.info(self.subjects.delivery_stream))
+
+    # --- mailboxes ---
+
+    def rooms(self, owners: Iterable[str]) -> dict[str, int]:
+        """Frames each mailbox still takes. When DLV is crowded, only for owners who wait for more."""
+        wanted = list(owners)
+        if not wanted:
+            return {}
+        held, (used, most) = self._held(), self._used()
+        rooms = {owner: MAILBOX_FRAMES - held.get(owner, 0) for owner in wanted}
+        if used > CALM * most:
+            rooms = {owner: room if room and self._waits(owner) else 0 for owner, room in rooms.items()}
+        return rooms
+
+    def delivery_budget(self) -> int:
+        """Bytes that all mailboxes together may hold."""
+        return self._used()[1]
+
+    def crowding(self) -> list[str]:
+        """The fullest mailboxes, as many as must be emptied for DLV to be calm again; mostly none."""
+        used, most = self._used()
+        if used <= CROWDED * most:
+            return []
+        held = self._held()
+        each = used / max(1, sum(held.values()))
+        found: list[str] = []
+        for owner in sorted(held, key=lambda owner: -held[owner]):
+            if used <= CALM * most:
+                break
+            found.append(owner)
+            used -= int(held[owner] * each)
+        return found
+
+    def _used(self) -> tuple[int, int]:
+        """Bytes of DLV that are used, and that may be."""
+        info = self._delivery_info()
+        return int(info["state"]["bytes"]), max(1, int(info["config"]["max_bytes"]))
+
+    def _held(self) -> dict[str, int]:
+        """Owner -> frames in its mailbox."""
+        counts = self.js.run(api.counts_of(self.subjects.delivery_stream, f"{self.subjects.root}.dlv.*.*"))
+        return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
+
+    def _consumer(self, owner: str) -> dict[str, Any] | None:
+        return self.js.run(api.consumer_info(self.subjects.delivery_stream, f"dlv_{owner}"))
+
+    def _waits(self, owner: str) -> bool:
+        info = self._consumer(owner)
+        return info is not None and int(info.get("num_waiting", 0)) > 0
+
+    def empty(self, owner: str) -> Emptied:
+        above = self.note_unread(owner)
+        at = self.delivered_through()
+        self.js.run(api.purge(self.subjects.delivery_stream, subject_filter=self.subjects.delivery(owner)))
+        return Emptied(above, at)
+
+    def delivered_through(self) -> int:
+        """The newest sequence of DLV."""
+        return int(self._delivery_info()["state"]["last_seq"])
+
+    def noted(self) -> frozenset[str]:
+        """Owners whose mailbox somebody emptied."""
+        entry = self.get(StateKey.EMPTIED)
+        return frozenset(entry.value) if entry else frozenset()
+
+    def note_unread(self, owner: str) -> int:
+        """Write down how far `owner` has read, unless a lower note is there already. Answers the note."""
+        info = self._consumer(owner)
+        floor = int(info["ack_floor"]["stream_seq"]) if info else 0
+        while True:
+            entry = self.get(StateKey.EMPTIED)
+            notes = entry.value if entry else {}
+            if notes.get(owner, floor + 1) <= floor:
+                return int(notes[owner])
+            try:
+                self.put(StateKey.EMPTIED, {**notes, owner: floor}, entry.revision if entry else 0)
+            except ConflictError:
+                continue  # the steward just noted another
+            return floor
+
+    def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
+        """Take notes away that became debts; one that was written lower meanwhile stays for the next batch."""
+        while emptied:
+            entry = self.get(StateKey.EMPTIED)
+            if entry is None:
+                return
+            left = {o: above for o, above in entry.value.items() if o not in emptied or above < emptied[o].above}
+            try:
+                if left != entry.value:
+                    self.put(StateKey.EMPTIED, left, entry.revision)
+            except ConflictError:
+                continue
+            return
+
+
+class DeliverFloor:
+    """How far delivery is, for retention, for agents, and for a pipeline that lost its checkpoint."""
+
+    def __init__(self, state: BrokerState, lease: DeliverLease, epoch: str) -> None:
+        self._state, self._lease, self._epoch = state, lease, epoch
+
+    def read(self) -> dict[str, Any] | None:
+        entry = self._state.get(StateKey.DELIVER_FLOOR)
+        return entry.value if entry else None
+
+    def rewind(self, seq: int) -> None:
+        """The log went backwards: delivery begins again after `seq`."""
+        entry = self._state.get(StateKey.DELIVER_FLOOR)
+        said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch}
+        self._state.put(StateKey.DELIVER_FLOOR, said, entry.revision if entry else 0)
+
+    def advance(self, through: int, debts_after: int | None) -> None:
+        """`needed`: the log must keep everything from here on, for debts are paid from it."""
+        while True:
+            entry = self._state.get(StateKey.DELIVER_FLOOR)
+            known: dict[str, Any] = entry.value if entry else {"seq": 0, "lease": 0, "epoch": self._epoch}
+            if known["lease"] > self._lease.seq:
+                raise LeaseLost(
+                    f"the deliver floor was written under lease {known['lease']}, ours is {self._lease.seq}"
+                )
+            if known.get("epoch") == self._epoch:
+                through = max(through, int(known["seq"]))
+            needed = through if debts_after is None else min(through, debts_after + 1)
+            said = {"seq": through, "needed": needed, "lease": self._lease.seq, "epoch": self._epoch}
+            if said == known:
+                return
+            try:
+                self._state.put(StateKey.DELIVER_FLOOR, said, entry.revision if entry else 0)
+            except ConflictError:
+                continue  # look again: a newer lease stops us, an older holder's word is overwritten
+            return

@@ -1,0 +1,250 @@
+"""The pipeline as a process of its own: one session, one job, one narrow credential.
+
+    python -m tidings.pipeline.process --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
+
+It opens `space.toml` and `creds/pipeline.creds` and nothing else of the space's secrets. On standard output it says one
+JSON object a line: `{"phase": ...}` while it starts, `{"ready": true}` when the query runs, `{"halted": why}` when it
+ended and is tried again, then a result or an error with its code. A JVM that ends is such an error. Its own log is
+`pipeline.log`; what Spark writes goes to `spark.log`, and what the JVM and its workers print to `spark.out`. SIGTERM
+ends it in order: query, lease, JVM, and what is left of its process group. Killed with -9 it takes the JVM along,
+because the JVM's standard input ends; whoever started it ends what is left then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
+from tidings.broker.private_files import close_to_others, private_dir, read_private
+from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError
+from tidings.pipeline.session import SessionSettings, missing, start_session, stop_session, unguarded
+from tidings.space.home import SpaceHome
+
+#: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
+ORDERLY = 25.0
+Say = Callable[[dict[str, Any]], None]
+log = logging.getLogger(__name__)
+
+
+class _Told(BaseException):
+    """SIGTERM while Spark was starting: nothing is held yet that would have to be given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What differs from one machine to another. Folders and credential are those of the space unless named."""
+
+    master: str = "local[*]"
+    url: str | None = None
+    creds: Path | None = None
+    checkpoint: Path | None = None
+    lake: Path | None = None
+    memory: str = "700m"
+    lease_ttl: float = 3.0
+    more: dict[str, str] = field(default_factory=dict)
+
+
+class DeliverProcess:
+    """One life of the process. `stop` may come at any moment, from a signal."""
+
+    def __init__(self, home: SpaceHome, options: ProcessOptions, say: Say) -> None:
+        self.home, self.options, self.say = home, options, say
+        self._job: Any = None
+        self._stopping = False
+
+    def stop(self, *_signal: object) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        _end_for_sure_after(ORDERLY)
+        if self._job is None:
+            raise _Told
+        self._job.stop()
+
+    def run(self) -> None:
+        info = self.home.read_info()
+        lacking = missing()
+        if lacking:
+            raise PrerequisiteMissing(lacking)
+        creds = self.options.creds or self.home.pipeline_creds
+        read_private(creds)  # refuses a credential that others can read
+        self.say({"phase": "starting Spark"})
+        session = start_session(self._session())
+        if open_ports := unguarded(session):
+            log.warning("%s", open_ports)
+            self.say({"warning": open_ports})
+        try:
+            self._deliver(session, info, creds)
+        finally:
+            self.say({"phase": "stopping"})
+            stop_session(session)
+
+    def _session(self) -> SessionSettings:
+        return SessionSettings(
+            work=private_dir(self.home.run / "spark"),
+            master=self.options.master,
+            name=f"tidings-{self.home.name}",
+            memory=self.options.memory,
+            log=self.home.logs / "spark.log",
+            more=self.options.more,
+        )
+
+    def _deliver(self, session: Any, info: Any, creds: Path) -> None:
+        from tidings.pipeline.job import DeliverJob, JobSettings
+
+        settings = JobSettings(
+            space=info.name,
+            space_id=info.id,
+            anchor_key=info.steward_key,  # the first one: rotations are followed in the log
+            url=self.options.url or info.url,
+            creds=str(creds.absolute()),
+            checkpoint=_folder(self.options.checkpoint, self.home.checkpoint),
+            lake=_folder(self.options.lake, self.home.lake),
+            lease_ttl=self.options.lease_ttl,
+        )
+        self.say({"phase": "taking over delivery"})
+        job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt, on_stuck=self._on_stuck)
+        signal.signal(signal.SIGINT, self.stop)  # Spark took it for itself
+        self._job = job
+        job.run()
+
+    def _on_ready(self) -> None:
+        log.info("the query runs")
+        self.say({"ready": True, "pid": os.getpid()})
+
+    def _on_halt(self, why: str) -> None:
+        self.say({"halted": why})
+
+    def _on_stuck(self, why: str) -> None:
+        """Whoever started us starts another: a JVM that does not answer cannot be asked to stop either."""
+        log.error("%s", why)
+        self.say({"error": {"code": UnhealthyError.code, "message": why}})
+        _end_as_it_is()
+
+
+def _folder(named: Path | None, own: Path) -> Path:
+    """The space's own folder is private; one that was named is whoever named it's to protect."""
+    if named is None:
+        if mended := close_to_others(private_dir(own)):
+            log.warning("%d files and folders in %s were open to others and are not any more", mended, own)
+        return own
+    named.mkdir(parents=True, exist_ok=True)
+    return named.absolute()
+
+
+def _end_for_sure_after(seconds: float) -> None:
+    """A broker or a JVM that does not answer must not keep us."""
+
+    def end() -> None:
+        log.error("not stopped in order within %.0f s: ending as it is", seconds)
+        _end_as_it_is()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_as_it_is() -> NoReturn:
+    """With the JVM, if whoever started us gave us a process group."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def redirect_noise(path: Path) -> Say:
+    """From now on whatever this process or a child prints goes to a file; the answer is the old standard output."""
+    said = os.fdopen(os.dup(1), "w")
+    noise = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(noise, descriptor)
+    os.close(noise)
+
+    def say(result: dict[str, Any]) -> None:
+        try:
+            said.write(json.dumps(result) + "\n")
+            said.flush()
+        except OSError:
+            log.warning("nobody listens: %s", result)
+
+    return say
+
+
+def log_to(path: Path) -> None:
+    handler = RotatingFileHandler(path, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # it raises whatever it logs, some of it to the root logger: a JVM that was killed is one sentence of ours
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    handler.addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
+
+
+def parse(arguments: list[str] | None) -> tuple[SpaceHome, ProcessOptions]:
+    parser = argparse.ArgumentParser(prog="tidings-pipeline", description="started by `tidings up` or `pipeline run`")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--space", required=True)
+    parser.add_argument("--master", default="local[*]")
+    parser.add_argument("--url")
+    for name in ("--creds", "--checkpoint", "--lake"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--memory", default="700m")
+    parser.add_argument("--lease-ttl", type=float, default=3.0)
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
+    given = vars(parser.parse_args(arguments))
+    more = dict(each.partition("=")[::2] for each in given.pop("conf"))
+    home = SpaceHome(given.pop("home").absolute(), given.pop("space"))
+    return home, ProcessOptions(**given, more=more)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    os.umask(0o077)
+    home, options = parse(arguments)
+    for path in (home.run, home.logs):
+        private_dir(path)
+    log_to(home.logs / "pipeline.log")
+    say = redirect_noise(home.logs / "spark.out")
+    process = DeliverProcess(home, options, say)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, process.stop)
+    try:
+        process.run()
+        say({"stopped": True})
+        return 0
+    except _Told:
+        say({"stopped": True})
+        return 0
+    except TidingsError as error:
+        log.error("%s", error)
+        say({"error": {"code": error.code, "message": str(error)}})
+        return error.exit_code
+    except Exception as error:
+        log.exception("the pipeline failed")
+        words = (str(error).strip().splitlines() or [""])[0]
+        say({"error": {"code": "failed", "message": f"{type(error).__name__}: {words}; `tidings logs pipeline`"}})
+        return 1
+
+
+def end(code: int) -> NoReturn:
+    """Leave, and leave nothing. Threads of a gateway that is gone must not keep the process.
+
+    A JVM whose start was broken off waits for ever (measured): pyspark has taken away the file it was to write. It is
+    in our process group if whoever started us gave us one.
+    """
+    if os.getpgid(0) == os.getpid():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

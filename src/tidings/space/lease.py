@@ -1,0 +1,299 @@
+"""Leases: a record in the stream it guards, enforced by the broker. One for the steward, one for durable delivery.
+
+Taking a lease is a compare-and-set on its own subject. Every guarded write states the lease's sequence (`fence`), so a
+holder that was paused past a takeover is refused by the broker, however sure of itself it is. The beat in the state
+bucket only tells others when to try; it decides nothing.
+
+`LeaseSteps` has the rules without I/O. `StewardLease` runs them on an event loop, `DeliverLease` over a blocking
+connection; each says how its record is written and read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tidings.broker import jetstream_api as api
+from tidings.broker.blocking import BlockingJetStream
+from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Sleep, Steps
+from tidings.broker.records import StoredRecord
+from tidings.broker.streams import gate_steps
+from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
+from tidings.space.state import StateApi
+from tidings.wire import rulings
+from tidings.wire.ids import new_id
+from tidings.wire.keys import KeyPair
+from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.state_keys import StateKey
+from tidings.wire.subjects import Subjects
+
+#: looks at the beat of a holder within twice its time to live
+LOOKS = 10
+log = logging.getLogger(__name__)
+
+
+class Holder(NamedTuple):
+    """Who holds a lease, as others see it. Without an id: nobody, or a record that cannot be read."""
+
+    seq: int
+    kind: str = ""
+    id: str = ""
+    pid: int = 0
+    host: str = ""
+
+    def __str__(self) -> str:
+        if not self.id:
+            return "nobody" if not self.seq else f"an unreadable lease at {self.seq}"
+        return f"{self.kind} {self.id} (pid {self.pid} on {self.host}, lease {self.seq})"
+
+
+class LeaseSteps(ABC):
+    """Take, keep and prove a lease, as steps."""
+
+    #: whose lease it is, and why it cannot be taken, in sentences
+    kind: str
+    held: str
+    beat_key: StateKey
+
+    def __init__(self, stream: str, subject: str, state: StateApi, subjects: Subjects, ttl: float) -> None:
+        self.stream, self.subject, self.subjects, self.ttl = stream, subject, subjects, ttl
+        self.holder_id = new_id()
+        self.seq = 0
+        self._state = state
+        self._beat_revision = 0
+        self._beats = 0
+        self._beaten = 0.0
+
+    @abstractmethod
+    def _record(self) -> tuple[bytes, dict[str, str]]:
+        """The lease as it is stored: payload and headers."""
+
+    @abstractmethod
+    def _read(self, stored: StoredRecord) -> Holder:
+        """Whose a lease is; `MalformedRecord` if it is none."""
+
+    @abstractmethod
+    def _about(self) -> dict[str, Any]:
+        """What a beat says besides its number."""
+
+    @abstractmethod
+    def _make_room(self) -> Steps[object]:
+        """The stream has no room for the lease."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Did we beat so recently that nobody can have taken over? Needs no round trip."""
+        return time.monotonic() - self._beaten < 2 * self.ttl
+
+    @property
+    def fence(self) -> dict[str, str]:
+        """The headers that make the broker refuse a write once somebody else took over."""
+        return api.fence(self.subject, self.seq)
+
+    def current_steps(self) -> Steps[Holder]:
+        """Who holds it now, read from the leader."""
+        stored = yield from api.last(self.stream, self.subject)
+        if stored is None:
+            return Holder(0)
+        try:
+            return self._read(stored)
+        except MalformedRecord:
+            return Holder(stored.seq)
+
+    def take_steps(self, *, after: str | None = None) -> Steps[int]:
+        """Take the lease. A silent holder is waited out; one that beats is named in `LeaseHeld`.
+
+        `after` is the id of a holder known to be dead: its parent saw it end, so there is nothing to wait for.
+        """
+        holder = yield from self.current_steps()
+        if holder.seq and not (holder.id and holder.id == after):
+            yield from self._wait_for_silence(holder)
+        self.seq = yield from self._write(holder.seq)
+        entry = yield from self._state.get(self.beat_key)
+        self._beat_revision = entry.revision if entry else 0
+        yield from self.beat_steps()
+        return self.seq
+
+    def _wait_for_silence(self, holder: Holder) -> Steps[None]:
+        """Return once no beat came for twice the time to live. Measured here, so clocks need not agree."""
+        first = yield from self._state.get(self.beat_key)
+        if first is None or first.value.get("released") == holder.seq:
+            return
+        for _ in range(LOOKS):
+            yield Sleep(2 * self.ttl / LOOKS)
+            seen = yield from self._state.get(self.beat_key)
+            if seen is not None and seen.value.get("released") == holder.seq:
+                return
+            if seen is None or seen.revision != first.revision:
+                raise LeaseHeld(self.held.format(space=self.subjects.space, holder=holder))
+        log.warning("took over from %s: no beat for %.1f s", holder, 2 * self.ttl)
+
+    def renew_steps(self) -> Steps[int]:
+        """Write the lease again, so that every write of ours still in flight under the old one is refused."""
+        try:
+            self.seq = yield from self._write(self.seq)
+        except LeaseHeld as error:
+            raise LeaseLost(f"the lease could not be renewed: {error}") from error
+        return self.seq
+
+    def _write(self, expected: int) -> Steps[int]:
+        payload, headers = self._record()
+        made_room = False
+        while True:
+            try:
+                return (yield from api.publish(self.subject, payload, {**headers, EXPECT_SEQUENCE: str(expected)}))
+            except OutcomeUnknown:
+                found = yield from self.current_steps()
+                if self._is_ours(found, expected):
+                    return found.seq
+                if found.seq != expected:
+                    raise LeaseHeld(f"the lease went to {found} while its write was unanswered") from None
+            except ApiError as error:
+                if error.err_code == WRONG_LAST_SEQUENCE:
+                    found = yield from self.current_steps()
+                    if self._is_ours(found, expected):
+                        return found.seq  # an unanswered write of ours arrived late
+                    raise LeaseHeld(f"another {self.kind} was quicker: {found}") from error
+                if error.err_code != NO_ROOM:
+                    raise
+                if made_room:
+                    raise LogFull(
+                        f"{self.stream} has used up its reserve: raise the budget of space {self.subjects.space}"
+                    ) from error
+                yield from self._make_room()
+                made_room = True
+
+    def _is_ours(self, found: Holder, after: int) -> bool:
+        return found.seq > after and found.id == self.holder_id
+
+    def beat_steps(self) -> Steps[None]:
+        """Say that this holder lives. `LeaseLost` if another one said so since."""
+        self._beats += 1
+        started = time.monotonic()
+        yield from self._put({"beat": self._beats})
+        self._beaten = started
+
+    def release_steps(self) -> Steps[None]:
+        """Say that nobody need wait: the next holder may take over at once."""
+        return self._put({"released": self.seq})
+
+    def _put(self, said: Mapping[str, Any]) -> Steps[None]:
+        value = {"lease": self.seq, "holder": self.holder_id, **self._about(), **said}
+        try:
+            self._beat_revision = yield from self._state.put(self.beat_key, value, self._beat_revision)
+        except ConflictError as error:
+            entry = yield from self._state.get(self.beat_key)
+            if entry is not None and entry.value.get("holder") == self.holder_id:
+                self._beat_revision = entry.revision  # an unanswered beat of ours had arrived
+                return
+            raise LeaseLost(f"another {self.kind} beats for space {self.subjects.space}") from error
+
+    def prove_steps(self) -> Steps[Holder]:
+        """A real round trip: is the lease still ours? `LeaseLost` if not."""
+        holder = yield from self.current_steps()
+        if holder.seq != self.seq and not self._is_ours(holder, self.seq):  # ours: a renewal is under way
+            raise LeaseLost(f"space {self.subjects.space} is held by {holder} now")
+        return holder
+
+
+class StewardLease(LeaseSteps):
+    """The right to rule: a signed record in the log."""
+
+    kind = "steward"
+    held = "space {space} already has a steward: {holder}. Stop it first; two would refuse each other's writes"
+    beat_key = StateKey.STEWARD_BEAT
+
+    def __init__(self, js: JetStream, subjects: Subjects, space_id: str, key: KeyPair, *, ttl: float = 3.0) -> None:
+        super().__init__(subjects.log_stream, subjects.steward_lease, StateApi(subjects), subjects, ttl)
+        self.js, self.space_id, self.key = js, space_id, key
+
+    def _record(self) -> tuple[bytes, dict[str, str]]:
+        said = rulings.Lease(
+            op=new_id(), holder=self.holder_id, host=socket.gethostname(), pid=os.getpid(), key=self.key.id
+        )
+        payload = rulings.encode(said)
+        signature = rulings.sign_ruling(self.key, self.space_id, self.subjects.tail(self.subject), payload)
+        return payload, {SIGNATURE_HEADER: signature}
+
+    def _read(self, stored: StoredRecord) -> Holder:
+        found = rulings.decode("lease", stored.payload)
+        assert isinstance(found, rulings.Lease)
+        return Holder(stored.seq, self.kind, found.holder, found.pid, found.host)
+
+    def _about(self) -> dict[str, Any]:
+        return {"pid": os.getpid()}
+
+    def _make_room(self) -> Steps[object]:
+        """A full log must not lock its steward out: close the gate, which adds the reserve."""
+        return gate_steps(self.subjects, gate_open=False)
+
+    async def current(self) -> Holder:
+        return await self.js.run(self.current_steps())
+
+    async def take(self, *, after: str | None = None) -> int:
+        return await self.js.run(self.take_steps(after=after))
+
+    async def renew(self) -> int:
+        return await self.js.run(self.renew_steps())
+
+    async def beat(self) -> None:
+        await self.js.run(self.beat_steps())
+
+    async def release(self) -> None:
+        await self.js.run(self.release_steps())
+
+    async def prove(self) -> Holder:
+        return await self.js.run(self.prove_steps())
+
+
+class DeliverLease(LeaseSteps):
+    """The right to deliver: a record in DLV. Older versions go at once, because DLV bounds records per subject."""
+
+    kind = "pipeline"
+    held = "another pipeline delivers for this space (pid {holder.pid} on {holder.host}): stop it first"
+    beat_key = StateKey.DELIVER_BEAT
+
+    def __init__(self, js: BlockingJetStream, subjects: Subjects, *, ttl: float = 3.0) -> None:
+        state = StateApi(subjects, direct=True)
+        super().__init__(subjects.delivery_stream, subjects.delivery_lease, state, subjects, ttl)
+        self.js = js
+        #: is there a query that delivers? Said with every beat, so that a holder without one does not count as running
+        self.delivers = False
+
+    def _record(self) -> tuple[bytes, dict[str, str]]:
+        said = {"holder": self.holder_id, "host": socket.gethostname(), "pid": os.getpid()}
+        return json.dumps(said).encode(), {}
+
+    def _read(self, stored: StoredRecord) -> Holder:
+        try:
+            said = json.loads(stored.payload)
+            return Holder(stored.seq, self.kind, str(said["holder"]), int(said["pid"]), str(said["host"]))
+        except (ValueError, KeyError, TypeError):
+            raise MalformedRecord("not a lease") from None
+
+    def _about(self) -> dict[str, Any]:
+        return {"host": socket.gethostname(), "pid": os.getpid(), "query": self.delivers}
+
+    def _make_room(self) -> Steps[object]:
+        return api.purge(self.stream, subject_filter=self.subject, keep=1)
+
+    def _write(self, expected: int) -> Steps[int]:
+        seq = yield from super()._write(expected)
+        yield from self._make_room()
+        return seq
+
+    def take(self) -> int:
+        return self.js.run(self.take_steps())
+
+    def beat(self) -> None:
+        self.js.run(self.beat_steps())
+
+    def release(self) -> None:
+        self.js.run(self.release_steps())

@@ -1,0 +1,45 @@
+"""Looking into a database of this host that no process of it has open: one snapshot, on a connection that cannot write.
+
+A file that is open to others, damaged, of another program or of another version of its schema is refused by name. It
+takes no lock that the owner of the file would wait for: SQLite keeps a snapshot whole while somebody writes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from tidings.broker.private_files import check_private
+from tidings.errors import StoreBroken, StoreError
+from tidings.store.database import BUSY_MS, Job, Migrations, connect, means_damage
+
+T = TypeVar("T")
+
+
+def look(path: Path, migrations: Migrations, job: Job[T]) -> T:
+    """What the job reads."""
+    check_private(path)
+    try:
+        with closing(connect(path, "ro")) as connection:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("BEGIN")
+            _check_version(connection, path, migrations)
+            return job(connection)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        kind, what = (StoreBroken, "is damaged") if means_damage(error) else (StoreError, "cannot be read")
+        raise kind(f"{path} {what} ({error}): it was left as it is; `tidings host up` says what it needs") from error
+
+
+def _check_version(connection: sqlite3.Connection, path: Path, migrations: Migrations) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != migrations.application_id:
+        raise StoreBroken(
+            f"{path} is not a database of Tidings: move it away, or set TIDINGS_HOME to another directory"
+        )
+    if migrations.lacking(path, version):
+        needed = migrations.newest
+        raise StoreError(f"{path} has version {version}, this Tidings needs {needed}: `tidings host up` renews it")

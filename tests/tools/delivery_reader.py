@@ -1,0 +1,108 @@
+"""One owner of a simulated space: it takes frames from its mailbox, and checks that delivery keeps its promises.
+
+At every frame: it is its own, its numbers have no gap, its channels are in order, and nothing in it is what the owner
+was never owed or may no longer read. At the end (`check_complete`): everything owed and allowed all along was in some
+frame, or was cancelled and its owner told. A broken promise is a `Violation`. What is owed is the word of
+`delivery_space.py`; how frames come about is none of its business.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tidings.wire.frames import Lost, decode_frame, open_block
+from tools.delivery_ports import Books, Mailbox
+from tools.delivery_space import SimulatedSpace, addressed
+
+
+class Violation(AssertionError):
+    """Delivery broke a promise; the message says which and for whom."""
+
+
+@dataclass
+class Reader:
+    """Takes frames, opens them, remembers what it saw. An orderly one settles each before the next."""
+
+    owner: str
+    space: SimulatedSpace
+    books: Books
+    orderly: bool = True
+    series: str = ""
+    number: int = 0
+    #: the pipeline has acted on every access record up to here
+    enforced: int = 0
+    #: series -> numbers it saw
+    numbers: dict[str, set[int]] = field(default_factory=dict)
+    #: the newest frame it saw, by its place in the mailbox
+    last: tuple[int, str] = (0, "")
+    seen: set[int] = field(default_factory=set)
+    newest: dict[str, int] = field(default_factory=dict)
+    told: list[Lost] = field(default_factory=list)
+
+    def read(self, box: Mailbox, frames: int, rng: random.Random) -> None:
+        """Take up to so many frames, and acknowledge most of them."""
+        taken = list(box.frames[:frames])
+        if not self.orderly:
+            rng.shuffle(taken)
+        for dlv_seq, data in taken:
+            self._open(dlv_seq, data)
+            if rng.random() < 0.9:
+                box.frames = [held for held in box.frames if held[0] != dlv_seq]
+                box.acknowledged = dlv_seq if not box.frames else box.frames[0][0] - 1
+            else:
+                break
+
+    def _open(self, dlv_seq: int, data: bytes) -> None:
+        frame = decode_frame(data)
+        if frame.owner != self.owner:
+            raise Violation(f"a frame of {frame.owner} in the mailbox of {self.owner}")
+        if frame.series != self.series:
+            self.series, self.number = frame.series, 0
+        if self.orderly and frame.number > self.number + 1:
+            raise Violation(f"{self.owner} has frame {self.number} and gets {frame.number}: a gap without a loss")
+        self.number = max(self.number, frame.number)
+        self.numbers.setdefault(frame.series, set()).add(frame.number)
+        self.last = max(self.last, (dlv_seq, frame.series))
+        self.told += frame.lost
+        for block in frame.blocks:
+            for kept in open_block(block):
+                self._surface(kept.seq, kept.tail)
+
+    def _surface(self, seq: int, tail: str) -> None:
+        sender, channel = addressed(tail)
+        if sender == self.owner or seq in self.seen:
+            return
+        # what was given up may still come along in a block that is owed for its later part
+        if self.orderly and seq <= self.newest.get(channel, 0) and not self._is_cancelled(channel, seq):
+            raise Violation(f"{self.owner} gets {seq} of {channel} after {self.newest[channel]}")
+        if self.owner not in self.space.truth[seq]:
+            raise Violation(f"{self.owner} was never owed {seq} of {channel}")
+        if not self.space.allowed_once(self.owner, channel, max(seq, self.enforced)):
+            raise Violation(f"{self.owner} gets {seq} of {channel}, which it may not read since {self.enforced}")
+        self.seen.add(seq)
+        self.newest[channel] = max(seq, self.newest.get(channel, 0))
+
+    def check_complete(self, box: Mailbox, *, telling: bool) -> None:
+        """Everything owed and allowed from its sequence to now was surfaced, or cancelled and its owner told."""
+        for seq, channel in self.space.channel_of.items():
+            owed = self.owner in self.space.truth[seq] and seq not in self.seen
+            if owed and self.space.allowed_throughout(self.owner, channel, seq):
+                self._check_cancelled(channel, seq, telling=telling)
+        newest, series = self.last
+        numbers = self.numbers.get(series, set())
+        if newest > box.emptied and numbers != set(range(1, max(numbers, default=0) + 1)):
+            raise Violation(f"{self.owner} has the numbers {sorted(numbers)}: a gap without a loss")
+
+    def _is_cancelled(self, channel: str, seq: int) -> bool:
+        events = (e for e in self.books.events if (e.kind, e.owner, e.channel) == ("cancel", self.owner, channel))
+        return any(event.seq >= seq for event in events)
+
+    def _check_cancelled(self, channel: str, seq: int, *, telling: bool) -> None:
+        if not self._is_cancelled(channel, seq):
+            raise Violation(f"{self.owner} was owed {seq} of {channel} and never got it")
+        table = self.space.table
+        if not telling and self.owner in table.rules.narrowings(0, table.head):
+            return
+        if not any(lost.channel == channel and lost.first <= seq <= lost.last for lost in self.told):
+            raise Violation(f"{self.owner} was owed {seq} of {channel}, it was cancelled, and nobody told")

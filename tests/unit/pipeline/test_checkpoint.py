@@ -1,0 +1,93 @@
+"""A checkpoint that Spark would refuse for ever is known before Spark sees it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tidings.pipeline import heartbeat
+from tidings.pipeline.checkpoint import Checkpoint
+from tidings.pipeline.heartbeat import JvmWatchdog
+
+OFFSET = 'v1\n{"batchWatermarkMs":0}\n{"epoch":"e","seq":7,"mark":"m"}'
+COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Checkpoint:
+    checkpoint = Checkpoint(tmp_path / "spark")
+    checkpoint.identity()
+    (checkpoint.folder / "metadata").write_text('{"id":"x"}')
+    for name, text in (("offsets", OFFSET), ("commits", COMMIT)):
+        (checkpoint.folder / name).mkdir()
+        for number in (0, 1, 10):
+            (checkpoint.folder / name / str(number)).write_text(text)
+        (checkpoint.folder / name / ".10.crc").write_bytes(b"\x00crc")
+    return checkpoint
+
+
+def test_a_sound_checkpoint_says_what_it_knows_and_a_new_one_nothing(sound: Checkpoint, tmp_path: Path) -> None:
+    assert sound.damage() is None
+    assert [each["seq"] for each in sound.offsets()] == [7, 7, 7]
+    new = Checkpoint(tmp_path / "new")
+    assert (new.damage(), new.offsets()) == (None, [])
+    assert new.identity() == new.identity() != sound.identity()
+
+
+@pytest.mark.parametrize("name", ["offsets/10", "offsets/0", "commits/10", "metadata", "tidings-id"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe"])
+def test_a_file_that_is_empty_or_no_text_is_named(sound: Checkpoint, name: str, content: bytes) -> None:
+    (sound.folder / name).write_bytes(content)
+    assert str(sound.damage()).startswith(name)
+
+
+@pytest.mark.parametrize("content", ["v1", "v2\n{}", OFFSET[:-5], "garbage", "\0\0\0", "v1\n{}\nnonsense"])
+def test_a_file_that_is_torn_or_another_ones_is_named(sound: Checkpoint, content: str) -> None:
+    (sound.folder / "offsets" / "10").write_text(content)
+    assert str(sound.damage()).startswith("offsets/10")
+
+
+def test_one_that_is_put_aside_is_kept_and_the_next_is_new(sound: Checkpoint) -> None:
+    before = sound.identity()
+    sound.retire()
+    assert (sound.damage(), sound.offsets()) == (None, [])
+    assert sound.identity() != before
+    assert [path.name.startswith("spark.") for path in sound.folder.parent.iterdir() if path != sound.folder] == [True]
+
+
+# --- whether the JVM answers ---
+
+
+def test_whoever_does_not_answer_is_silent_ever_longer_and_whoever_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.001)
+    asked, answers = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        assert answers.wait(30)
+
+    watched = JvmWatchdog(ask)
+    assert asked.wait(10)
+    first = watched.silent_for
+    while watched.silent_for < first + 0.05:
+        threading.Event().wait(0.01)
+    answers.set()
+    while watched.silent_for > 0.04:
+        threading.Event().wait(0.001)
+    watched.end()
+    assert watched.silent_for == 0.0
+
+
+def test_what_asking_raises_is_for_others_to_see() -> None:
+    asked = threading.Event()
+
+    def gone() -> None:
+        asked.set()
+        raise OSError("gone")
+
+    watched = JvmWatchdog(gone)
+    assert asked.wait(10)
+    while watched.silent_for:
+        threading.Event().wait(0.001)

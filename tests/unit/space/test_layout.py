@@ -1,0 +1,81 @@
+"""The grants of a layout are frozen, no import takes an answer for a request, another layout is refused in words."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.broker import grants, jwt
+from tidings.broker.keyring import Keyring
+from tidings.errors import ConfigError
+from tidings.space.administration import administer, create_space
+from tidings.space.home import SpaceHome
+from tidings.space.layout import LAYOUT, check_layout
+from tidings.wire.keys import ACCOUNT, OPERATOR
+from tidings.wire.subjects import Subjects
+from tools.generated import seeded_key
+
+RANDOM = random.Random("layout")
+KEYS = Keyring(seeded_key(RANDOM, OPERATOR), *(seeded_key(RANDOM, ACCOUNT) for _ in range(4)))
+USER = seeded_key(RANDOM).id
+MAIN = Subjects("main")
+#: layout -> digest of what its accounts and roles may do. Add a line; never change one that was released
+FROZEN = {2: "fed2b3a9145ffa38", 3: "e77c3418f5ed0997"}
+#: grants.AGENT_RIGHTS -> the same of an agent's token
+FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac"}
+
+
+def accounts() -> dict[str, Any]:
+    tokens = KEYS.account_tokens(MAIN, {}).values()
+    return {claims["name"]: claims["nats"] for claims in map(jwt.decode, tokens)}
+
+
+def digest(claims: Any) -> str:
+    return hashlib.sha256(json.dumps(claims, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_no_account_imports_a_service_without_a_wildcard() -> None:
+    """A reply aimed at a literal import is obeyed by the broker; at a wildcard import it is not (measured)."""
+    imported = {
+        (name, each["subject"]): set(each["subject"].split("."))
+        for name, claims in accounts().items()
+        for each in claims.get("imports", ())
+        if each["type"] == "service"
+    }
+    assert {name for name, _ in imported} == {"AGENTS_main", "PIPE_main"}
+    assert [subject for subject, tokens in imported.items() if not tokens & {"*", ">"}] == []
+
+
+def test_only_core_has_streams_and_what_is_imported_is_exported() -> None:
+    found = accounts()
+    assert [name for name, claims in found.items() if "disk_storage" in claims["limits"]] == ["CORE_main"]
+    exported = {(each["subject"], each["type"]) for each in found["CORE_main"]["exports"]}
+    for name in ("AGENTS_main", "PIPE_main"):
+        assert {(each["subject"], each["type"]) for each in found[name]["imports"]} <= exported
+        assert {each["account"] for each in found[name]["imports"]} == {KEYS.core.id}
+
+
+def test_whoever_changes_what_an_account_or_a_role_may_do_raises_the_layout() -> None:
+    """An older space keeps the tokens it has until the number is another one."""
+    tokens = KEYS.steward_token(MAIN, USER), KEYS.pipeline_token(MAIN, USER), KEYS.watcher_token(USER)
+    roles = [jwt.decode(token)["nats"] for token in tokens]
+    assert {LAYOUT: digest([accounts(), roles])}.items() <= FROZEN.items()
+
+
+def test_whoever_changes_what_an_agent_may_do_raises_the_number_of_its_rights() -> None:
+    token = KEYS.agent_token(MAIN, USER, "ada", ["general"], ["general"])
+    assert {grants.AGENT_RIGHTS: digest(jwt.decode(token)["nats"])}.items() <= FROZEN_AGENTS.items()
+
+
+@pytest.mark.parametrize(("layout", "words"), [(LAYOUT - 1, "then `tidings up"), (LAYOUT + 1, "by a newer one")])
+async def test_a_space_of_another_layout_is_refused_with_what_to_do(tmp_path: Path, layout: int, words: str) -> None:
+    home = SpaceHome(tmp_path / "home", "main")
+    create_space(home, port=None, open_space=False, budget=None)
+    check_layout(home.read_info())
+    home.update_info(layout=layout)
+    with pytest.raises(ConfigError, match=words):
+        async with administer(home, "test"):
+            pass

@@ -1,0 +1,71 @@
+"""Every operation that the table declares has a handler, and nothing else has one."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import tidings.steward
+from declared_answers import wrong_with
+from tidings.steward import requests
+from tidings.steward.requests import HANDLED, Answer, ControlRequest, handlers_of, handles
+from tidings.wire.answers import ANSWERS
+from tidings.wire.operations import OPERATIONS
+from tidings.wire.subjects import SERVICES
+
+
+def test_every_operation_has_a_handler_and_every_handler_an_operation() -> None:
+    for module in pkgutil.iter_modules(tidings.steward.__path__):
+        importlib.import_module(f"tidings.steward.{module.name}")
+    assert set(HANDLED) == set(OPERATIONS) == set(ANSWERS)
+    assert {service for service, _ in OPERATIONS} <= set(SERVICES)
+
+
+def test_a_handler_of_an_operation_that_is_not_declared_cannot_be_defined() -> None:
+    with pytest.raises(LookupError, match=r"member jion has a handler and is not declared in wire/operations\.py"):
+        handles("member", "jion")
+
+
+def test_an_operation_has_one_handler() -> None:
+    async def another(_: object, request: ControlRequest) -> Answer:
+        return request.arguments
+
+    with pytest.raises(LookupError, match="member join has two handlers"):
+        handles("member", "join")(another)
+
+
+def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "HANDLED", {})
+
+    class One:
+        @handles("member", "list")
+        async def memberships(self, request: ControlRequest) -> Answer:
+            return request.arguments
+
+    with pytest.raises(LookupError) as refused:
+        handlers_of(One())
+    assert "declared in wire/operations.py and not handled: access get, admin acknowledge" in str(refused.value)
+    assert "member list" not in str(refused.value)
+    monkeypatch.setattr(requests, "OPERATIONS", {("member", "list"): OPERATIONS["member", "list"]})
+    assert set(handlers_of(One())) == {("member", "list")}
+
+
+def test_no_part_takes_the_steward_itself() -> None:
+    """Import-linter holds the modules; this holds what is only written in quotes or as `Any`."""
+    for path in Path(tidings.steward.__path__[0]).glob("*.py"):
+        taken = [
+            argument.arg
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for argument in node.args.args
+        ]
+        assert "steward" not in taken or path.name == "supervisor.py", path.name
+
+
+def test_an_answer_is_held_against_what_the_table_declares() -> None:
+    assert wrong_with("member", "list", {"memberships": [{"pattern": "a", "joined": 1}], "seq": 1}) is None
+    assert wrong_with("member", "list", {"memberships": []}) == ("member list: Object missing required field `seq`")
+    assert wrong_with("member", "list", {"memberships": [{"pattern": "a", "joined": 1, "left": 2}], "seq": 1})
+    assert wrong_with("task", "claim", {"task": None}) is None

@@ -1,0 +1,61 @@
+"""docs/wire.md says the numbers and words that the code has."""
+
+from pathlib import Path
+
+import pytest
+
+from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM
+from tidings.broker.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
+from tidings.endpoint.frame_mailbox import GAP_PATIENCE
+from tidings.endpoint.mailbox import PULL_BYTES
+from tidings.endpoint.tasks import MAX_RESULT
+from tidings.steward.agent_handlers import MOST_CLAIMS
+from tidings.steward.history import MAX_PAGE
+from tidings.steward.receipts import MOST_RECEIPTS
+from tidings.steward.requests import MAX_REQUEST
+from tidings.steward.task_rules import TASK_PART
+from tidings.wire import envelope, frames, headers, message, names, roster, seal, signing, subjects
+from tidings.wire.operations import TASK_WAIT
+
+TEXT = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
+FLAT = " ".join(TEXT.split())
+PHRASES = [
+    f"JSON object of at most {message.MAX_PAYLOAD:,} bytes",
+    f"payload at most {message.MAX_PAYLOAD:,} bytes",
+    f"1 to {message.MAX_PARTS}:",
+    f"at most {message.MAX_MENTIONS} of",
+    f"at most {MAX_MESSAGE:,} bytes (264 KiB)",
+    f"may hold {MAX_SUBSCRIPTIONS:,} subscriptions",
+    f"1 to {names.MAX_TOKEN} of",
+    f"at most {names.MAX_CHANNEL} characters in all",
+    f"at most {subjects.MAX_TAIL:,} characters",
+    f"modulo {subjects.SHARDS}",
+    f"at most {seal.MAX_SEALED:,} bytes",
+    seal.SEALED_KIND,
+    TASK_PART,
+    f"msgpack, at most {frames.MAX_FRAME_BYTES:,} bytes",
+    f"all together are above {frames.MAX_FRAME_MESSAGES}",
+    f"not 1 to {frames.LARGEST_RECORD:,}",
+    frames.HEAD_HEADER,
+    f'"max_bytes": {PULL_BYTES}',
+    f"After {ACK_WAIT:.0f} s of silence",
+    f"wait {GAP_PATIENCE:.0f} s",
+    f"at most {MAX_REQUEST:,} bytes",
+    f"at most {MAX_RESULT:,} bytes",
+    f"at most {MOST_RECEIPTS}",
+    f"at most {MOST_CLAIMS}: mark",
+    f"`limit` up to {MAX_PAGE}",
+    f"`wait` up to {TASK_WAIT:.0f}",
+    f"names at most {roster.MAX_LEVELS} patterns",
+    f"at most {roster.MAX_ACTIVITY}",
+    signing.SIGNATURE_HEADER,
+    *(f"`{word.decode()}`" for word in (ACK, NAK, IN_PROGRESS, TERM)),
+    *(f"`{kind}`" for kind in signing.KINDS),
+    *(f"`{reason}`" for reason in envelope.REASONS),
+    *(f"`{name}`" for name in sorted(headers.REPUBLISH_HEADERS)),
+]
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_the_page_says_what_the_code_does(phrase: str) -> None:
+    assert phrase in FLAT
