@@ -57,9 +57,9 @@ async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_r
         for task in reviewing:
             task.cancel()
         await asyncio.gather(*reviewing, return_exceptions=True)
-    for tasks in claimed.values():
-        assert tasks == sorted(tasks), "each got them in their order; which of two is quicker to begin nobody promises"
-    for seq, mid in sorted(task for tasks in claimed.values() for task in tasks):
+    for held in claimed.values():
+        assert held == sorted(held), "each got them in their order; which of two is quicker to begin nobody promises"
+    for seq, mid in sorted(task for held in claimed.values() for task in held):
         history.read("reviewer", "ada", "reviewer", mid, seq)
     history.owed("reviewer", "reviewer")
     history.check()
