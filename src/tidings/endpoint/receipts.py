@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.incoming import Kept
@@ -25,7 +26,6 @@ KEPT = 4_096
 AT_ONCE = 256
 RETRY_PAUSE = 1.0
 LONGEST_POLL = 20.0
-FIRST_PAUSE = 0.05
 #: messages watched at once; the oldest is forgotten first
 WATCHED = 1_024
 LAST_STAGES = ("read", "expired", "undeliverable", "void")
@@ -90,7 +90,7 @@ async def wait_for_stage(
 ) -> dict[str, Any]:
     """Ask until the message has come that far or the time is over; the answer says how far it is."""
     clock = asyncio.get_running_loop().time
-    deadline, pause = clock() + timeout, FIRST_PAUSE
+    deadline, delays = clock() + timeout, Backoff(0.05, RETRY_PAUSE).delays()
     while True:
         left = max(0.0, deadline - clock())
         poll = min(LONGEST_POLL, left)
@@ -99,8 +99,7 @@ async def wait_for_stage(
         )
         if answer["reached"] or clock() >= deadline:
             return answer
-        await asyncio.sleep(min(pause, left))  # a steward with too many waiting answers at once
-        pause = min(RETRY_PAUSE, pause * 2)
+        await asyncio.sleep(min(next(delays), left))  # a steward with too many waiting answers at once
 
 
 class ReceiptWatch:
@@ -148,7 +147,8 @@ class ReceiptWatch:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE
+        polling = Backoff(0.05, LONGEST_POLL)
+        delays = polling.delays()
         while self._open or self._wants_voids:
             try:
                 await self.connection.ready(LONGEST_POLL)
@@ -166,10 +166,9 @@ class ReceiptWatch:
                 for each in answer["news"]:
                     self._heard(each)
             if waited:
-                pause = FIRST_PAUSE
+                delays = polling.delays()
             else:
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_POLL, pause * 2)
+                await asyncio.sleep(next(delays))
 
     def _heard(self, news: dict[str, Any]) -> None:
         mid, stage = str(news["id"]), str(news["stage"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.directory import claim_of
 from tidings.endpoint.interface import Receipt
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
 LONG_POLL = 20.0
 PATIENCE = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+RETRY = Backoff(0.1, 2.0)
 #: a result travels in a control request; what is larger is an artifact
 MAX_RESULT = 90_000
 FINAL = ("done", "dead", "dropped", "gone", "unknown")
@@ -217,7 +219,7 @@ class Tasks:
 
     async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
         until = None if timeout is None else time.monotonic() + timeout
-        pause, seen = FIRST_PAUSE, ""
+        delays, seen = RETRY.delays(), ""
         while True:
             asked = time.monotonic()
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
@@ -228,8 +230,7 @@ class Tasks:
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or (until is not None and time.monotonic() >= until):
                     raise
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
             found = self._opened(message_id, answer)
             now = time.monotonic()
@@ -237,8 +238,7 @@ class Tasks:
                 return found
             if now - asked < left / 2 and found.state == seen:
                 # answered early with nothing new: too many wait already, so this one comes back later
-                await asyncio.sleep(pause if until is None else min(pause, until - now))
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(min(next(delays), math.inf if until is None else until - now))
             seen = found.state
 
     def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
@@ -293,7 +293,7 @@ class Tasks:
                 await self.give_up(job, "left unfinished", retry=True)
 
     async def _claim(self, role: str) -> Job | None:
-        pause = FIRST_PAUSE
+        delays = RETRY.delays()
         while True:
             try:
                 await self._or_closed(self.connection.ready(LONG_POLL))
@@ -301,8 +301,7 @@ class Tasks:
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set():
                     return None
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
             if answer is None:
                 return None
@@ -402,7 +401,7 @@ class Tasks:
         """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
         if job.settled:
             raise UsageError(f"task {job.seq} is settled already")
-        op, pause = new_id(), FIRST_PAUSE
+        op, delays = new_id(), RETRY.delays()
         while True:
             try:
                 answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments)
@@ -410,8 +409,7 @@ class Tasks:
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)
                     raise
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
                 self._end(job)

@@ -44,7 +44,7 @@ from tidings.host import serialise
 from tidings.host.agent_sessions import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
 from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
-from tidings.host.drain import Drain
+from tidings.host.drain import STORE_RETRY, Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
 from tidings.host.mailbox import bound_of, held_number, state_file
@@ -67,7 +67,6 @@ LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
 REMOTE_HORIZON_MS = 2 * 120_000
 #: a roster is compared with what is kept at most so often
 DIRECTORY_PAUSE = 0.5
-STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
 #: mail that was read keeps its content so long
 READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
 TIDY_EVERY = 3_600.0
@@ -210,7 +209,7 @@ class _Agent:
     @staticmethod
     async def _insist(write: Callable[[], Awaitable[object]]) -> None:
         """Nothing would leave if this was not written: a full disk is waited for, and so is what nobody foresaw."""
-        pause = STORE_PAUSE
+        delays = STORE_RETRY.delays()
         while True:
             try:
                 await write()
@@ -218,8 +217,7 @@ class _Agent:
             except Exception as error:  # boundary: else the agent would be silent and said to be open
                 unforeseen = None if isinstance(error, StoreError) else error
                 log.warning("the outbox cannot be written now: %s", error, exc_info=unforeseen)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_STORE_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     def _on_error(self, error: BaseException) -> None:
         log.warning("%s in %s: %s", self.scope.name, self.scope.space, error)

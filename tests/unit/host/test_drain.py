@@ -623,7 +623,7 @@ async def test_a_store_that_fails_for_a_while_ends_nothing(
         return await real(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "take_and_look", full)
-    monkeypatch.setattr(drains, "STORE_PAUSE", 0.01)
+    monkeypatch.setattr(drains, "STORE_RETRY", Backoff(0.01, 15.0))
     await accept(store, "one")
     async with draining(store, broker):
         await until(store, "confirmed", "done")
