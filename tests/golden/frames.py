@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from golden.cast import ADA, BOB, MESSAGE_ID, SPACE
+from golden.messages import base
 from tidings.wire import signing
 from tidings.wire.frames import (
     HEAD_HEADER,
@@ -25,8 +27,6 @@ from tidings.wire.frames import (
     encode_frame,
     frame_id,
 )
-from tidings.wire.golden.cast import ADA, BOB, MESSAGE_ID, SPACE
-from tidings.wire.golden.messages import base
 from tidings.wire.times import record_time
 
 LIMITS = {
