@@ -13,7 +13,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.acks import Delivery
+from tidings.broker.acks import DeliveryInfo
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
@@ -78,7 +78,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
             await asyncio.sleep(0)
         return room, EXPIRES
 
-    async def _open(self, message: Any, delivery: Delivery) -> None:
+    async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         try:
             received, inside = self._opened(message.subject, message.block, message.data)
         except WireError as error:

@@ -27,7 +27,7 @@ from tidings.endpoint.direct_mailbox import DirectMailbox
 from tidings.endpoint.directory import NameDirectory, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past, wakes
+from tidings.endpoint.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.presence import Presence
@@ -451,14 +451,14 @@ class Endpoint(AgentInterface):
         answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
-    async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
+    async def tell_read(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.
 
         Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
         """
         return await tell(self.connection, kept, "read", timeout)
 
-    async def tell_delivered(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
+    async def tell_delivered(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """The same for `delivered`, which `keep` tells too, but only while its process lives."""
         return await tell(self.connection, kept, "delivered", timeout)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.incoming import Kept
+from tidings.endpoint.incoming import DirectRef
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
 
 Stage = Literal["delivered", "read"]
@@ -73,9 +73,11 @@ class ReceiptSender:
         return True
 
 
-async def tell(connection: AgentConnection, kept: Sequence[Kept], stage: Stage, timeout: float = 5.0) -> list[Kept]:
+async def tell(
+    connection: AgentConnection, kept: Sequence[DirectRef], stage: Stage, timeout: float = 5.0
+) -> list[DirectRef]:
     """Have the steward record a stage of these; the answer is those it knows nothing of, now or later."""
-    unknown: list[Kept] = []
+    unknown: list[DirectRef] = []
     for start in range(0, len(kept), AT_ONCE):
         part = kept[start : start + AT_ONCE]
         told = [{"seq": each.seq, "stage": stage, "sender": each.sender, "id": each.id} for each in part]

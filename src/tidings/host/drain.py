@@ -23,7 +23,7 @@ from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.failpoints import reach
 from tidings.host.duplicate_check import DuplicateCheck, first_tried
-from tidings.host.outbox import Lane, Leased, OutboxRow, OutboxStore, Place
+from tidings.host.outbox import Lane, Leased, LogPosition, OutboxRow, OutboxStore
 from tidings.host.outbox_transitions import TOO_OLD
 from tidings.store.outcomes import Outcome, outcome_of
 
@@ -257,16 +257,16 @@ class SpaceDrain:
             self._on_moved(row, state)
         self.wake()
 
-    async def _hand_over(self, leased: Leased) -> Place:
+    async def _hand_over(self, leased: Leased) -> LogPosition:
         row = leased.row
         publisher = self._outlets.of(row.space, row.sender)
         prepared = _prepared(leased)
         incarnation = publisher.incarnation
         stream = STREAMS[prepared.kind]
         if (seq := await self._found_before(publisher, row, prepared)) is not None:
-            return Place(seq, stream, incarnation)
+            return LogPosition(seq, stream, incarnation)
         stored = await publisher.publish(prepared, incarnation, self._publish_within)
-        return Place(stored.seq, stream, stored.incarnation)
+        return LogPosition(stored.seq, stream, stored.incarnation)
 
     async def _found_before(self, publisher: RowPublisher, row: OutboxRow, prepared: Prepared) -> int | None:
         """Did it arrive before, by an attempt without an answer or another way?"""

@@ -29,7 +29,7 @@ from typing import TypeVar
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.incoming import Incoming, Kept
+from tidings.endpoint.incoming import DirectRef, Incoming
 from tidings.endpoint.notices import Notice, of_inbox_set_back, of_refused_channel
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.state_file import KeptAs
@@ -44,7 +44,7 @@ from tidings.errors import (
     UnreachableError,
 )
 from tidings.failpoints import reach
-from tidings.host.inbox import Arrival, InboxStore, Receipt
+from tidings.host.inbox import Arrival, DueReceipt, InboxStore
 from tidings.host.registry import Scope
 from tidings.wire.names import TIDINGS
 
@@ -311,11 +311,11 @@ class Receiver:
                 pause = next(delays)
             await asyncio.sleep(pause)
 
-    async def _tell_all(self, endpoint: Endpoint, due: list[Receipt]) -> None:
+    async def _tell_all(self, endpoint: Endpoint, due: list[DueReceipt]) -> None:
         for stage, tell in (("delivered", endpoint.tell_delivered), ("read", endpoint.tell_read)):
             some = [each for each in due if each.stage == stage]
             if some:
-                await tell(*(Kept(each.sender, each.id, each.seq) for each in some))
+                await tell(*(DirectRef(each.sender, each.id, each.seq) for each in some))
         reach("inbox.told")
         await self.inbox.told(self.scope.space_id, self.scope.agent, due)
 

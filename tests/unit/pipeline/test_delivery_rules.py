@@ -23,7 +23,7 @@ from tidings.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_MESSAGES,
     Block,
-    Kept,
+    FrameRecord,
     open_block,
     raw_size,
 )
@@ -72,7 +72,7 @@ def test_a_good_message_keeps_its_bytes_and_what_readers_need_of_its_headers(sce
     judged = scene.classifier.classify(scene.record(headers=encode_headers(fields)))
     assert isinstance(judged, Deliverable)
     assert (judged.channel, judged.sender, judged.mentions) == ("general", scene.ada, None)
-    assert judged.kept == Kept(
+    assert judged.kept == FrameRecord(
         9, 1, f"chat.{scene.ada}.general", (("td-sig", "s"), ("Nats-Msg-Id", "i"), ("Td-Hops", "1")), scene.message.raw
     )
 
@@ -184,13 +184,13 @@ def histories(draw: st.DrawFn) -> tuple[list[Deliverable], list[tuple[int, str]]
             cuts.append((seq, draw(cut_patterns)))
             continue
         channel, sender = draw(st.sampled_from(CHANNELS)), draw(st.sampled_from(["ada", "bob"]))
-        kept = Kept(seq, 0, f"chat.{sender}.{channel}", (), bytes(draw(st.sampled_from([0, size]))))
+        kept = FrameRecord(seq, 0, f"chat.{sender}.{channel}", (), bytes(draw(st.sampled_from([0, size]))))
         mentions = ("carl",) if draw(st.integers(0, 9)) == 0 else None
         messages.append(Deliverable(channel, sender, kept, mentions))
     return messages, cuts
 
 
-def opened(block: MadeBlock) -> tuple[Kept, ...]:
+def opened(block: MadeBlock) -> tuple[FrameRecord, ...]:
     return open_block(msgspec.msgpack.decode(block.data, type=Block))
 
 
@@ -222,7 +222,7 @@ def test_blocks_are_the_messages_cut_where_an_audience_may_change(
 
 
 def test_a_block_holds_no_more_messages_than_a_frame() -> None:
-    messages = [Deliverable("general", "ada", Kept(s, 0, "chat.ada.general", (), b"")) for s in range(1, 601)]
+    messages = [Deliverable("general", "ada", FrameRecord(s, 0, "chat.ada.general", (), b"")) for s in range(1, 601)]
     assert [block.info.count for block in cut_blocks(messages, [])] == [256, 256, 88]
 
 
