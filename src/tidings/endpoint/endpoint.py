@@ -53,6 +53,7 @@ from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
 from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
+from tidings.wire.states import ReceiptStage
 
 SAVE_EVERY = 0.5
 #: channels that are joined at a time when an endpoint opens
@@ -440,7 +441,7 @@ class Endpoint(AgentInterface):
         return Receipt(composed.id, stored.seq, to=target)
 
     async def receipt(
-        self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
+        self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
     ) -> Receipt:
         """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
         mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
@@ -456,11 +457,11 @@ class Endpoint(AgentInterface):
 
         Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
         """
-        return await tell(self.connection, kept, "read", timeout)
+        return await tell(self.connection, kept, ReceiptStage.READ, timeout)
 
     async def tell_delivered(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """The same for `delivered`, which `keep` tells too, but only while its process lives."""
-        return await tell(self.connection, kept, "delivered", timeout)
+        return await tell(self.connection, kept, ReceiptStage.DELIVERED, timeout)
 
     async def trace(self, sent: Receipt | str) -> dict[str, Any]:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.incoming import DirectRef
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
+from tidings.wire.states import ReceiptStage
 
-Stage = Literal["delivered", "read"]
 EVERY = 0.25
 KEPT = 4_096
 AT_ONCE = 256
@@ -28,7 +28,7 @@ RETRY_PAUSE = 1.0
 LONGEST_POLL = 20.0
 #: messages watched at once; the oldest is forgotten first
 WATCHED = 1_024
-LAST_STAGES = ("read", "expired", "undeliverable", "void")
+LAST_STAGES = (ReceiptStage.READ, ReceiptStage.EXPIRED, ReceiptStage.UNDELIVERABLE, ReceiptStage.VOID)
 
 
 class ReceiptSender:
@@ -37,10 +37,10 @@ class ReceiptSender:
     def __init__(self, connection: AgentConnection) -> None:
         self.connection = connection
         self.dropped = 0
-        self._waiting: OrderedDict[tuple[int, Stage], None] = OrderedDict()
+        self._waiting: OrderedDict[tuple[int, ReceiptStage], None] = OrderedDict()
         self._some = asyncio.Event()
 
-    def note(self, seq: int, stage: Stage) -> None:
+    def note(self, seq: int, stage: ReceiptStage) -> None:
         self._waiting[seq, stage] = None
         if len(self._waiting) > KEPT:
             self._waiting.popitem(last=False)
@@ -74,7 +74,7 @@ class ReceiptSender:
 
 
 async def tell(
-    connection: AgentConnection, kept: Sequence[DirectRef], stage: Stage, timeout: float = 5.0
+    connection: AgentConnection, kept: Sequence[DirectRef], stage: ReceiptStage, timeout: float = 5.0
 ) -> list[DirectRef]:
     """Have the steward record a stage of these; the answer is those it knows nothing of, now or later."""
     unknown: list[DirectRef] = []
@@ -174,7 +174,7 @@ class ReceiptWatch:
 
     def _heard(self, news: dict[str, Any]) -> None:
         mid, stage = str(news["id"]), str(news["stage"])
-        if stage == "void":
+        if stage == ReceiptStage.VOID:
             self._heard_void(mid, news)
         to, seq, told = self._open.get(mid, ("", 0, set()))
         if to != news["to"] or stage in told:

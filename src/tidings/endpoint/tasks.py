@@ -47,6 +47,7 @@ from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
+from tidings.wire.states import TaskStatus
 from tidings.wire.times import seconds_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ PATIENCE = 10.0
 RETRY = Backoff(0.1, 2.0)
 #: a result travels in a control request; what is larger is an artifact
 MAX_RESULT = 90_000
-FINAL = ("done", "dead", "dropped", "gone", "unknown")
+FINAL = (TaskStatus.DONE, TaskStatus.DEAD, TaskStatus.DROPPED, TaskStatus.GONE, TaskStatus.UNKNOWN)
 
 
 def _when(seen: str | None) -> str:
@@ -122,7 +123,7 @@ class TaskTicket:
         Raises TaskDead, which names the cause, as soon as the task is a dead letter.
         """
         found = await self.status(timeout)
-        if found.state in ("dead", "dropped"):
+        if found.state in (TaskStatus.DEAD, TaskStatus.DROPPED):
             raise TaskDead(self._epitaph(found), found)
         return found
 
@@ -131,7 +132,7 @@ class TaskTicket:
         return await self._tasks.result(self.id, self.seq, timeout)
 
     def _epitaph(self, found: TaskResult) -> str:
-        if found.state == "dropped":
+        if found.state == TaskStatus.DROPPED:
             return f"task {self.id} for {self.role} was dropped from the dead letters: ask again if it still matters"
         why = found.reasons[-1] if found.reasons else "no reason was given"
         return (
@@ -248,7 +249,7 @@ class Tasks:
         was signed.
         """
         message = None
-        if answer["state"] == "done":
+        if answer["state"] == TaskStatus.DONE:
             payload, worker = base64.b64decode(answer["result"]), str(answer["worker"])
             destination = f"{answer.get('asker') or self.identity.id}.{message_id}"
             if not signing.verifies(answer["sig"], self.identity.space_id, "result", worker, destination, payload):

@@ -50,6 +50,7 @@ from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Part, Priority, Sender, check_list, check_said, write_parts
 from tidings.wire.names import check_role, unmarked
 from tidings.wire.roster import Agent, Status
+from tidings.wire.states import ReceiptStage
 
 #: messages of a page of the inbox, and of a channel's past
 PAGE, HISTORY_PAGE = 500, 200
@@ -357,7 +358,7 @@ class HostEndpoint(AgentInterface):
     async def receipt(
         self,
         sent: Receipt | str,
-        stage: str = "delivered",
+        stage: str = ReceiptStage.DELIVERED,
         *,
         timeout: float = 30.0,
         to: str | None = None,  # noqa: ARG002  the outbox knows it
@@ -368,7 +369,7 @@ class HostEndpoint(AgentInterface):
             left = max(0.0, min(LONG_POLL, until - time.monotonic()))
             found = await self.ask_host("GET", f"/v1/receipts/{_part(mid)}", wait=left, stage=stage)
             reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
-            if found["stage"] in (stage, "read", "void") or time.monotonic() >= until:
+            if found["stage"] in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
                 return reached
             if found["stage"] == "stored":  # it has not left, so there is nobody to ask yet
                 await asyncio.sleep(min(left, 0.2))

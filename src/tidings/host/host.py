@@ -59,6 +59,7 @@ from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender
+from tidings.wire.states import ReceiptStage
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope"]
 
@@ -450,7 +451,7 @@ class Host:
         if wait > 0:
             row = await self._moved_within(agent, row, wait)
             warnings = (*warnings, *await self._unheard(agent, request, row))
-        stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
+        stage = ReceiptStage.CONFIRMED.value if row.state in ("confirmed", "done") else "stored"
         told = (*warnings, *self._why_it_waits(agent, row))
         to = row.destination if row.kind == "dm" else None
         return Receipt(row.id, row.seq or 0, stage, told, to, row.words or "", row.row, row.state, row.code)

@@ -23,9 +23,9 @@ from tidings.endpoint.notices import Notice
 from tidings.endpoint.state_file import KeptAs
 from tidings.store.database import Database
 from tidings.wire.names import TIDINGS
+from tidings.wire.states import ReceiptStage
 
 Kind = Literal["channel", "direct", "notice"]
-Stage = Literal["delivered", "read"]
 STEP = 500
 THREAD_SHOWN = 200
 #: messages of a conversation that are walked through, whoever made it how wide
@@ -125,7 +125,7 @@ class DueReceipt(NamedTuple):
     sender: str
     id: str
     seq: int
-    stage: Stage
+    stage: ReceiptStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -592,7 +592,7 @@ def receipts_to_tell(connection: sqlite3.Connection, space: str, recipient: str,
         WHERE space = ? AND recipient = ? AND {_UNTOLD} ORDER BY row LIMIT ?""",
         (space, recipient, limit),
     )
-    return [DueReceipt._make(one) for one in found]
+    return [DueReceipt._make((*known, ReceiptStage(stage))) for *known, stage in found]
 
 
 def told(connection: sqlite3.Connection, space: str, recipient: str, receipts: Sequence[DueReceipt]) -> None:

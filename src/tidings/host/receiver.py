@@ -47,6 +47,7 @@ from tidings.failpoints import reach
 from tidings.host.inbox import Arrival, DueReceipt, InboxStore
 from tidings.host.registry import Scope
 from tidings.wire.names import TIDINGS
+from tidings.wire.states import ReceiptStage
 
 #: messages that are committed together
 AT_ONCE = 64
@@ -312,7 +313,7 @@ class Receiver:
             await asyncio.sleep(pause)
 
     async def _tell_all(self, endpoint: Endpoint, due: list[DueReceipt]) -> None:
-        for stage, tell in (("delivered", endpoint.tell_delivered), ("read", endpoint.tell_read)):
+        for stage, tell in ((ReceiptStage.DELIVERED, endpoint.tell_delivered), (ReceiptStage.READ, endpoint.tell_read)):
             some = [each for each in due if each.stage == stage]
             if some:
                 await tell(*(DirectRef(each.sender, each.id, each.seq) for each in some))

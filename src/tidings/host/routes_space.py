@@ -23,6 +23,7 @@ from tidings.host.http_api import ApiRoute, Scoped, seconds
 from tidings.host.routes_operator import health_of
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Status
+from tidings.wire.states import TaskStatus
 
 Json = dict[str, Any]
 MOST_HISTORY = 200
@@ -205,7 +206,7 @@ async def done(asked: Scoped) -> Json:
     told = await asked.fields(Done)
     job = asked.app.claims.job(asked.session, asked.part("id"))
     await _settled(asked, job, job.done(told.text, data=told.data))
-    return {"id": job.message.id, "state": "done"}
+    return {"id": job.message.id, "state": TaskStatus.DONE}
 
 
 async def failed(asked: Scoped) -> Json:

@@ -30,6 +30,7 @@ from tidings.mcp.updates import News
 from tidings.mcp.window import Receipts, fitting
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
+from tidings.wire.states import TaskStatus
 
 #: clients give up a call after a minute
 LONGEST_WAIT = 45.0
@@ -453,7 +454,7 @@ class Tools:
         task = await self.ids.message(id)
         if outcome == "fail" and data is not None:
             raise UsageError("a task that failed has a reason, in `text`, and no `data`")
-        job, state = await self.agent.claimed(task), "done"
+        job, state = await self.agent.claimed(task), TaskStatus.DONE.value
         try:
             async with asyncio.timeout(SETTLED_WITHIN):
                 if outcome == "done":
