@@ -49,7 +49,6 @@ from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
 START_TIMEOUT = 120.0
-CHILD_TIMEOUT = 120.0
 STEWARD_GRACE = 10.0
 BROKER_GRACE = 15.0
 #: a look at the disk costs microseconds; what passes between two looks is found by writes that are not answered

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.pipeline.blocks import BlockInfo, MadeBlock, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
-from tidings.pipeline.debts import EVENT_KINDS, DebtEvent, Debts
+from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
 from tidings.space.fold import Table
 from tidings.wire import signing
@@ -323,7 +324,10 @@ def test_every_prefix_of_acknowledgements_settles_into_deliveries_and_debts(worl
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(EVENT_KINDS), st.sampled_from(OWNERS[:2]), st.sampled_from(CHANNELS[:2]), st.integers(0, 30)
+        st.sampled_from(get_args(EventKind)),
+        st.sampled_from(OWNERS[:2]),
+        st.sampled_from(CHANNELS[:2]),
+        st.integers(0, 30),
     ),
     max_size=20,
 ).map(lambda drawn: [DebtEvent(order, *event) for order, event in enumerate(drawn, 1)])
