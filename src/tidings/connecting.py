@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DIRECT_ONLY = ("state", "url", "ping_interval", "backfill", "presence", "beat")
 
 
-class Options(TypedDict, total=False):
+class ConnectOptions(TypedDict, total=False):
     """What `connect` takes besides the space and the way."""
 
     name: str | None
@@ -48,13 +48,15 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def connect(space: str | None = None, *, via: Literal["direct"] = "direct", **options: Unpack[Options]) -> Endpoint: ...
-@overload
-def connect(space: str | None = None, *, via: Literal["host"], **options: Unpack[Options]) -> HostEndpoint: ...
-@overload
-def connect(space: str | None = None, *, via: Literal["auto"], **options: Unpack[Options]) -> Connecting: ...
 def connect(
-    space: str | None = None, *, via: Literal["auto", "host", "direct"] = "direct", **options: Unpack[Options]
+    space: str | None = None, *, via: Literal["direct"] = "direct", **options: Unpack[ConnectOptions]
+) -> Endpoint: ...
+@overload
+def connect(space: str | None = None, *, via: Literal["host"], **options: Unpack[ConnectOptions]) -> HostEndpoint: ...
+@overload
+def connect(space: str | None = None, *, via: Literal["auto"], **options: Unpack[ConnectOptions]) -> Connecting: ...
+def connect(
+    space: str | None = None, *, via: Literal["auto", "host", "direct"] = "direct", **options: Unpack[ConnectOptions]
 ) -> AgentInterface | Connecting:
     """Agent `name` of `space`; use it with `async with`.
 
@@ -117,7 +119,7 @@ class Connecting:
         await self._opened.close()
 
 
-def _at_the_host(space: str | None, options: Options, found: HostClient | None = None) -> HostEndpoint:
+def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient | None = None) -> HostEndpoint:
     from tidings.host.endpoint import HostEndpoint, ProvenSession
 
     name, home, bundle = options.get("name"), options.get("home"), options.get("bundle")
@@ -156,6 +158,6 @@ def host_process(home: Path) -> str | None:
     return None if found is None else found.split(" (")[0]
 
 
-def home_of(options: Options) -> Path:
+def home_of(options: ConnectOptions) -> Path:
     home = options.get("home")
     return Settings({"home": str(home) if home else None}).home

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
@@ -49,6 +50,7 @@ from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Part, Priority, Sender, check_list, check_said, write_parts
 from tidings.wire.names import check_role, unmarked
 from tidings.wire.roster import Agent, Status
+from tidings.wire.states import ReceiptStage
 
 #: messages of a page of the inbox, and of a channel's past
 PAGE, HISTORY_PAGE = 500, 200
@@ -58,7 +60,7 @@ LONG_POLL = 20.0
 SIGN_EVERY, SILENCE = 5.0, 30.0
 #: the same for what was claimed without saying so: the host gives it back after a quarter of an hour
 QUIET_SIGN_EVERY = 120.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+RETRY = Backoff(0.1, 2.0)
 LONGEST_SETTLING = 86_400.0
 #: states of a row that has not left, and those in which nothing more comes of a task
 WAITING = ("pending", "inflight")
@@ -356,7 +358,7 @@ class HostEndpoint(AgentInterface):
     async def receipt(
         self,
         sent: Receipt | str,
-        stage: str = "delivered",
+        stage: str = ReceiptStage.DELIVERED,
         *,
         timeout: float = 30.0,
         to: str | None = None,  # noqa: ARG002  the outbox knows it
@@ -367,7 +369,7 @@ class HostEndpoint(AgentInterface):
             left = max(0.0, min(LONG_POLL, until - time.monotonic()))
             found = await self.ask_host("GET", f"/v1/receipts/{_part(mid)}", wait=left, stage=stage)
             reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
-            if found["stage"] in (stage, "read", "void") or time.monotonic() >= until:
+            if found["stage"] in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
                 return reached
             if found["stage"] == "stored":  # it has not left, so there is nobody to ask yet
                 await asyncio.sleep(min(left, 0.2))
@@ -477,18 +479,17 @@ class HostEndpoint(AgentInterface):
 
     async def rows(self, after: int) -> AsyncIterator[ServerEvent]:
         """Every row behind `after`, each once and in order, for ever: a host that goes away is waited for."""
-        pause = FIRST_PAUSE
+        delays = RETRY.delays()
         while True:
             try:
                 async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
-                        pause, after = FIRST_PAUSE, after if event.row is None else event.row
+                        delays, after = RETRY.delays(), after if event.row is None else event.row
                         if event.kind in ("message", "notice"):
                             yield event
             except HostUnreachable:
                 pass
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     # --- receiving as a program does ---
 
@@ -512,7 +513,7 @@ class HostEndpoint(AgentInterface):
 
     async def _keep_following(self) -> None:
         """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
-        after, pause = 0, FIRST_PAUSE
+        after, delays = 0, RETRY.delays()
         begun = None
         while True:
             try:
@@ -522,7 +523,7 @@ class HostEndpoint(AgentInterface):
                     for row in rows:
                         await self._take(row)
                     after = int(rows[-1]["row"]) if rows else begun
-                pause = FIRST_PAUSE
+                delays = RETRY.delays()
                 async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
                         if event.kind == "state":
@@ -535,8 +536,7 @@ class HostEndpoint(AgentInterface):
             except (NoSession, OSError) as error:
                 self.inbox_queue.close(error)
                 return
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     async def _take(self, row: Json) -> None:
         if row["kind"] == "notice":
@@ -670,7 +670,7 @@ class HostTasks:
     async def work(self, role: str) -> AsyncIterator[Job]:
         """A space that is away at first is an error, as without the host; later it is waited for."""
         check_role(role)
-        begun, pause = False, FIRST_PAUSE
+        begun, delays = False, RETRY.delays()
         while not self.endpoint._closed:
             try:
                 job = await self.claim(role, LONG_POLL / 4, silence=SILENCE)
@@ -679,10 +679,9 @@ class HostTasks:
             except (UnreachableError, OutcomeUnknown):
                 if not begun:
                     raise
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
-            begun, pause = True, FIRST_PAUSE
+            begun, delays = True, RETRY.delays()
             if job is None:
                 continue
             try:

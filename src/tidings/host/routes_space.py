@@ -23,6 +23,7 @@ from tidings.host.http_api import ApiRoute, Scoped, seconds
 from tidings.host.routes_operator import health_of
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Status
+from tidings.wire.states import TaskStatus
 
 Json = dict[str, Any]
 MOST_HISTORY = 200
@@ -36,17 +37,17 @@ T = TypeVar("T")
 SHORTEST_SILENCE = 5.0
 
 
-class Channel(msgspec.Struct, forbid_unknown_fields=True):
+class ChannelBody(msgspec.Struct, forbid_unknown_fields=True):
     channel: str
 
 
-class Presence(msgspec.Struct, forbid_unknown_fields=True):
+class PresenceBody(msgspec.Struct, forbid_unknown_fields=True):
     status: Status
     activity: str | None = None
     model: str | None = None
 
 
-class Claim(msgspec.Struct, forbid_unknown_fields=True):
+class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     wait: float = 0.0
     take_over: bool = False
@@ -125,14 +126,14 @@ def _channel(asked: Scoped) -> str:
 
 async def join(asked: Scoped) -> Json:
     """Be in a channel or pattern: what is said there from now on comes into the inbox."""
-    channel = (await asked.fields(Channel)).channel
+    channel = (await asked.fields(ChannelBody)).channel
     joined = await (await _endpoint(asked)).join(channel, backfill=0)  # history is asked for, not put into the inbox
     return {name: value for name, value in asdict(joined).items() if name != "backfilled"}
 
 
 async def leave(asked: Scoped) -> Json:
     """Leave a channel or pattern."""
-    left = await (await _endpoint(asked)).leave((await asked.fields(Channel)).channel)
+    left = await (await _endpoint(asked)).leave((await asked.fields(ChannelBody)).channel)
     return asdict(left)
 
 
@@ -148,7 +149,7 @@ async def trace(asked: Scoped) -> Json:
 
 async def status(asked: Scoped) -> Json:
     """Say what this agent does; `attached`: whether others see it now."""
-    told, endpoint = await asked.fields(Presence), await _endpoint(asked)
+    told, endpoint = await asked.fields(PresenceBody), await _endpoint(asked)
     attached = await endpoint.announce(told.status, told.activity, told.model)
     return {"status": told.status, "activity": told.activity, "attached": attached}
 
@@ -177,7 +178,7 @@ async def control(asked: Scoped) -> Json:
 async def claim(asked: Scoped) -> Json:
     """Take a task of a role, held for this session until it is settled or the session ends. `silence`: seconds without
     a request after which it goes back."""
-    told = await asked.fields(Claim)
+    told = await asked.fields(ClaimBody)
     endpoint, wait = await _endpoint(asked), seconds(told.wait)
     silence = told.silence and min(SILENCE, max(SHORTEST_SILENCE, told.silence))
     claims, before = asked.app.claims, asked.app.claims.held(asked.scope)
@@ -205,7 +206,7 @@ async def done(asked: Scoped) -> Json:
     told = await asked.fields(Done)
     job = asked.app.claims.job(asked.session, asked.part("id"))
     await _settled(asked, job, job.done(told.text, data=told.data))
-    return {"id": job.message.id, "state": "done"}
+    return {"id": job.message.id, "state": TaskStatus.DONE}
 
 
 async def failed(asked: Scoped) -> Json:
@@ -243,13 +244,13 @@ ROUTES = [
     ApiRoute("GET", "/v1/who", who),
     ApiRoute("GET", "/v1/access", access),
     ApiRoute("GET", "/v1/history", history, "channel", "limit", "before"),
-    ApiRoute("POST", "/v1/join", join, body=Channel),
-    ApiRoute("POST", "/v1/leave", leave, body=Channel),
+    ApiRoute("POST", "/v1/join", join, body=ChannelBody),
+    ApiRoute("POST", "/v1/leave", leave, body=ChannelBody),
     ApiRoute("GET", "/v1/trace", trace, "id"),
-    ApiRoute("POST", "/v1/status", status, body=Presence),
+    ApiRoute("POST", "/v1/status", status, body=PresenceBody),
     ApiRoute("POST", "/v1/control/{service}/{do}", control, "wait", body=dict),
     ApiRoute("GET", "/v1/tasks", held),
-    ApiRoute("POST", "/v1/tasks/claim", claim, "wait", body=Claim),
+    ApiRoute("POST", "/v1/tasks/claim", claim, "wait", body=ClaimBody),
     ApiRoute("POST", "/v1/tasks/{id}/done", done, "wait", body=Done),
     ApiRoute("POST", "/v1/tasks/{id}/fail", failed, "wait", body=Failed),
     ApiRoute("GET", "/v1/tasks/{id}", task, "wait"),
