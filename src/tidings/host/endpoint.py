@@ -35,13 +35,16 @@ from tidings.errors import (
     ConflictError,
     ConnectionLost,
     DeniedError,
+    HostBusy,
     HostUnreachable,
     NoSession,
     OutcomeUnknown,
+    StoreError,
     TidingsError,
     UnknownMessage,
     UnreachableError,
     UsageError,
+    WireError,
 )
 from tidings.host.http_client import HostClient, Json, ServerEvent
 from tidings.host.proof import prove
@@ -62,6 +65,8 @@ SIGN_EVERY, SILENCE = 5.0, 30.0
 QUIET_SIGN_EVERY = 120.0
 RETRY = Backoff(0.1, 2.0)
 LONGEST_SETTLING = 86_400.0
+#: seconds for what a program was done with to reach the host when it closes
+CLOSE_PATIENCE = 2.0
 #: states of a row that has not left, and those in which nothing more comes of a task
 WAITING = ("pending", "inflight")
 OVER = (*FINAL, "cancelled")
@@ -162,7 +167,10 @@ class HostEndpoint(AgentInterface):
         self._closed = False
         self._following: asyncio.Task[None] | None = None
         self._tasks = HostTasks(self)
-        self._returns: set[asyncio.TimerHandle] = set()
+        #: row -> when it is handed out again
+        self._returns: dict[int, asyncio.TimerHandle] = {}
+        #: rows that are settled, and of which the host has not heard
+        self._unmarked: set[int] = set()
         self.inbox_queue = Inbox(inbox)
         self.events = Events()
 
@@ -198,8 +206,11 @@ class HostEndpoint(AgentInterface):
                 return
             self._closed = True
             await end_tasks([self._following])
-            for each in self._returns:
+            for each in self._returns.values():
                 each.cancel()
+            with suppress(TidingsError, TimeoutError):
+                async with asyncio.timeout(CLOSE_PATIENCE):
+                    await self._mark_late()
             await self._tasks.close()
             self.inbox_queue.close(asyncio.CancelledError())
             if self._source.ends:
@@ -517,6 +528,7 @@ class HostEndpoint(AgentInterface):
         begun = None
         while True:
             try:
+                await self._mark_late()
                 begun = await self.newest_row() if begun is None else begun
                 while after < begun:
                     rows = await self.inbox(unread=True, after=after, before=begun + 1, limit=16, starts=False)
@@ -531,11 +543,11 @@ class HostEndpoint(AgentInterface):
                         elif event.row is not None:
                             await self._take(event.data)
                             after = event.row
-            except UnreachableError as error:
-                self.events.emit("error", error)
-            except (NoSession, OSError) as error:
+            except NoSession as error:
                 self.inbox_queue.close(error)
                 return
+            except TidingsError as error:  # away, busy, a full disk: each ends
+                self.events.emit("error", error)
             await asyncio.sleep(next(delays))
 
     async def _take(self, row: Json) -> None:
@@ -545,13 +557,22 @@ class HostEndpoint(AgentInterface):
                 await self.mark_read([row["row"]])
             return
         await self.inbox_queue.wait_for_room()
-        self._hand_out(int(row["row"]), read_message(row), attempt=1)
+        try:
+            incoming = read_message(row)
+        except (WireError, LookupError, TypeError, ValueError) as error:  # of a newer host; it stays unread there
+            self.events.emit("error", UsageError(f"row {row.get('row')} of the inbox cannot be read here: {error}"))
+            return
+        self._hand_out(int(row["row"]), incoming, attempt=1)
 
     def _hand_out(self, row: int, incoming: Incoming, attempt: int) -> None:
+        self._returns.pop(row, None)
         incoming.durable, incoming.attempt = True, attempt
 
         async def settle() -> None:
-            await self.mark_read([row])
+            """A host that is away hears of it when it is back: what the program is done with does not end its loop."""
+            self._unmarked.add(row)
+            with suppress(UnreachableError, OutcomeUnknown, HostBusy, StoreError):
+                await self._mark_late()
 
         async def keep() -> None:
             """It stays unread in the inbox, which is where it is kept."""
@@ -562,12 +583,18 @@ class HostEndpoint(AgentInterface):
                 return
             again = replace(returned, redelivered=True, _settled=False, _returned=False)
             pause = self._retry.pause(attempt) if delay is None else delay
-            timer = asyncio.get_running_loop().call_later(pause, self._hand_out, row, again, attempt + 1)
-            self._returns.add(timer)
+            loop = asyncio.get_running_loop()
+            self._returns[row] = loop.call_later(pause, self._hand_out, row, again, attempt + 1)
 
         incoming._settle, incoming._keep, incoming._nak = settle, keep, give_back
         self.inbox_queue.put(incoming)
         self.events.emit("message", incoming)
+
+    async def _mark_late(self) -> None:
+        """What is settled, also while the host was away. Marking twice does no harm."""
+        if late := sorted(self._unmarked):
+            await self.mark_read(late)
+            self._unmarked.difference_update(late)
 
     def _tell_state(self, health: Json) -> None:
         self.events.emit("connection", health["state"])
