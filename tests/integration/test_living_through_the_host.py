@@ -9,8 +9,8 @@ import pytest
 
 import tidings
 from daemons import daemon_in
+from tidings.endpoint import message_json
 from tidings.errors import TidingsError
-from tidings.host import endpoint as host_endpoint
 from tidings.host.endpoint import HostEndpoint
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -57,14 +57,14 @@ async def test_a_row_that_cannot_be_read_here_is_told_stays_unread_and_holds_not
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors: list[BaseException] = []
-    read = host_endpoint.read_message
+    read = message_json.read_message
 
     def reading(row: dict[str, Any]) -> Any:
         if row["text"] == "strange":
             raise KeyError("ts")
         return read(row)
 
-    monkeypatch.setattr(host_endpoint, "read_message", reading)
+    monkeypatch.setattr("tidings.host.endpoint.read_message", reading)
     async with daemon_in(pair.home.home), at_the_host(pair, "bob") as bob, at_the_host(pair, "ada") as ada:
         bob.on("error", errors.append)
         for text in ("strange", "plain"):
