@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +35,14 @@ async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
 @pytest.mark.requirement("T1")
 async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_result(space: RealSpace) -> None:
     done: list[tuple[str, str]] = []
+    claimed: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     history = History()
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
 
         async def review(worker: tidings.Endpoint) -> None:
             async for job in worker.work("reviewer"):
                 done.append((worker.name, job.text))
-                history.read("reviewer", "ada", "reviewer", job.message.id, job.seq)
+                claimed[worker.name].append((job.seq, job.message.id))
                 history.effect(job.message.id, worker.name)
                 assert (job.asker.id, job.attempt) == (ada.id, 1)
                 await job.done(f"{job.text} by {worker.name}")
@@ -55,6 +57,10 @@ async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_r
         for task in reviewing:
             task.cancel()
         await asyncio.gather(*reviewing, return_exceptions=True)
+    for held in claimed.values():
+        assert held == sorted(held), "each got them in their order; which of two is quicker to begin nobody promises"
+    for seq, mid in sorted(task for held in claimed.values() for task in held):
+        history.read("reviewer", "ada", "reviewer", mid, seq)
     history.owed("reviewer", "reviewer")
     history.check()
     assert {name for name, _ in done} == {"bob", "cat"}, "both were given some"

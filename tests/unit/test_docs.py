@@ -73,3 +73,27 @@ def test_the_guarantees_stay_readable() -> None:
 
 def test_the_readme_stays_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 60
+
+
+ARCHITECTURE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+
+
+def test_every_place_the_architecture_names_exists() -> None:
+    """`file.py` `Class.method`, or `function`: people follow these pages through the code."""
+    source = Path(__file__).parents[2] / "src" / "tidings"
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`(?: `([A-Za-z_.]+)`)?", ARCHITECTURE)
+    assert len(named) > 40
+    for file, place in named:
+        root = source.parents[1] if file.startswith("tests/") else source
+        assert (root / file).is_file(), file
+        for name in place.split(".") if place else ():
+            assert re.search(rf"^ *(?:class|(?:async )?def) {name}\b", (root / file).read_text(), re.MULTILINE), (
+                f"{file} has no {name}"
+            )
+
+
+def test_a_life_has_at_most_twelve_steps_and_the_glossary_forty_words() -> None:
+    lives = re.findall(r"^## The life of[^\n]*\n(.*?)(?=^## )", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    assert [len(re.findall(r"^\d+\. ", life, re.MULTILINE)) <= 12 for life in lives] == [True, True]
+    words = ARCHITECTURE.split("## Words")[1]
+    assert len(re.findall(r"^\| (?!word |---)", words, re.MULTILINE)) <= 40
