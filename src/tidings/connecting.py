@@ -4,11 +4,13 @@
     tidings.connect("main", name="ada", via="host")     through the host of this machine, with its outbox and its inbox
     tidings.connect("main", name="ada", via="auto")     through the host if one runs, else to the space itself
 
-Both are an `AgentInterface`. Which one `auto` took, `via` of the endpoint says.
+Both are an `AgentInterface`. Which one `auto` took when it was opened, `via` of the endpoint says; it does not change
+over. Mail that a host has kept stays in its inbox: an agent receives through its host always, or never.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tidings.host.endpoint import HostEndpoint
     from tidings.host.http_client import HostClient
 
+log = logging.getLogger(__name__)
 #: what only a connection of one's own can have
 DIRECT_ONLY = ("state", "url", "ping_interval", "backfill", "presence", "beat")
 
@@ -109,6 +112,8 @@ class Connecting:
                 pass
             else:
                 return self._opened
+        if (self._home / "host.db").exists():
+            log.warning("no host answers in %s: going without it; mail that it kept is in its inbox", self._home)
         self._opened = self._directly()
         await self._opened.open()
         return self._opened

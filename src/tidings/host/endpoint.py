@@ -171,6 +171,7 @@ class HostEndpoint(AgentInterface):
         self._returns: dict[int, asyncio.TimerHandle] = {}
         #: rows that are settled, and of which the host has not heard
         self._unmarked: set[int] = set()
+        self._connection_told: str | None = None
         self.inbox_queue = Inbox(inbox)
         self.events = Events()
 
@@ -356,9 +357,15 @@ class HostEndpoint(AgentInterface):
         return Receipt(**(found | {"seq": found["seq"] or 0, "warnings": tuple(found["warnings"])}))
 
     async def _insisting(self, mid: str, ask: Callable[[], Awaitable[Json]]) -> Json:
-        """Ask twice if the first answer was lost: the id is the same, so it is one message."""
-        with suppress(OutcomeUnknown):
+        """Ask twice if the first answer was lost: the id is the same, so it is one message. One that hangs is not
+        asked twice."""
+        try:
             return await ask()
+        except OutcomeUnknown as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise OutcomeUnknown(
+                    f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
+                ) from error
         try:
             return await ask()
         except (OutcomeUnknown, HostUnreachable) as error:
@@ -535,9 +542,9 @@ class HostEndpoint(AgentInterface):
                     for row in rows:
                         await self._take(row)
                     after = int(rows[-1]["row"]) if rows else begun
-                delays = RETRY.delays()
                 async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
+                        delays = RETRY.delays()
                         if event.kind == "state":
                             self._tell_state(event.data)
                         elif event.row is not None:
@@ -547,6 +554,7 @@ class HostEndpoint(AgentInterface):
                 self.inbox_queue.close(error)
                 return
             except TidingsError as error:  # away, busy, a full disk: each ends
+                self._tell_state({"state": "reconnecting"})
                 self.events.emit("error", error)
             await asyncio.sleep(next(delays))
 
@@ -597,7 +605,9 @@ class HostEndpoint(AgentInterface):
             self._unmarked.difference_update(late)
 
     def _tell_state(self, health: Json) -> None:
-        self.events.emit("connection", health["state"])
+        if health["state"] != self._connection_told:
+            self._connection_told = health["state"]
+            self.events.emit("connection", health["state"])
         if health.get("superseded"):
             self.events.emit("superseded", health)
 

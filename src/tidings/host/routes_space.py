@@ -16,7 +16,7 @@ import msgspec
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.message_json import job_json, message_json, result_json
 from tidings.endpoint.tasks import Job, TaskResult
-from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
+from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, StewardUnreachable, UnreachableError, UsageError
 from tidings.host import serialise
 from tidings.host.claims import SILENCE
 from tidings.host.http_api import ApiRoute, Scoped, seconds
@@ -31,6 +31,8 @@ MOST_HISTORY = 200
 CONNECT_PATIENCE = 3.0
 #: how long a steward is waited for, besides what a question asks for
 CALL_PATIENCE = 5.0
+#: an answer of several questions, shorter than clients of the host wait for one
+QUESTION_PATIENCE = 8.0
 #: how long a steward that is being told something may still answer when the host stops
 LAST_WORDS = 1.0
 T = TypeVar("T")
@@ -108,7 +110,14 @@ async def access(asked: Scoped) -> Json:
 async def history(asked: Scoped) -> Json:
     """The newest messages of a channel, newest first; `before`: below that sequence."""
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
-    found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
+    endpoint = await _endpoint(asked)
+    try:
+        async with asyncio.timeout(QUESTION_PATIENCE):
+            found = await endpoint.history(_channel(asked), limit, before=before or None)
+    except TimeoutError as error:
+        raise StewardUnreachable(
+            f"the steward of {asked.scope.space} did not answer within {QUESTION_PATIENCE:.0f} s: ask again"
+        ) from error
     said = [message_json(each) for each in found]
     return {"messages": said, "gone": found.gone, "hidden": found.hidden, "more": found.more}
 
