@@ -56,7 +56,7 @@ bench: $(STAMP) ## measurements; docs/performance.md says what they mean
 	@for b in bench/cli.py bench/broker.py bench/live.py bench/send.py bench/roster.py bench/tasks.py bench/source.py bench/latency.py bench/deliver.py bench/outbox.py bench/flood.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
 
 schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
-	@$(BIN)/python -m tidings.wire.schema
+	@PYTHONPATH=tests $(BIN)/python scripts/schema.py
 
 docs: $(STAMP) ## regenerate docs/errors.md, docs/control.md and docs/host-api.md from the code
 	@$(BIN)/python -m tidings.cli.error_page docs/errors.md

@@ -31,7 +31,7 @@ from tidings.broker.jwt import split_credentials
 from tidings.errors import TidingsError
 from tidings.space.administration import administer
 from tidings.space.agents import AgentFile, Ledger
-from tidings.space.control import Control
+from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome
 from tidings.steward.status import collect, resident_bytes
 from tidings.wire import message as wire
@@ -111,7 +111,7 @@ class Victim:
         self.connection = await connect(self.info.url, self.path, self.key.id, name=self.name)
 
     async def _ask(self) -> None:
-        await Control(self.connection, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
+        await ControlClient(self.connection, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
 
     async def _publish(self, kind: str, subject: str, destination: str) -> None:
         composed = wire.compose(Sender(self.key.id, self.name), text="as every day")

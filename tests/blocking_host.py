@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tidings import __version__
+from tidings.backoff import Backoff
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -49,7 +50,7 @@ PATIENCE = 10.0
 FIND_PATIENCE = 2.0
 #: a stream that says nothing for so long, not even that it lives, is dead
 STREAM_SILENCE = 45.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+RETRY = Backoff(0.1, 2.0)
 Json = dict[str, Any]
 
 
@@ -425,19 +426,18 @@ class Session:
 
         A host that goes away is waited for, and the stream goes on where it was; with `give_up` it raises instead.
         """
-        seen, pause = after, FIRST_PAUSE
+        seen, delays = after, RETRY.delays()
         while True:
             try:
                 for event in self._stream(seen):
-                    pause = FIRST_PAUSE
+                    delays = RETRY.delays()
                     seen = event.row if event.row is not None else seen
                     if event.kind in ("message", "notice") or (states and event.kind == "state"):
                         yield event
             except HostUnreachable:
                 if give_up:
                     raise
-            time.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            time.sleep(next(delays))
 
     def _stream(self, after: int | None) -> Iterator[Event]:
         """One connection of events; ends when the host ends it."""

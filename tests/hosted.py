@@ -15,7 +15,7 @@ from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon as horizon
 from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
-from tidings.host.outbox_transitions import Draft, Lane, Place, Terms
+from tidings.host.outbox_transitions import Draft, Lane, LogPosition, Terms
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.outcomes import Outcome
@@ -110,7 +110,7 @@ def _fill(connection: sqlite3.Connection) -> None:
         rows[state] = moves.accept(connection, draft(state, Lane("main", "ada", "dm", state)), NOW).row.row
         if state not in ("pending", "cancelled"):
             moves.lease(connection, [rows[state]], NOW, TERMS)
-    place = Place(7, "LOG", "server 1")
+    place = LogPosition(7, "LOG", "server 1")
     moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
     horizon.release(connection, "main", "server 1", 10_000, 5_000, NOW)
     moves.confirmed(connection, rows["confirmed"], 1, place, NOW, 20_000, TERMS)

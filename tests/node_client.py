@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import tidings
+from schema import FOLDER
 from tidings.cli.main import main
 from tidings.testing.real_space import RealSpace
-from tidings.wire.schema import FOLDER
 
 SOURCE = Path(__file__).parent / "node"
 FILES = ("package.json", "package-lock.json", "wire.mjs", "vectors.mjs", "client.mjs")

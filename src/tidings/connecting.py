@@ -4,11 +4,13 @@
     tidings.connect("main", name="ada", via="host")     through the host of this machine, with its outbox and its inbox
     tidings.connect("main", name="ada", via="auto")     through the host if one runs, else to the space itself
 
-Both are an `AgentInterface`. Which one `auto` took, `via` of the endpoint says.
+Both are an `AgentInterface`. Which one `auto` took when it was opened, `via` of the endpoint says; it does not change
+over. Mail that a host has kept stays in its inbox: an agent receives through its host always, or never.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from tidings.host.endpoint import HostEndpoint
     from tidings.host.http_client import HostClient
 
+log = logging.getLogger(__name__)
 #: what only a connection of one's own can have
 DIRECT_ONLY = ("state", "url", "ping_interval", "backfill", "presence", "beat")
 
 
-class Options(TypedDict, total=False):
+class ConnectOptions(TypedDict, total=False):
     """What `connect` takes besides the space and the way."""
 
     name: str | None
@@ -48,13 +51,15 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def connect(space: str | None = None, *, via: Literal["direct"] = "direct", **options: Unpack[Options]) -> Endpoint: ...
-@overload
-def connect(space: str | None = None, *, via: Literal["host"], **options: Unpack[Options]) -> HostEndpoint: ...
-@overload
-def connect(space: str | None = None, *, via: Literal["auto"], **options: Unpack[Options]) -> Connecting: ...
 def connect(
-    space: str | None = None, *, via: Literal["auto", "host", "direct"] = "direct", **options: Unpack[Options]
+    space: str | None = None, *, via: Literal["direct"] = "direct", **options: Unpack[ConnectOptions]
+) -> Endpoint: ...
+@overload
+def connect(space: str | None = None, *, via: Literal["host"], **options: Unpack[ConnectOptions]) -> HostEndpoint: ...
+@overload
+def connect(space: str | None = None, *, via: Literal["auto"], **options: Unpack[ConnectOptions]) -> Connecting: ...
+def connect(
+    space: str | None = None, *, via: Literal["auto", "host", "direct"] = "direct", **options: Unpack[ConnectOptions]
 ) -> AgentInterface | Connecting:
     """Agent `name` of `space`; use it with `async with`.
 
@@ -107,6 +112,8 @@ class Connecting:
                 pass
             else:
                 return self._opened
+        if (self._home / "host.db").exists():
+            log.warning("no host answers in %s: going without it; mail that it kept is in its inbox", self._home)
         self._opened = self._directly()
         await self._opened.open()
         return self._opened
@@ -117,7 +124,7 @@ class Connecting:
         await self._opened.close()
 
 
-def _at_the_host(space: str | None, options: Options, found: HostClient | None = None) -> HostEndpoint:
+def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient | None = None) -> HostEndpoint:
     from tidings.host.endpoint import HostEndpoint, ProvenSession
 
     name, home, bundle = options.get("name"), options.get("home"), options.get("bundle")
@@ -156,6 +163,6 @@ def host_process(home: Path) -> str | None:
     return None if found is None else found.split(" (")[0]
 
 
-def home_of(options: Options) -> Path:
+def home_of(options: ConnectOptions) -> Path:
     home = options.get("home")
     return Settings({"home": str(home) if home else None}).home

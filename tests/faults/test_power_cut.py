@@ -29,8 +29,8 @@ from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon as horizon
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.inbox import Kept
-from tidings.host.outbox_transitions import Accepted, Lane, Leased, Place, Terms
+from tidings.host.inbox import KeepResult
+from tidings.host.outbox_transitions import Accepted, Lane, Leased, LogPosition, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store import database as module
@@ -161,7 +161,7 @@ class Walk:
                 self.answered.ended[row] = ("dead",)
             case ("confirmed", int(row)):
                 self.answered.ended[row] = ("confirmed", "done")
-            case (str(message_id), Kept(row, _)):
+            case (str(message_id), KeepResult(row, _)):
                 self.answered.received[message_id] = row
             case list():
                 self.leased += [one for one in answer if isinstance(one, Leased)]
@@ -196,7 +196,7 @@ class Walk:
             return self.take()
         held, now = self.leased.pop(self.luck.randrange(len(self.leased))).row, self.now()
         if self.luck.random() < 0.6:
-            place = Place(self.used, "LOG", "server 1")
+            place = LogPosition(self.used, "LOG", "server 1")
             return lambda c: (moves.confirmed(c, held.row, held.attempts, place, now, 0, self.terms), held.row)
         outcome = self.luck.choice((REFUSED, LATER))
         return lambda c: (moves.settle(c, held.row, held.attempts, outcome, now, self.terms), held.row)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.broker.acks import NAK, Delivery
+from tidings.broker.acks import NAK, DeliveryInfo
 from tidings.broker.aio import end_tasks
 from tidings.endpoint import frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
@@ -199,9 +199,9 @@ async def test_f8_a_pull_that_is_cancelled_as_soon_as_it_was_asked_takes_no_fram
     bob_id = await away(pair)
     seqs = await say(pair, "one")
     mailbox = pipeline.subjects.delivery_stream, f"dlv_{bob_id}"
-    taken: list[Delivery] = []
+    taken: list[DeliveryInfo] = []
 
-    async def take(_message: Any, came: Delivery) -> None:
+    async def take(_message: Any, came: DeliveryInfo) -> None:
         taken.append(came)
 
     async with connect(pair, "bob", receive=False) as bob:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.acks import ACK, Delivery, parse_delivery
+from tidings.broker.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.broker.aio import end_tasks
 from tidings.endpoint import mailbox as endpoint_mailbox
 from tidings.endpoint.connecting import connect_directly
@@ -219,7 +219,7 @@ async def test_what_was_on_its_way_to_a_pull_that_is_cancelled_goes_to_the_next_
     await people(space, "ada", "bob")
     got: list[bytes] = []
 
-    async def take(message: Any, delivery: Delivery) -> None:
+    async def take(message: Any, delivery: DeliveryInfo) -> None:
         got.append(message.data)
         await bob.connection.publish(delivery.reply, ACK)
 

@@ -878,6 +878,8 @@ async def test_parameters_and_operations_that_the_host_does_not_know_are_refused
             ("POST", "/v1/control/admin/revoke", b"{}", "does not pass on admin/revoke"),
             ("POST", "/v1/control/channel/info", b'{"chanel": "general"}', "has no argument chanel; it has channel"),
             ("POST", "/v1/control/channel/info", b'{"op": 7}', "`op` is the id of an operation"),
+            ("POST", "/v1/join", b'{"chanel": "general"}', "unknown field `chanel`; it has channel"),
+            ("POST", "/v1/send", b'{"chanel": "general"}', "unknown field `chanel`; a request has channel, agent"),
         ]
         for method, path, body, words in asked:
             status, answer = await ask(raw, pair.home.home, method, path, body, token)

@@ -9,7 +9,7 @@ import pytest
 
 from foreign import connect
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.incoming import Kept
+from tidings.endpoint.incoming import DirectRef
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.mailbox import PendingAck, PendingAcks
 from tidings.errors import UsageError
@@ -20,7 +20,7 @@ from tidings.wire.ids import new_id
 CHILD = Path(__file__).with_name("keeping_child.py")
 
 
-async def kept_by(keeper: Endpoint) -> Kept:
+async def kept_by(keeper: Endpoint) -> DirectRef:
     message = await keeper.next_message(10)
     await message.keep()
     return message.kept
@@ -41,7 +41,7 @@ async def test_what_is_kept_is_settled_and_delivered_and_read_only_when_that_is_
         receipt = await ada.dm("bob", "keep this")
         assert await stage(ada, receipt, "confirmed") in ("confirmed", "delivered")
         kept = await kept_by(bob)
-        assert kept == Kept(ada.id, receipt.id, receipt.seq)
+        assert kept == DirectRef(ada.id, receipt.id, receipt.seq)
         assert await stage(ada, receipt, "delivered") == "delivered"
         await eventually(lambda: acknowledged(pair, bob.id))
         await bob._direct.receipts.flush()
@@ -58,7 +58,7 @@ async def test_a_keeper_killed_in_between_and_its_successor_tells_what_was_read(
         )
         assert child.stdout is not None
         try:
-            kept = Kept(**json.loads(await asyncio.wait_for(child.stdout.readline(), 20)))
+            kept = DirectRef(**json.loads(await asyncio.wait_for(child.stdout.readline(), 20)))
             assert await stage(ada, receipt, "delivered") == "delivered"
         finally:
             child.kill()
@@ -117,7 +117,7 @@ async def test_a_sequence_used_again_for_another_message_is_not_told_read_by_it(
     """A broker that lost its tail gives a sequence twice; who kept the first message speaks of that one only."""
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob", receive=False) as bob:
         receipt = await ada.dm("bob", "the second of that sequence")
-        lost = Kept(ada.id, new_id(), receipt.seq)
+        lost = DirectRef(ada.id, new_id(), receipt.seq)
         assert await bob.tell_read(lost) == [lost]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
 
@@ -126,7 +126,7 @@ async def test_nobody_can_tell_of_mail_that_was_not_addressed_to_it(pair: RealSp
     await pair.add("mal")
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
         receipt = await ada.dm("bob", "for bob")
-        kept = Kept(ada.id, receipt.id, receipt.seq)
+        kept = DirectRef(ada.id, receipt.id, receipt.seq)
         assert await mal.tell_read(kept) == [kept]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
         with pytest.raises(UsageError, match="both texts"):

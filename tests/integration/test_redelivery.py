@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.backoff import Backoff
 from tidings.broker.jetstream_api import ApiError
 from tidings.endpoint import redelivery
 from tidings.endpoint.connecting import connect_directly
@@ -87,7 +88,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full stream, a closed gate, a bug of the steward's: none of them costs the message."""
-    monkeypatch.setattr(redelivery, "RETRY_PAUSE", 0.02)
+    monkeypatch.setattr(redelivery, "RETRY", Backoff(0.02, 60.0))
     steward = pair.steward
     assert steward is not None
     keep = steward.letters.keep

@@ -4,9 +4,10 @@ import base64
 import json
 from typing import Any
 
+import schema
 from tidings.endpoint.publishing import MSG_ID
 from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.wire import schema, signing
+from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, compose
 

@@ -24,7 +24,7 @@ from tidings.pipeline.job import DeliverJob, JobSettings
 from tidings.space.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
-from tidings.wire.frames import Frame, Kept, decode_frame, open_block
+from tidings.wire.frames import Frame, FrameRecord, decode_frame, open_block
 from tools import model
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Mailbox:
     """What one owner was handed: every frame, every record once and in the order of its first coming."""
 
     frames: list[Frame] = field(default_factory=list)
-    records: dict[int, Kept] = field(default_factory=dict)
+    records: dict[int, FrameRecord] = field(default_factory=dict)
     repeats: int = 0
 
     def take(self, data: bytes) -> None:

@@ -19,27 +19,27 @@ from typing import Any
 
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.testing.real_space import RealSpace
-from tidings.wire.frames import Kept, Lost, encode_block, encode_frame, frame_id
+from tidings.wire.frames import FrameRecord, Lost, encode_block, encode_frame, frame_id
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
 
 BEAT_EVERY = 0.05
 
 
-def kept(subjects: Subjects, record: StoredRecord) -> Kept:
+def kept(subjects: Subjects, record: StoredRecord) -> FrameRecord:
     """A record of the log as a frame carries it."""
     fields = tuple((name, value) for name, value in record.own_fields() or () if name == SIGNATURE_HEADER)
-    return Kept(record.seq, record.time_ns, subjects.tail(record.subject), fields, record.payload)
+    return FrameRecord(record.seq, record.time_ns, subjects.tail(record.subject), fields, record.payload)
 
 
-def blocks_of(records: Iterable[Kept]) -> list[bytes]:
+def blocks_of(records: Iterable[FrameRecord]) -> list[bytes]:
     """Blocks of one channel each, in the order the channels first occur in."""
     found = sorted(records, key=lambda each: (_channel(each), each.seq))
     groups = [list(group) for _, group in groupby(found, key=_channel)]
     return [encode_block(group) for group in sorted(groups, key=lambda group: group[0].seq)]
 
 
-def _channel(record: Kept) -> str:
+def _channel(record: FrameRecord) -> str:
     return record.tail.split(".", 2)[2]
 
 
@@ -50,7 +50,7 @@ class StubPipeline:
         #: owner and series -> number and (first, last, count) of the frame before
         self.counters: dict[tuple[str, str], tuple[int, tuple[int, int, int] | None]] = {}
 
-    async def records(self, seqs: Iterable[int]) -> list[Kept]:
+    async def records(self, seqs: Iterable[int]) -> list[FrameRecord]:
         found = [await self.js.at(self.subjects.log_stream, seq) for seq in seqs]
         return [kept(self.subjects, record) for record in found if record is not None]
 
@@ -59,7 +59,7 @@ class StubPipeline:
         owner: str,
         seqs: Sequence[int] = (),
         *,
-        records: Sequence[Kept] = (),
+        records: Sequence[FrameRecord] = (),
         series: str = "first",
         number: int | None = None,
         lost: Iterable[Lost] = (),

@@ -16,7 +16,7 @@ ACK, NAK, IN_PROGRESS, TERM = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryInfo:
     """One delivery of one record."""
 
     reply: str
@@ -29,7 +29,7 @@ class Delivery:
     pending: int
 
 
-def parse_delivery(reply: str) -> Delivery | None:
+def parse_delivery(reply: str) -> DeliveryInfo | None:
     """The delivery a reply subject speaks of; None if it is none, and then the message is a word of the server."""
     tokens = reply.split(".")
     if tokens[:2] != ["$JS", "ACK"] or len(tokens) < 9 or len(tokens) == 10:
@@ -39,4 +39,4 @@ def parse_delivery(reply: str) -> Delivery | None:
     if not all(number.isascii() and number.isdigit() for number in numbers):
         return None
     count, seq, _, time_ns, pending = map(int, numbers)
-    return Delivery(reply, stream, consumer, count, seq, time_ns, pending)
+    return DeliveryInfo(reply, stream, consumer, count, seq, time_ns, pending)

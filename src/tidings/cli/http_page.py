@@ -20,7 +20,8 @@ A session comes first: `POST /v1/challenge` gives a nonce; signed with the agent
 everything marked *session*. Every answer concerns the agent of that session and nobody else.
 
 A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A parameter or field
-that is not known is refused with those that are. No answer is waited for longer than a minute (`wait`, in seconds).
+that is not known is refused with those that are; a body needs `Content-Type: application/json`. No answer is waited for
+longer than a minute (`wait`, in seconds).
 """
 
 

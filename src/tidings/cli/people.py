@@ -24,6 +24,7 @@ from tidings.cli.options import (
 )
 from tidings.cli.talk import ReplyOption, checked_priority, checked_reply, printable, spoken
 from tidings.errors import TidingsError, UnreachableError, UsageError
+from tidings.wire.states import READER_STAGES, ReceiptStage
 
 if TYPE_CHECKING:
     from tidings.endpoint.interface import AgentInterface, Receipt
@@ -133,7 +134,7 @@ def dm(
 
       tidings dm bob 'urgent' --priority now --wait read
     """
-    if wait not in (None, "delivered", "read"):
+    if wait not in (None, *READER_STAGES):
         raise UsageError(f"--wait is delivered or read, not {wait!r}")
     where = place(space, home, acting_as)
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
@@ -153,7 +154,7 @@ def dm(
 
 
 def is_reached(stage: str, wait: str | None) -> bool:
-    return wait is None or stage in (wait, "read")
+    return wait is None or stage in (wait, ReceiptStage.READ)
 
 
 def _check_stage(message_id: str, stage: str, wait: str | None, seconds: float) -> None:

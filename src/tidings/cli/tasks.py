@@ -27,6 +27,7 @@ from tidings.cli.options import (
 from tidings.cli.talk import spoken
 from tidings.errors import HostUnreachable, TidingsError, UnknownMessage, UnreachableError, UsageError
 from tidings.wire.ids import is_message_id
+from tidings.wire.states import TaskStatus
 
 if TYPE_CHECKING:
     from tidings.endpoint.interface import AgentInterface
@@ -117,7 +118,7 @@ def result(
         found = act(where, lambda agent: agent.task(task, wait), direct=direct)
     if as_json:
         output.data(_facts_of(task, found))
-    elif found.state == "done":
+    elif found.state == TaskStatus.DONE:
         output.line(found.text)
     _check_done(task, found, wait)
 
@@ -131,12 +132,12 @@ def _facts_of(task: str, found: TaskResult) -> dict[str, Any]:
 def _check_done(task: str, result: TaskResult, wait: float) -> None:
     """Only a task that is done has an answer; whoever waited for one in vain is told so by the exit code, too."""
     state = result.state
-    if state == "done":
+    if state == TaskStatus.DONE:
         return
-    if state in ("dead", "dropped"):
+    if state in (TaskStatus.DEAD, TaskStatus.DROPPED):
         why = "; ".join(map(on_a_line, result.reasons)) or "no reason was given"
         raise TidingsError(f"task {task} was not done ({result.cause or state}): {why}")
-    if state in ("gone", "unknown"):
+    if state in (TaskStatus.GONE, TaskStatus.UNKNOWN):
         raise UnknownMessage(f"nothing is known of task {task}: its result is gone, or nobody of this name asked it")
     after = f" after {wait:g} s" if wait else ""
     raise TidingsError(
@@ -148,11 +149,11 @@ def _show_asked(facts: dict[str, Any], result: TaskResult, wait: float, as_json:
     state, task = result.state, facts["id"]
     if as_json:
         output.data(facts | _facts_of(task, result))
-    elif state == "done" or not wait:
-        output.line(result.text if state == "done" else task)
-    if wait or state in ("dead", "dropped"):
+    elif state == TaskStatus.DONE or not wait:
+        output.line(result.text if state == TaskStatus.DONE else task)
+    if wait or state in (TaskStatus.DEAD, TaskStatus.DROPPED):
         _check_done(task, result, wait)
-    if state != "done":
+    if state != TaskStatus.DONE:
         output.hint(f"tidings result {task} --wait 600")
 
 

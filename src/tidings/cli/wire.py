@@ -57,7 +57,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """`reason` is empty of what is taken; `unsure` says what could not be checked."""
 
     what: str
@@ -232,7 +232,7 @@ def _block_of(fields: Any) -> bytes:
 # --- what a reader says of it ---
 
 
-def judge(given: Given, anchor: Anchor) -> Verdict:
+def judge(given: Given, anchor: Anchor) -> CheckResult:
     if given.frame:
         return _judge_frame(given.frame, anchor)
     if not given.subject and not given.block:
@@ -242,16 +242,16 @@ def judge(given: Given, anchor: Anchor) -> Verdict:
     own, said = headers.split_block(given.block, headers.REPUBLISH_HEADERS) if given.block else (b"", {})
     is_copy = {"Nats-Stream", "Nats-Subject", "Nats-Sequence"} <= said.keys()
     if given.subject.startswith(f"{subjects.root}.live.") and given.subject != subjects.live_roster and not is_copy:
-        return Verdict(
+        return CheckResult(
             "", "not_a_log_copy", "it came on a live subject without the broker's headers at the end of its block"
         )
     subject = said["Nats-Subject"] if is_copy else given.subject
     if is_copy and given.subject and given.subject not in (subject, f"{subjects.root}.live.{subjects.tail(subject)}"):
-        return Verdict("", "not_a_log_copy", f"it came on {given.subject} and the broker says it is {subject}")
+        return CheckResult("", "not_a_log_copy", f"it came on {given.subject} and the broker says it is {subject}")
     try:
         fields = headers.Headers.parse(own if is_copy else given.block).fields if given.block else ()
     except WireError as error:
-        return Verdict("", "header", str(error))
+        return CheckResult("", "header", str(error))
     if subject == subjects.live_roster:
         return _judge_delta(subjects, fields, given.payload, anchor)
     match subjects.parse(subject):
@@ -263,7 +263,7 @@ def judge(given: Given, anchor: Anchor) -> Verdict:
             return _judge_ruling(subjects, subject, fields, given.payload, anchor)
     refused = open_record(subjects, anchor.space_id, subject, fields, given.payload)
     assert isinstance(refused, Refused)
-    return Verdict("", refused.reason, refused.detail)
+    return CheckResult("", refused.reason, refused.detail)
 
 
 def _root_of(given: Given, anchor: Anchor) -> str:
@@ -281,7 +281,7 @@ def _root_of(given: Given, anchor: Anchor) -> str:
 
 def _judge_record(
     subjects: Subjects, subject: str, fields: headers.Fields, payload: bytes, parsed: Parsed, anchor: Anchor
-) -> Verdict:
+) -> CheckResult:
     found = open_record(subjects, anchor.space_id, subject, fields, payload)
     if isinstance(found, Refused) and found.reason == "signature" and not anchor.space_id:
         signatures = headers.values_of(fields, signing.SIGNATURE_HEADER)
@@ -289,9 +289,9 @@ def _judge_record(
             later = _judge_message(payload)
             return replace(later, unsure=("the signature: give --bundle or --space-id",))
     if isinstance(found, Refused):
-        return Verdict("", found.reason, found.detail + _advice(found, parsed, fields, payload, anchor))
+        return CheckResult("", found.reason, found.detail + _advice(found, parsed, fields, payload, anchor))
     what = f"{found.kind} from {found.sender} to {found.destination}, message {found.message.id}"
-    return _with_seal(Verdict(what), found, anchor)
+    return _with_seal(CheckResult(what), found, anchor)
 
 
 def _advice(refused: Refused, parsed: Parsed, fields: headers.Fields, payload: bytes, anchor: Anchor) -> str:
@@ -307,7 +307,7 @@ def _advice(refused: Refused, parsed: Parsed, fields: headers.Fields, payload: b
     return f". What is signed begins with {json.dumps(first)}, and the {len(payload)} bytes of the payload follow"
 
 
-def _with_seal(verdict: Verdict, found: Received, anchor: Anchor) -> Verdict:
+def _with_seal(verdict: CheckResult, found: Received, anchor: Anchor) -> CheckResult:
     if found.kind != "dm" or not seal.is_sealed(found.message):
         return verdict
     if anchor.key is None or anchor.key.id not in (found.sender, found.destination):
@@ -315,78 +315,80 @@ def _with_seal(verdict: Verdict, found: Received, anchor: Anchor) -> Verdict:
     try:
         seal.open_sealed(anchor.key, found.sender, found.message, target_id=found.destination)
     except WireError as error:
-        return Verdict("", "seal", f"{error}, and its reader terminates it")
+        return CheckResult("", "seal", f"{error}, and its reader terminates it")
     return replace(verdict, what=f"{verdict.what}, sealed")
 
 
-def _judge_message(payload: bytes) -> Verdict:
+def _judge_message(payload: bytes) -> CheckResult:
     try:
         message = messages.decode(payload)
     except WireError as error:
-        return Verdict("", "malformed", str(error))
-    return Verdict(f"message {message.id} from {message.sender.id}", unsure=("subject and signature",))
+        return CheckResult("", "malformed", str(error))
+    return CheckResult(f"message {message.id} from {message.sender.id}", unsure=("subject and signature",))
 
 
-def _judge_delta(subjects: Subjects, fields: headers.Fields, payload: bytes, anchor: Anchor) -> Verdict:
+def _judge_delta(subjects: Subjects, fields: headers.Fields, payload: bytes, anchor: Anchor) -> CheckResult:
     if not (anchor.space_id and anchor.steward_key):
         raise UsageError(
             "a word of the steward is checked with its key: give --bundle, or --space-id and --steward-key"
         )
     found = open_delta(subjects, anchor.space_id, anchor.steward_key, subjects.live_roster, fields, payload)
     if isinstance(found, str):
-        return Verdict("", found, "it is not the word of the steward whose key this is")
-    return Verdict(f"delta {found.n} of the roster")
+        return CheckResult("", found, "it is not the word of the steward whose key this is")
+    return CheckResult(f"delta {found.n} of the roster")
 
 
-def _judge_ruling(subjects: Subjects, subject: str, fields: headers.Fields, payload: bytes, anchor: Anchor) -> Verdict:
+def _judge_ruling(
+    subjects: Subjects, subject: str, fields: headers.Fields, payload: bytes, anchor: Anchor
+) -> CheckResult:
     tail, signatures = subjects.tail(subject), headers.values_of(fields, signing.SIGNATURE_HEADER)
     unsure: tuple[str, ...] = ()
     if not (anchor.space_id and anchor.steward_key):
         unsure = ("the signature: give --bundle, or --space-id and --steward-key",)
     elif not rulings.verify_ruling("".join(signatures), anchor.space_id, anchor.steward_key, tail, payload):
-        return Verdict("", "signature", f"the steward {anchor.steward_key} did not sign it for {tail}")
+        return CheckResult("", "signature", f"the steward {anchor.steward_key} did not sign it for {tail}")
     try:
         rulings.decode(tail.partition(".")[0], payload)
     except MalformedRecord as error:
-        return Verdict("", "malformed", str(error))
-    return Verdict(f"the ruling record {tail}", unsure=unsure)
+        return CheckResult("", "malformed", str(error))
+    return CheckResult(f"the ruling record {tail}", unsure=unsure)
 
 
-def _judge_request(subjects: Subjects, subject: str, payload: bytes, parsed: Control) -> Verdict:
+def _judge_request(subjects: Subjects, subject: str, payload: bytes, parsed: Control) -> CheckResult:
     from tidings.steward.requests import check_arguments, parse_request
 
     try:
         request = parse_request(subjects, subject, payload)
         check_arguments(request)
     except TidingsError as error:
-        return Verdict("", error.code, str(error))
+        return CheckResult("", error.code, str(error))
     unsure = ("what its values mean: the steward says that",)
-    return Verdict(f"the request {parsed.service} {request.do} of {parsed.sender}", unsure=unsure)
+    return CheckResult(f"the request {parsed.service} {request.do} of {parsed.sender}", unsure=unsure)
 
 
-def _judge_frame(data: bytes, anchor: Anchor) -> Verdict:
+def _judge_frame(data: bytes, anchor: Anchor) -> CheckResult:
     try:
         frame = decode_frame(data)
     except WireError as error:
-        return Verdict("", "frame", str(error))
+        return CheckResult("", "frame", str(error))
     if anchor.key is not None and frame.owner != anchor.key.id:
-        return Verdict("", "frame", f"it is for {frame.owner}, not for {anchor.key.id}")
+        return CheckResult("", "frame", f"it is for {frame.owner}, not for {anchor.key.id}")
     what = f"frame {frame.number} of series {frame.series} for {frame.owner}, {len(frame.blocks)} blocks"
     if not (anchor.space and anchor.space_id):
-        return replace(_opened_blocks(Verdict(what), frame, None), unsure=("the records in it: give --bundle",))
-    return _opened_blocks(Verdict(what), frame, anchor)
+        return replace(_opened_blocks(CheckResult(what), frame, None), unsure=("the records in it: give --bundle",))
+    return _opened_blocks(CheckResult(what), frame, anchor)
 
 
-def _opened_blocks(verdict: Verdict, frame: Any, anchor: Anchor | None) -> Verdict:
+def _opened_blocks(verdict: CheckResult, frame: Any, anchor: Anchor | None) -> CheckResult:
     for number, block in enumerate(frame.blocks, 1):
         try:
             records = open_block(block)
         except WireError as error:
-            return Verdict("", "block", f"block {number}: {error}")
+            return CheckResult("", "block", f"block {number}: {error}")
         for kept in records if anchor is not None else ():
             assert anchor is not None
             subject = f"td.{anchor.space}.{kept.tail}"
             found = open_record(Subjects(anchor.space), anchor.space_id, subject, kept.headers, kept.payload)
             if isinstance(found, Refused):
-                return Verdict("", found.reason, f"record {kept.seq} of block {number}: {found.detail}")
+                return CheckResult("", found.reason, f"record {kept.seq} of block {number}: {found.detail}")
     return verdict

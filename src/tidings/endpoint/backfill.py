@@ -22,7 +22,8 @@ from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, UnreachableError
 from tidings.space.control import collect
-from tidings.wire.patterns import covers, is_concrete
+from tidings.wire.names import is_channel
+from tidings.wire.patterns import covers
 
 PAGE = 100
 #: pages in a row that show nothing, because a channel does not replay; then it is not looked any further
@@ -244,7 +245,7 @@ class Backfill:
         """
         call = self.log.connection.call
         held = (await call("member", "list"))["memberships"]
-        names = {each["pattern"] for each in held if is_concrete(each["pattern"])}
+        names = {each["pattern"] for each in held if is_channel(each["pattern"])}
         if len(names) < len(held):
             names |= set(self.read_state.channels)
             names |= {each["channel"] for each in await collect(call, "channel", "list", "channels")}

@@ -39,8 +39,8 @@ from tidings.errors import (
 )
 from tidings.wire.ids import new_id
 from tidings.wire.marks import Stamp
-from tidings.wire.names import check_pattern
-from tidings.wire.patterns import covers_pattern, is_concrete
+from tidings.wire.names import check_pattern, is_channel
+from tidings.wire.patterns import covers_pattern
 
 RETRY_PAUSE = 1.0
 #: a connection is rebuilt for wider access, too: who joins meanwhile waits for it
@@ -184,7 +184,7 @@ class Channels:
         if not membership.opened_here and not self.read_state.remembers:
             membership.forgotten = int(answer.get("head", 0))
         count, reason = 0, ""
-        if membership.opened_here and is_concrete(membership.pattern) and not backfill:
+        if membership.opened_here and is_channel(membership.pattern) and not backfill:
             self.read_state.channel(membership.pattern).close_hole(membership.joined)
         try:
             if answer["state"] == "opened" and backfill:

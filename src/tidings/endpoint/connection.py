@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, connect
 from tidings.broker.jwt import split_credentials
@@ -27,8 +27,8 @@ from tidings.space.control import read_answer, request_body
 
 State = Literal["starting", "ready", "reconnecting", "stopped"]
 #: a broker that answers again is found within five seconds, the attempt itself included
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-REVOKED_PAUSE = 10.0
+RECONNECT = Backoff(0.1, 2.0, jitter=0.5)
+REVOKED = Backoff(8.0, 8.0)
 log = logging.getLogger(__name__)
 
 OnSession = Callable[[Connection], Awaitable[None]]
@@ -161,16 +161,17 @@ class AgentConnection:
                 await connection.close()
 
     async def _rebuild(self) -> None:
-        pause, refused = FIRST_PAUSE, 0
+        delays, revoked, refused = RECONNECT.delays(), REVOKED.delays(), 0
         while not self._stopping:
             self._hurry.clear()
+            delay = next(delays)
             try:
                 await self._open()
             except AuthRevoked as error:
                 refused += 1
                 if refused == 3:
                     self._on_state("reconnecting", error)
-                pause = REVOKED_PAUSE if refused >= 3 else pause
+                delay = next(revoked) if refused >= 3 else delay
             except (TidingsError, NatsError, OSError, TimeoutError) as error:
                 log.debug("%s cannot reconnect yet: %s", self.identity.name, error)
             else:
@@ -178,9 +179,8 @@ class AgentConnection:
                 return
             await self._drop()
             with suppress(TimeoutError):
-                async with asyncio.timeout(random.uniform(pause / 2, pause)):
+                async with asyncio.timeout(delay):
                     await self._hurry.wait()
-            pause = min(LONGEST_PAUSE, pause * 2)
 
     # --- use ---
 

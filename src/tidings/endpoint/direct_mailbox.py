@@ -13,7 +13,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.acks import Delivery
+from tidings.broker.acks import DeliveryInfo
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
@@ -24,6 +24,7 @@ from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Message
 from tidings.wire.seal import is_sealed, open_sealed
+from tidings.wire.states import ReceiptStage
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -78,7 +79,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
             await asyncio.sleep(0)
         return room, EXPIRES
 
-    async def _open(self, message: Any, delivery: Delivery) -> None:
+    async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         try:
             received, inside = self._opened(message.subject, message.block, message.data)
         except WireError as error:
@@ -111,7 +112,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
 
     def _incoming(self, held: PendingAck, received: Received, inside: Message) -> Incoming:
         async def settle() -> None:
-            self.receipts.note(held.delivery.seq, "read")
+            self.receipts.note(held.delivery.seq, ReceiptStage.READ)
             await self._settle(held)
 
         async def keep() -> None:
@@ -144,7 +145,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         held, incoming = arrived
         await self.endpoint.hand_over(incoming)
         if self.endpoint.tells_delivered:
-            self.receipts.note(held.delivery.seq, "delivered")
+            self.receipts.note(held.delivery.seq, ReceiptStage.DELIVERED)
 
     # --- settling ---
 

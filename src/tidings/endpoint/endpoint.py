@@ -27,7 +27,7 @@ from tidings.endpoint.direct_mailbox import DirectMailbox
 from tidings.endpoint.directory import NameDirectory, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
-from tidings.endpoint.incoming import Events, Inbox, Incoming, Kept, Past, wakes
+from tidings.endpoint.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.presence import Presence
@@ -53,6 +53,7 @@ from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
 from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
+from tidings.wire.states import ReceiptStage
 
 SAVE_EVERY = 0.5
 #: channels that are joined at a time when an endpoint opens
@@ -440,7 +441,7 @@ class Endpoint(AgentInterface):
         return Receipt(composed.id, stored.seq, to=target)
 
     async def receipt(
-        self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
+        self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
     ) -> Receipt:
         """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
         mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
@@ -451,16 +452,16 @@ class Endpoint(AgentInterface):
         answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
         return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
 
-    async def tell_read(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
+    async def tell_read(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.
 
         Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
         """
-        return await tell(self.connection, kept, "read", timeout)
+        return await tell(self.connection, kept, ReceiptStage.READ, timeout)
 
-    async def tell_delivered(self, *kept: Kept, timeout: float = 5.0) -> list[Kept]:
+    async def tell_delivered(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """The same for `delivered`, which `keep` tells too, but only while its process lives."""
-        return await tell(self.connection, kept, "delivered", timeout)
+        return await tell(self.connection, kept, ReceiptStage.DELIVERED, timeout)
 
     async def trace(self, sent: Receipt | str) -> dict[str, Any]:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""

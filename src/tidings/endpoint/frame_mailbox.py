@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.acks import ACK_WAIT, Delivery
+from tidings.broker.acks import ACK_WAIT, DeliveryInfo
 from tidings.broker.client import Connection
 from tidings.broker.private_files import write_private
 from tidings.endpoint.channels import Channels
@@ -197,7 +197,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         wanted = max((each.left_to_frames for each in self.channels.memberships.values()), default=0)
         return self.caught_up < wanted and self.endpoint.roster.backstop.running
 
-    async def _open(self, message: Any, delivery: Delivery) -> None:
+    async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         held = self.pending[delivery.seq] = PendingAck(delivery)
         data, floor = message.data, 0 if delivery.pending else self._floor
         if delivery.count > 1:

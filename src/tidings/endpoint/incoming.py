@@ -33,7 +33,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DirectRef:
     """A direct message that was kept: its sender and id, and its sequence among the direct messages."""
 
     sender: str
@@ -147,9 +147,9 @@ class Incoming:
             await settling
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> DirectRef:
         """What its receipts need to know of a direct message, whoever tells them."""
-        return Kept(self.sender.id, self.id, self.seq)
+        return DirectRef(self.sender.id, self.id, self.seq)
 
 
 def wakes(attention: Attention, kind: str, channel: str | None, priority: Priority, mentions_me: bool) -> bool:

@@ -22,6 +22,7 @@ from tidings.space.control import collect
 from tidings.wire.message import Mention, Part, Priority
 from tidings.wire.names import check_channel, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
+from tidings.wire.states import ReceiptStage
 
 if TYPE_CHECKING:
     from tidings.endpoint.incoming import Events, Incoming, Past
@@ -39,7 +40,7 @@ class Receipt:
     id: str
     #: 0 until the space has it
     seq: int
-    stage: str = "confirmed"
+    stage: str = ReceiptStage.CONFIRMED.value
     warnings: tuple[str, ...] = ()
     #: id of the agent a direct message went to
     to: str | None = None
@@ -178,7 +179,7 @@ class AgentInterface(ABC):
 
     @abstractmethod
     async def receipt(
-        self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
+        self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
     ) -> Receipt:
         """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, Delivery, parse_delivery
+from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, DeliveryInfo, parse_delivery
 from tidings.broker.aio import end_tasks, undisturbed
 from tidings.broker.client import Connection, status_of
 from tidings.endpoint.connection import AgentConnection
@@ -44,7 +44,7 @@ GIVING_BACK = 1.0
 NO_PULL = b"{"
 #: full: as many came as were asked for, or as many bytes; over: it expired; refused: the consumer is busy or gone
 Ended = Literal["full", "over", "refused"]
-Take = Callable[[Any, Delivery], Awaitable[None]]
+Take = Callable[[Any, DeliveryInfo], Awaitable[None]]
 #: before a mailbox that is busy or gone is asked again
 REFUSED_PAUSE = 0.5
 #: how long the broker's word is waited for before the acknowledgement goes on in the background
@@ -116,7 +116,7 @@ async def _receive(subscription: Any, batch: int, patience: float, take: Take) -
 class PendingAck:
     """One delivery the broker waits to hear about."""
 
-    delivery: Delivery
+    delivery: DeliveryInfo
     #: (sender, id) of what was delivered, if it is one message
     identity: tuple[str, str] = ("", "")
     settled: bool = False
@@ -138,7 +138,7 @@ class PendingAcks(dict[int, PendingAck]):
         self._start = start
         self._given_back = False
 
-    def delivered_again(self, held: PendingAck, delivery: Delivery) -> None:
+    def delivered_again(self, held: PendingAck, delivery: DeliveryInfo) -> None:
         """It was delivered again while we have it: it is answered by its newest name."""
         held.delivery = delivery
         if held.settled:
@@ -186,7 +186,7 @@ class PendingAcks(dict[int, PendingAck]):
         self._given_back = True
         await self._say_of_unsettled(NAK)
 
-    async def terminate(self, delivery: Delivery) -> None:
+    async def terminate(self, delivery: DeliveryInfo) -> None:
         """Nobody can do anything with it: it is not delivered again."""
         await self._say(PendingAck(delivery), TERM)
 
@@ -238,7 +238,7 @@ class AgentMailbox(Generic[T]):
     async def _pull_all(self, connection: Connection) -> None:
         taken = 0
 
-        async def take(message: Any, delivery: Delivery) -> None:
+        async def take(message: Any, delivery: DeliveryInfo) -> None:
             nonlocal taken
             taken += 1
             held = self.pending.get(delivery.seq)
@@ -279,7 +279,7 @@ class AgentMailbox(Generic[T]):
         """Wait until the inbox has room; for how many to ask, and for how long."""
 
     @abstractmethod
-    async def _open(self, message: Any, delivery: Delivery) -> None:
+    async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         """Open what came and put it among what arrived; what does not open is kept aside and ended."""
 
     @abstractmethod

@@ -25,7 +25,8 @@ import msgspec
 
 from tidings.endpoint.state_file import Journal, KeptAs, SavedState
 from tidings.wire.marks import Stamp
-from tidings.wire.patterns import covers, is_concrete
+from tidings.wire.names import is_channel
+from tidings.wire.patterns import covers
 
 RUNS_KEPT = 16_384
 MARKS_KEPT = 32
@@ -363,7 +364,7 @@ class ReadState:
     def covered_by(self, pattern: str) -> list[str]:
         """The channels seen under a pattern; one that is named is among them, seen or not."""
         known = [name for name in self.channels if covers(pattern, name)]
-        if is_concrete(pattern) and pattern not in known:
+        if is_channel(pattern) and pattern not in known:
             known.append(pattern)
         return known
 

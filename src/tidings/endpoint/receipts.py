@@ -12,23 +12,23 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.incoming import Kept
+from tidings.endpoint.incoming import DirectRef
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
+from tidings.wire.states import ReceiptStage
 
-Stage = Literal["delivered", "read"]
 EVERY = 0.25
 KEPT = 4_096
 AT_ONCE = 256
 RETRY_PAUSE = 1.0
 LONGEST_POLL = 20.0
-FIRST_PAUSE = 0.05
 #: messages watched at once; the oldest is forgotten first
 WATCHED = 1_024
-LAST_STAGES = ("read", "expired", "undeliverable", "void")
+LAST_STAGES = (ReceiptStage.READ, ReceiptStage.EXPIRED, ReceiptStage.UNDELIVERABLE, ReceiptStage.VOID)
 
 
 class ReceiptSender:
@@ -37,10 +37,10 @@ class ReceiptSender:
     def __init__(self, connection: AgentConnection) -> None:
         self.connection = connection
         self.dropped = 0
-        self._waiting: OrderedDict[tuple[int, Stage], None] = OrderedDict()
+        self._waiting: OrderedDict[tuple[int, ReceiptStage], None] = OrderedDict()
         self._some = asyncio.Event()
 
-    def note(self, seq: int, stage: Stage) -> None:
+    def note(self, seq: int, stage: ReceiptStage) -> None:
         self._waiting[seq, stage] = None
         if len(self._waiting) > KEPT:
             self._waiting.popitem(last=False)
@@ -73,9 +73,11 @@ class ReceiptSender:
         return True
 
 
-async def tell(connection: AgentConnection, kept: Sequence[Kept], stage: Stage, timeout: float = 5.0) -> list[Kept]:
+async def tell(
+    connection: AgentConnection, kept: Sequence[DirectRef], stage: ReceiptStage, timeout: float = 5.0
+) -> list[DirectRef]:
     """Have the steward record a stage of these; the answer is those it knows nothing of, now or later."""
-    unknown: list[Kept] = []
+    unknown: list[DirectRef] = []
     for start in range(0, len(kept), AT_ONCE):
         part = kept[start : start + AT_ONCE]
         told = [{"seq": each.seq, "stage": stage, "sender": each.sender, "id": each.id} for each in part]
@@ -90,7 +92,7 @@ async def wait_for_stage(
 ) -> dict[str, Any]:
     """Ask until the message has come that far or the time is over; the answer says how far it is."""
     clock = asyncio.get_running_loop().time
-    deadline, pause = clock() + timeout, FIRST_PAUSE
+    deadline, delays = clock() + timeout, Backoff(0.05, RETRY_PAUSE).delays()
     while True:
         left = max(0.0, deadline - clock())
         poll = min(LONGEST_POLL, left)
@@ -99,8 +101,7 @@ async def wait_for_stage(
         )
         if answer["reached"] or clock() >= deadline:
             return answer
-        await asyncio.sleep(min(pause, left))  # a steward with too many waiting answers at once
-        pause = min(RETRY_PAUSE, pause * 2)
+        await asyncio.sleep(min(next(delays), left))  # a steward with too many waiting answers at once
 
 
 class ReceiptWatch:
@@ -148,7 +149,8 @@ class ReceiptWatch:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE
+        polling = Backoff(0.05, LONGEST_POLL)
+        delays = polling.delays()
         while self._open or self._wants_voids:
             try:
                 await self.connection.ready(LONGEST_POLL)
@@ -166,14 +168,13 @@ class ReceiptWatch:
                 for each in answer["news"]:
                     self._heard(each)
             if waited:
-                pause = FIRST_PAUSE
+                delays = polling.delays()
             else:
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_POLL, pause * 2)
+                await asyncio.sleep(next(delays))
 
     def _heard(self, news: dict[str, Any]) -> None:
         mid, stage = str(news["id"]), str(news["stage"])
-        if stage == "void":
+        if stage == ReceiptStage.VOID:
             self._heard_void(mid, news)
         to, seq, told = self._open.get(mid, ("", 0, set()))
         if to != news["to"] or stage in told:

@@ -18,7 +18,7 @@ import msgspec
 from tidings.endpoint.read_state import ChannelState, ReadState
 from tidings.nats.core import Msg
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.frames import Kept
+from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Fields, fields_of, read_copy
 from tidings.wire.marks import record_mark
 from tidings.wire.message import Message
@@ -78,7 +78,7 @@ class RecordOpener:
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
         return self._open(line["seq"], parse_time(line["time"]), line["subject"], fields_of(own), payload)
 
-    def kept(self, kept: Kept) -> LiveRecord | None:
+    def kept(self, kept: FrameRecord) -> LiveRecord | None:
         """A record in a frame."""
         return self._open(kept.seq, kept.time_ns, f"{self.subjects.root}.{kept.tail}", kept.headers, kept.payload)
 

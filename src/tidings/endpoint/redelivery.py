@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
@@ -25,8 +26,8 @@ from tidings.wire.times import parse_time
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
 
-#: before the steward is asked again; for a letter that it cannot keep now, the pause doubles up to the longest
-RETRY_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+#: before the steward is asked again
+RETRY = Backoff(1.0, 60.0)
 LONGEST_ERROR = 500
 
 
@@ -44,7 +45,7 @@ class Retry:
 
     def pause(self, attempt: int) -> float:
         """Seconds before the try that follows this one, which is counted from 1."""
-        return float(min(self.longest, self.first * 2 ** min(attempt - 1, 62)))
+        return Backoff(self.first, self.longest, jitter=0).delay(attempt, 0.5)
 
     def is_over(self, attempt: int) -> bool:
         return attempt >= self.attempts
@@ -91,7 +92,7 @@ class Redelivery:
             f"{ref} from {incoming.sender.name} was given back {incoming.attempt} times and is a dead letter now "
             f"(`tidings dead show {ref}`): {error or 'no error was said'}"
         )
-        pause, is_told = RETRY_PAUSE, False
+        delays, is_told = RETRY.delays(), False
         while True:
             try:
                 await self.endpoint.connection.call(
@@ -108,8 +109,7 @@ class Redelivery:
                 if not is_told and not isinstance(failure, UnreachableError):
                     is_told = True
                     self.endpoint.events.emit("error", failure)
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
             break
         await incoming._bury()
@@ -142,7 +142,7 @@ class Redelivery:
                 answer = await self.endpoint.connection.call("dead", "wanted")
             except TidingsError:
                 asked = 0
-                await asyncio.sleep(RETRY_PAUSE)
+                await asyncio.sleep(RETRY.first)
                 continue
             self._more = bool(answer["more"])
             for line in answer["letters"]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.directory import claim_of
 from tidings.endpoint.interface import Receipt
@@ -45,6 +47,7 @@ from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
+from tidings.wire.states import TaskStatus
 from tidings.wire.times import seconds_of
 
 if TYPE_CHECKING:
@@ -52,10 +55,10 @@ if TYPE_CHECKING:
 
 LONG_POLL = 20.0
 PATIENCE = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+RETRY = Backoff(0.1, 2.0)
 #: a result travels in a control request; what is larger is an artifact
 MAX_RESULT = 90_000
-FINAL = ("done", "dead", "dropped", "gone", "unknown")
+FINAL = (TaskStatus.DONE, TaskStatus.DEAD, TaskStatus.DROPPED, TaskStatus.GONE, TaskStatus.UNKNOWN)
 
 
 def _when(seen: str | None) -> str:
@@ -120,7 +123,7 @@ class TaskTicket:
         Raises TaskDead, which names the cause, as soon as the task is a dead letter.
         """
         found = await self.status(timeout)
-        if found.state in ("dead", "dropped"):
+        if found.state in (TaskStatus.DEAD, TaskStatus.DROPPED):
             raise TaskDead(self._epitaph(found), found)
         return found
 
@@ -129,7 +132,7 @@ class TaskTicket:
         return await self._tasks.result(self.id, self.seq, timeout)
 
     def _epitaph(self, found: TaskResult) -> str:
-        if found.state == "dropped":
+        if found.state == TaskStatus.DROPPED:
             return f"task {self.id} for {self.role} was dropped from the dead letters: ask again if it still matters"
         why = found.reasons[-1] if found.reasons else "no reason was given"
         return (
@@ -217,7 +220,7 @@ class Tasks:
 
     async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
         until = None if timeout is None else time.monotonic() + timeout
-        pause, seen = FIRST_PAUSE, ""
+        delays, seen = RETRY.delays(), ""
         while True:
             asked = time.monotonic()
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
@@ -228,8 +231,7 @@ class Tasks:
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or (until is not None and time.monotonic() >= until):
                     raise
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
             found = self._opened(message_id, answer)
             now = time.monotonic()
@@ -237,8 +239,7 @@ class Tasks:
                 return found
             if now - asked < left / 2 and found.state == seen:
                 # answered early with nothing new: too many wait already, so this one comes back later
-                await asyncio.sleep(pause if until is None else min(pause, until - now))
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(min(next(delays), math.inf if until is None else until - now))
             seen = found.state
 
     def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
@@ -248,7 +249,7 @@ class Tasks:
         was signed.
         """
         message = None
-        if answer["state"] == "done":
+        if answer["state"] == TaskStatus.DONE:
             payload, worker = base64.b64decode(answer["result"]), str(answer["worker"])
             destination = f"{answer.get('asker') or self.identity.id}.{message_id}"
             if not signing.verifies(answer["sig"], self.identity.space_id, "result", worker, destination, payload):
@@ -293,7 +294,7 @@ class Tasks:
                 await self.give_up(job, "left unfinished", retry=True)
 
     async def _claim(self, role: str) -> Job | None:
-        pause = FIRST_PAUSE
+        delays = RETRY.delays()
         while True:
             try:
                 await self._or_closed(self.connection.ready(LONG_POLL))
@@ -301,8 +302,7 @@ class Tasks:
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set():
                     return None
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
             if answer is None:
                 return None
@@ -402,7 +402,7 @@ class Tasks:
         """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
         if job.settled:
             raise UsageError(f"task {job.seq} is settled already")
-        op, pause = new_id(), FIRST_PAUSE
+        op, delays = new_id(), RETRY.delays()
         while True:
             try:
                 answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments)
@@ -410,8 +410,7 @@ class Tasks:
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)
                     raise
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
                 self._end(job)

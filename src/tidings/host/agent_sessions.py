@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.broker.private_files import read_private, write_private
 from tidings.endpoint.endpoint import Endpoint
@@ -31,9 +32,9 @@ from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError,
 
 SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
 OPEN: tuple[SessionState, ...] = ("open", "superseded")
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0
+RETRY = Backoff(0.2, 2.0, jitter=0.5)
 #: between two tries of an agent that was revoked: only an operator changes that
-REVOKED_PAUSE = 60.0
+REVOKED = Backoff(50.0, 50.0)
 #: an endpoint that does not close in this time is abandoned
 CLOSE_WITHIN = 5.0
 #: whoever is not open for so long and was not told by its space why is stuck
@@ -215,20 +216,18 @@ class AgentSession:
         self.state = "stopped"
 
     async def _run(self) -> None:
-        pause, refusals = FIRST_PAUSE, 0
+        delays, revoked = RETRY.delays(), REVOKED.delays()
         while True:
             self._hurry.clear()
             try:
                 await self._open()
             except Exception as error:  # noqa: BLE001  boundary: hooks are others' code, and a session never gives up
-                refusals = refusals + 1 if isinstance(error, AuthRevoked) else 0
                 self._failed(error)
                 await self._close()
                 await self._tell_state()
-                await self._pause(REVOKED_PAUSE if refusals else pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await self._pause(next(revoked if isinstance(error, AuthRevoked) else delays))
                 continue
-            pause, refusals = FIRST_PAUSE, 0
+            delays = RETRY.delays()
             await self._follow()
             self.state = "waiting"  # before it closes: nobody is to use it meanwhile
             await self._close()
@@ -323,7 +322,7 @@ class AgentSession:
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(random.uniform(seconds / 2, seconds)):
+            async with asyncio.timeout(seconds):
                 await self._hurry.wait()
 
     async def _close(self) -> None:

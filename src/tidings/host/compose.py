@@ -114,7 +114,8 @@ def request_of(fields: Any) -> SendRequest:
         return msgspec.convert(fields, SendRequest, strict=True)
     except msgspec.ValidationError as error:
         said = "".join(c if c.isprintable() else "?" for c in str(error)[:300])
-        raise UsageError(f"this cannot be sent: {said}") from error
+        has = f"; a request has {', '.join(SendRequest.__struct_fields__)}" if "unknown field" in said else ""
+        raise UsageError(f"this cannot be sent: {said}{has}") from error
 
 
 def compose_request(

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.failpoints import reach
 from tidings.host.duplicate_check import DuplicateCheck, first_tried
-from tidings.host.outbox import Lane, Leased, OutboxRow, OutboxStore, Place
+from tidings.host.outbox import Lane, Leased, LogPosition, OutboxRow, OutboxStore
 from tidings.host.outbox_transitions import TOO_OLD
 from tidings.store.outcomes import Outcome, outcome_of
 
@@ -36,7 +37,7 @@ KEEP_HOUSE_EVERY = 30.0
 #: what is done keeps its bytes for a day
 PAYLOADS_KEPT_MS = 24 * 3_600_000
 VERIFIED_AT_ONCE = 32
-STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
+STORE_RETRY = Backoff(0.5, 15.0)
 log = logging.getLogger(__name__)
 
 
@@ -171,16 +172,15 @@ class SpaceDrain:
     # --- taking and carrying ---
 
     async def _run(self) -> None:
-        pause = STORE_PAUSE
+        delays = STORE_RETRY.delays()
         while True:
             self._wake.clear()
             try:
                 await self._take_what_is_due()
-                pause = STORE_PAUSE
+                delays = STORE_RETRY.delays()
             except Exception as error:  # noqa: BLE001  boundary, see `_note`
                 _note("the outbox cannot be used now", error)
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_STORE_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
 
     async def _take_what_is_due(self) -> None:
         if self.store.why_paused(self.space) is not None:  # `resume` wakes
@@ -257,16 +257,16 @@ class SpaceDrain:
             self._on_moved(row, state)
         self.wake()
 
-    async def _hand_over(self, leased: Leased) -> Place:
+    async def _hand_over(self, leased: Leased) -> LogPosition:
         row = leased.row
         publisher = self._outlets.of(row.space, row.sender)
         prepared = _prepared(leased)
         incarnation = publisher.incarnation
         stream = STREAMS[prepared.kind]
         if (seq := await self._found_before(publisher, row, prepared)) is not None:
-            return Place(seq, stream, incarnation)
+            return LogPosition(seq, stream, incarnation)
         stored = await publisher.publish(prepared, incarnation, self._publish_within)
-        return Place(stored.seq, stream, stored.incarnation)
+        return LogPosition(stored.seq, stream, stored.incarnation)
 
     async def _found_before(self, publisher: RowPublisher, row: OutboxRow, prepared: Prepared) -> int | None:
         """Did it arrive before, by an attempt without an answer or another way?"""
@@ -289,7 +289,7 @@ class SpaceDrain:
         )
 
     async def _verify(self, sender: str, incarnation: str) -> None:
-        after, pause = 0, STORE_PAUSE
+        after, delays = 0, STORE_RETRY.delays()
         while True:
             try:
                 rows = await self.store.to_verify(self.space, incarnation, after, sender)
@@ -300,10 +300,9 @@ class SpaceDrain:
                 _note("the outbox cannot be verified now", error)
                 done = False
             if done:
-                after, pause = rows[-1].row, STORE_PAUSE
+                after, delays = rows[-1].row, STORE_RETRY.delays()
             else:
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_STORE_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
         self._unreleased.set()
         self.wake()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
@@ -34,13 +35,16 @@ from tidings.errors import (
     ConflictError,
     ConnectionLost,
     DeniedError,
+    HostBusy,
     HostUnreachable,
     NoSession,
     OutcomeUnknown,
+    StoreError,
     TidingsError,
     UnknownMessage,
     UnreachableError,
     UsageError,
+    WireError,
 )
 from tidings.host.http_client import HostClient, Json, ServerEvent
 from tidings.host.proof import prove
@@ -49,6 +53,7 @@ from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Part, Priority, Sender, check_list, check_said, write_parts
 from tidings.wire.names import check_role, unmarked
 from tidings.wire.roster import Agent, Status
+from tidings.wire.states import ReceiptStage
 
 #: messages of a page of the inbox, and of a channel's past
 PAGE, HISTORY_PAGE = 500, 200
@@ -58,8 +63,10 @@ LONG_POLL = 20.0
 SIGN_EVERY, SILENCE = 5.0, 30.0
 #: the same for what was claimed without saying so: the host gives it back after a quarter of an hour
 QUIET_SIGN_EVERY = 120.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+RETRY = Backoff(0.1, 2.0)
 LONGEST_SETTLING = 86_400.0
+#: seconds for what a program was done with to reach the host when it closes
+CLOSE_PATIENCE = 2.0
 #: states of a row that has not left, and those in which nothing more comes of a task
 WAITING = ("pending", "inflight")
 OVER = (*FINAL, "cancelled")
@@ -160,7 +167,11 @@ class HostEndpoint(AgentInterface):
         self._closed = False
         self._following: asyncio.Task[None] | None = None
         self._tasks = HostTasks(self)
-        self._returns: set[asyncio.TimerHandle] = set()
+        #: row -> when it is handed out again
+        self._returns: dict[int, asyncio.TimerHandle] = {}
+        #: rows that are settled, and of which the host has not heard
+        self._unmarked: set[int] = set()
+        self._connection_told: str | None = None
         self.inbox_queue = Inbox(inbox)
         self.events = Events()
 
@@ -196,8 +207,11 @@ class HostEndpoint(AgentInterface):
                 return
             self._closed = True
             await end_tasks([self._following])
-            for each in self._returns:
+            for each in self._returns.values():
                 each.cancel()
+            with suppress(TidingsError, TimeoutError):
+                async with asyncio.timeout(CLOSE_PATIENCE):
+                    await self._mark_late()
             await self._tasks.close()
             self.inbox_queue.close(asyncio.CancelledError())
             if self._source.ends:
@@ -343,9 +357,15 @@ class HostEndpoint(AgentInterface):
         return Receipt(**(found | {"seq": found["seq"] or 0, "warnings": tuple(found["warnings"])}))
 
     async def _insisting(self, mid: str, ask: Callable[[], Awaitable[Json]]) -> Json:
-        """Ask twice if the first answer was lost: the id is the same, so it is one message."""
-        with suppress(OutcomeUnknown):
+        """Ask twice if the first answer was lost: the id is the same, so it is one message. One that hangs is not
+        asked twice."""
+        try:
             return await ask()
+        except OutcomeUnknown as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise OutcomeUnknown(
+                    f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
+                ) from error
         try:
             return await ask()
         except (OutcomeUnknown, HostUnreachable) as error:
@@ -356,7 +376,7 @@ class HostEndpoint(AgentInterface):
     async def receipt(
         self,
         sent: Receipt | str,
-        stage: str = "delivered",
+        stage: str = ReceiptStage.DELIVERED,
         *,
         timeout: float = 30.0,
         to: str | None = None,  # noqa: ARG002  the outbox knows it
@@ -367,7 +387,7 @@ class HostEndpoint(AgentInterface):
             left = max(0.0, min(LONG_POLL, until - time.monotonic()))
             found = await self.ask_host("GET", f"/v1/receipts/{_part(mid)}", wait=left, stage=stage)
             reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
-            if found["stage"] in (stage, "read", "void") or time.monotonic() >= until:
+            if found["stage"] in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
                 return reached
             if found["stage"] == "stored":  # it has not left, so there is nobody to ask yet
                 await asyncio.sleep(min(left, 0.2))
@@ -477,18 +497,17 @@ class HostEndpoint(AgentInterface):
 
     async def rows(self, after: int) -> AsyncIterator[ServerEvent]:
         """Every row behind `after`, each once and in order, for ever: a host that goes away is waited for."""
-        pause = FIRST_PAUSE
+        delays = RETRY.delays()
         while True:
             try:
                 async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
-                        pause, after = FIRST_PAUSE, after if event.row is None else event.row
+                        delays, after = RETRY.delays(), after if event.row is None else event.row
                         if event.kind in ("message", "notice"):
                             yield event
             except HostUnreachable:
                 pass
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     # --- receiving as a program does ---
 
@@ -512,31 +531,32 @@ class HostEndpoint(AgentInterface):
 
     async def _keep_following(self) -> None:
         """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
-        after, pause = 0, FIRST_PAUSE
+        after, delays = 0, RETRY.delays()
         begun = None
         while True:
             try:
+                await self._mark_late()
                 begun = await self.newest_row() if begun is None else begun
                 while after < begun:
                     rows = await self.inbox(unread=True, after=after, before=begun + 1, limit=16, starts=False)
                     for row in rows:
                         await self._take(row)
                     after = int(rows[-1]["row"]) if rows else begun
-                pause = FIRST_PAUSE
                 async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
+                        delays = RETRY.delays()
                         if event.kind == "state":
                             self._tell_state(event.data)
                         elif event.row is not None:
                             await self._take(event.data)
                             after = event.row
-            except UnreachableError as error:
-                self.events.emit("error", error)
-            except (NoSession, OSError) as error:
+            except NoSession as error:
                 self.inbox_queue.close(error)
                 return
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            except TidingsError as error:  # away, busy, a full disk: each ends
+                self._tell_state({"state": "reconnecting"})
+                self.events.emit("error", error)
+            await asyncio.sleep(next(delays))
 
     async def _take(self, row: Json) -> None:
         if row["kind"] == "notice":
@@ -545,13 +565,22 @@ class HostEndpoint(AgentInterface):
                 await self.mark_read([row["row"]])
             return
         await self.inbox_queue.wait_for_room()
-        self._hand_out(int(row["row"]), read_message(row), attempt=1)
+        try:
+            incoming = read_message(row)
+        except (WireError, LookupError, TypeError, ValueError) as error:  # of a newer host; it stays unread there
+            self.events.emit("error", UsageError(f"row {row.get('row')} of the inbox cannot be read here: {error}"))
+            return
+        self._hand_out(int(row["row"]), incoming, attempt=1)
 
     def _hand_out(self, row: int, incoming: Incoming, attempt: int) -> None:
+        self._returns.pop(row, None)
         incoming.durable, incoming.attempt = True, attempt
 
         async def settle() -> None:
-            await self.mark_read([row])
+            """A host that is away hears of it when it is back: what the program is done with does not end its loop."""
+            self._unmarked.add(row)
+            with suppress(UnreachableError, OutcomeUnknown, HostBusy, StoreError):
+                await self._mark_late()
 
         async def keep() -> None:
             """It stays unread in the inbox, which is where it is kept."""
@@ -562,15 +591,23 @@ class HostEndpoint(AgentInterface):
                 return
             again = replace(returned, redelivered=True, _settled=False, _returned=False)
             pause = self._retry.pause(attempt) if delay is None else delay
-            timer = asyncio.get_running_loop().call_later(pause, self._hand_out, row, again, attempt + 1)
-            self._returns.add(timer)
+            loop = asyncio.get_running_loop()
+            self._returns[row] = loop.call_later(pause, self._hand_out, row, again, attempt + 1)
 
         incoming._settle, incoming._keep, incoming._nak = settle, keep, give_back
         self.inbox_queue.put(incoming)
         self.events.emit("message", incoming)
 
+    async def _mark_late(self) -> None:
+        """What is settled, also while the host was away. Marking twice does no harm."""
+        if late := sorted(self._unmarked):
+            await self.mark_read(late)
+            self._unmarked.difference_update(late)
+
     def _tell_state(self, health: Json) -> None:
-        self.events.emit("connection", health["state"])
+        if health["state"] != self._connection_told:
+            self._connection_told = health["state"]
+            self.events.emit("connection", health["state"])
         if health.get("superseded"):
             self.events.emit("superseded", health)
 
@@ -670,7 +707,7 @@ class HostTasks:
     async def work(self, role: str) -> AsyncIterator[Job]:
         """A space that is away at first is an error, as without the host; later it is waited for."""
         check_role(role)
-        begun, pause = False, FIRST_PAUSE
+        begun, delays = False, RETRY.delays()
         while not self.endpoint._closed:
             try:
                 job = await self.claim(role, LONG_POLL / 4, silence=SILENCE)
@@ -679,10 +716,9 @@ class HostTasks:
             except (UnreachableError, OutcomeUnknown):
                 if not begun:
                     raise
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
                 continue
-            begun, pause = True, FIRST_PAUSE
+            begun, delays = True, RETRY.delays()
             if job is None:
                 continue
             try:

@@ -44,7 +44,7 @@ from tidings.host import serialise
 from tidings.host.agent_sessions import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
 from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
-from tidings.host.drain import Drain
+from tidings.host.drain import STORE_RETRY, Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
 from tidings.host.mailbox import bound_of, held_number, state_file
@@ -59,6 +59,7 @@ from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender
+from tidings.wire.states import ReceiptStage
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope"]
 
@@ -67,7 +68,6 @@ LOCAL_HORIZON_MS = 2 * SYNC_SECONDS * 1000
 REMOTE_HORIZON_MS = 2 * 120_000
 #: a roster is compared with what is kept at most so often
 DIRECTORY_PAUSE = 0.5
-STORE_PAUSE, LONGEST_STORE_PAUSE = 0.5, 15.0
 #: mail that was read keeps its content so long
 READ_MAIL_KEPT_MS = 90 * 24 * 3_600_000
 TIDY_EVERY = 3_600.0
@@ -210,7 +210,7 @@ class _Agent:
     @staticmethod
     async def _insist(write: Callable[[], Awaitable[object]]) -> None:
         """Nothing would leave if this was not written: a full disk is waited for, and so is what nobody foresaw."""
-        pause = STORE_PAUSE
+        delays = STORE_RETRY.delays()
         while True:
             try:
                 await write()
@@ -218,8 +218,7 @@ class _Agent:
             except Exception as error:  # boundary: else the agent would be silent and said to be open
                 unforeseen = None if isinstance(error, StoreError) else error
                 log.warning("the outbox cannot be written now: %s", error, exc_info=unforeseen)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_STORE_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     def _on_error(self, error: BaseException) -> None:
         log.warning("%s in %s: %s", self.scope.name, self.scope.space, error)
@@ -452,7 +451,7 @@ class Host:
         if wait > 0:
             row = await self._moved_within(agent, row, wait)
             warnings = (*warnings, *await self._unheard(agent, request, row))
-        stage = "confirmed" if row.state in ("confirmed", "done") else "stored"
+        stage = ReceiptStage.CONFIRMED.value if row.state in ("confirmed", "done") else "stored"
         told = (*warnings, *self._why_it_waits(agent, row))
         to = row.destination if row.kind == "dm" else None
         return Receipt(row.id, row.seq or 0, stage, told, to, row.words or "", row.row, row.state, row.code)

@@ -193,7 +193,9 @@ class Asked:
         except MalformedMessage as error:
             raise UsageError(f"a request is strict JSON: {error}") from error
         except msgspec.ValidationError as error:
-            raise UsageError(f"this request does not say what it should: {str(error)[:300]}") from error
+            known = getattr(kind, "__struct_fields__", ())
+            has = f"; it has {', '.join(known) or 'no fields'}" if "unknown field" in str(error) else ""
+            raise UsageError(f"this request does not say what it should: {str(error)[:300]}{has}") from error
 
 
 class Scoped(Asked):

@@ -23,9 +23,9 @@ from tidings.endpoint.notices import Notice
 from tidings.endpoint.state_file import KeptAs
 from tidings.store.database import Database
 from tidings.wire.names import TIDINGS
+from tidings.wire.states import ReceiptStage
 
 Kind = Literal["channel", "direct", "notice"]
-Stage = Literal["delivered", "read"]
 STEP = 500
 THREAD_SHOWN = 200
 #: messages of a conversation that are walked through, whoever made it how wide
@@ -103,7 +103,7 @@ class InboxRow(NamedTuple):
     read_at: int | None
 
 
-class Kept(NamedTuple):
+class KeepResult(NamedTuple):
     row: int
     #: False if it had come before
     new: bool
@@ -120,12 +120,12 @@ class Aside(NamedTuple):
     received_at: int
 
 
-class Receipt(NamedTuple):
+class DueReceipt(NamedTuple):
     row: int
     sender: str
     id: str
     seq: int
-    stage: Stage
+    stage: ReceiptStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,14 @@ def prepare_search(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def keep(connection: sqlite3.Connection, arrival: Arrival, now: int, *, words: bool, bound: Bound = Bound()) -> Kept:  # noqa: B008  frozen
+def keep(
+    connection: sqlite3.Connection,
+    arrival: Arrival,
+    now: int,
+    *,
+    words: bool,
+    bound: Bound = Bound(),  # noqa: B008  frozen
+) -> KeepResult:
     """Keep it unless it came before; either way it may be acknowledged upstream once this is on disk.
 
     So may what there is no room for: else one sender would hold up what everybody else sent.
@@ -182,19 +189,19 @@ def keep(connection: sqlite3.Connection, arrival: Arrival, now: int, *, words: b
     if not _has_room(connection, arrival, bound):
         known = _row_of(connection, key)
         if known is not None:
-            return Kept(known, new=False)
+            return KeepResult(known, new=False)
         _forget_read(connection, arrival, bound, now, words=words)
         if not _has_room(connection, arrival, bound):
             _count_overflow(connection, arrival)
-            return Kept(0, new=False, kept=False)
+            return KeepResult(0, new=False, kept=False)
     made = connection.execute(_KEEP, (*_values(arrival), now)).fetchone()
     if made is None:
         known = _row_of(connection, key)
         assert known is not None
-        return Kept(known, new=False)
+        return KeepResult(known, new=False)
     if words:
         connection.execute("INSERT INTO inbox_words (rowid, text) VALUES (?, ?)", (made[0], arrival.text))
-    return Kept(made[0], new=True)
+    return KeepResult(made[0], new=True)
 
 
 def _row_of(connection: sqlite3.Connection, key: tuple[str, str, str, str]) -> int | None:
@@ -205,7 +212,7 @@ def _row_of(connection: sqlite3.Connection, key: tuple[str, str, str, str]) -> i
 
 def keep_notice(
     connection: sqlite3.Connection, space: str, recipient: str, notice: Notice, now: int, *, words: bool
-) -> Kept:
+) -> KeepResult:
     """Keep what an agent is told, the same thing once. What is no loss is there to be seen, and not unread."""
     arrival = Arrival(
         space=space,
@@ -359,7 +366,9 @@ DELETE FROM quarantine WHERE row IN (SELECT row FROM (
 WHERE place > 1 AND (held > ? OR place > ?))"""
 
 
-def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: bytes, reason: str, now: int) -> Kept:
+def quarantine(
+    connection: sqlite3.Connection, space: str, recipient: str, raw: bytes, reason: str, now: int
+) -> KeepResult:
     """Keep aside what cannot be opened; the same bytes once."""
     key = (space, recipient, hashlib.sha256(raw).digest())
     made = connection.execute(
@@ -369,9 +378,9 @@ def quarantine(connection: sqlite3.Connection, space: str, recipient: str, raw: 
     ).fetchone()
     if made is not None:
         connection.execute(_DROP_OLD_ASIDE, (space, recipient, QUARANTINE_BYTES, QUARANTINE_ROWS))
-        return Kept(made[0], new=True)
+        return KeepResult(made[0], new=True)
     query = "SELECT row FROM quarantine WHERE space = ? AND recipient = ? AND digest = ?"
-    return Kept(connection.execute(query, key).fetchone()[0], new=False)
+    return KeepResult(connection.execute(query, key).fetchone()[0], new=False)
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -576,17 +585,17 @@ def _expire(connection: sqlite3.Connection, old: Sequence[tuple[int, str]], now:
 _UNTOLD = "kind = 'direct' AND (told = 'nothing' OR (told = 'delivered' AND read_at IS NOT NULL))"
 
 
-def receipts_to_tell(connection: sqlite3.Connection, space: str, recipient: str, limit: int = 256) -> list[Receipt]:
+def receipts_to_tell(connection: sqlite3.Connection, space: str, recipient: str, limit: int = 256) -> list[DueReceipt]:
     """What the senders of this recipient's direct messages do not know yet, the furthest stage of each."""
     found = connection.execute(
         f"""SELECT row, sender, id, seq, CASE WHEN read_at IS NULL THEN 'delivered' ELSE 'read' END FROM inbox
         WHERE space = ? AND recipient = ? AND {_UNTOLD} ORDER BY row LIMIT ?""",
         (space, recipient, limit),
     )
-    return [Receipt._make(one) for one in found]
+    return [DueReceipt._make((*known, ReceiptStage(stage))) for *known, stage in found]
 
 
-def told(connection: sqlite3.Connection, space: str, recipient: str, receipts: Sequence[Receipt]) -> None:
+def told(connection: sqlite3.Connection, space: str, recipient: str, receipts: Sequence[DueReceipt]) -> None:
     """These were taken by the steward. A stage never goes back."""
     connection.executemany(
         """UPDATE inbox SET told = ? WHERE row = ? AND space = ? AND recipient = ? AND kind = 'direct'
@@ -606,11 +615,11 @@ class InboxStore:
     async def open(cls, database: Database, bound: Bound | None = None) -> InboxStore:
         return cls(database, words=await database.write(prepare_search), bound=bound)
 
-    async def keep(self, arrival: Arrival) -> Kept:
+    async def keep(self, arrival: Arrival) -> KeepResult:
         now = self._now()
         return await self._write(lambda c: keep(c, arrival, now, words=self.words, bound=self.bound))
 
-    async def keep_notice(self, space: str, recipient: str, notice: Notice) -> Kept:
+    async def keep_notice(self, space: str, recipient: str, notice: Notice) -> KeepResult:
         now = self._now()
         return await self._write(lambda c: keep_notice(c, space, recipient, notice, now, words=self.words))
 
@@ -618,7 +627,7 @@ class InboxStore:
         now = self._now()
         return await self._write(lambda c: tell_overflow(c, space, recipient, now, words=self.words))
 
-    async def quarantine(self, space: str, recipient: str, raw: bytes, reason: str) -> Kept:
+    async def quarantine(self, space: str, recipient: str, raw: bytes, reason: str) -> KeepResult:
         now = self._now()
         return await self._write(lambda c: quarantine(c, space, recipient, raw, reason, now))
 
@@ -672,8 +681,8 @@ class InboxStore:
         now = self._now()
         return await self._write(lambda c: expire(c, now - older_than, now, words=self.words, unread_too=unread_too))
 
-    async def receipts_to_tell(self, space: str, recipient: str) -> list[Receipt]:
+    async def receipts_to_tell(self, space: str, recipient: str) -> list[DueReceipt]:
         return await self._read(lambda c: receipts_to_tell(c, space, recipient))
 
-    async def told(self, space: str, recipient: str, receipts: Sequence[Receipt]) -> None:
+    async def told(self, space: str, recipient: str, receipts: Sequence[DueReceipt]) -> None:
         await self._write(lambda c: told(c, space, recipient, receipts))

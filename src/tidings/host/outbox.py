@@ -17,12 +17,33 @@ from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_transitions import AT_ONCE, Accepted, Confirmation, Draft, Landed, Lane, Leased, Place, Terms
+from tidings.host.outbox_transitions import (
+    AT_ONCE,
+    Accepted,
+    Confirmation,
+    Draft,
+    Landed,
+    Lane,
+    Leased,
+    LogPosition,
+    Terms,
+)
 from tidings.host.outbox_views import BlockRow, OutboxRow, SpaceRow
 from tidings.store.database import Database, Job
 from tidings.store.outcomes import Outcome
 
-__all__ = ["Accepted", "BlockRow", "Draft", "Lane", "Leased", "OutboxRow", "OutboxStore", "Place", "SpaceRow", "Terms"]
+__all__ = [
+    "Accepted",
+    "BlockRow",
+    "Draft",
+    "Lane",
+    "Leased",
+    "LogPosition",
+    "OutboxRow",
+    "OutboxStore",
+    "SpaceRow",
+    "Terms",
+]
 
 #: rows that are confirmed in one job of the writer
 TOGETHER = 128
@@ -69,12 +90,12 @@ class OutboxStore:
         now = self._now()
         return await self._write(lambda c: moves.settle(c, row.row, row.attempts, outcome, now, self.terms))
 
-    async def confirmed(self, row: OutboxRow, place: Place) -> Confirmation:
+    async def confirmed(self, row: OutboxRow, place: LogPosition) -> Confirmation:
         now, tick = self._now(), self.tick()
         return await self._write(lambda c: moves.confirmed(c, row.row, row.attempts, place, now, tick, self.terms))
 
     async def confirmed_and_next(
-        self, row: OutboxRow, place: Place, *, go_on: bool
+        self, row: OutboxRow, place: LogPosition, *, go_on: bool
     ) -> tuple[Confirmation, Leased | None]:
         """The same, in one job with all that was acknowledged in this turn of the loop.
 

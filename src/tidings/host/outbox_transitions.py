@@ -76,7 +76,7 @@ class Lane(NamedTuple):
     destination: str = ""
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where the broker put it, and which run of the broker said so."""
 
     seq: int
@@ -373,7 +373,7 @@ def _block_again(connection: sqlite3.Connection, scope: Lane, outcome: Outcome, 
 
 
 def confirmed(
-    connection: sqlite3.Connection, row: int, attempt: int, place: Place, now: int, tick: int, terms: Terms
+    connection: sqlite3.Connection, row: int, attempt: int, place: LogPosition, now: int, tick: int, terms: Terms
 ) -> Confirmation:
     """The broker acknowledged it. Of a row that ended meanwhile only that is noted."""
     held = (row, terms.owner, attempt)
@@ -397,7 +397,7 @@ class Landed(NamedTuple):
     """What the broker acknowledged. `go_on`: lease the next of its lane with it."""
 
     row: OutboxRow
-    place: Place
+    place: LogPosition
     go_on: bool
 
 

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.incoming import Incoming, Kept
+from tidings.endpoint.incoming import DirectRef, Incoming
 from tidings.endpoint.notices import Notice, of_inbox_set_back, of_refused_channel
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.state_file import KeptAs
@@ -43,9 +44,10 @@ from tidings.errors import (
     UnreachableError,
 )
 from tidings.failpoints import reach
-from tidings.host.inbox import Arrival, InboxStore, Receipt
+from tidings.host.inbox import Arrival, DueReceipt, InboxStore
 from tidings.host.registry import Scope
 from tidings.wire.names import TIDINGS
+from tidings.wire.states import ReceiptStage
 
 #: messages that are committed together
 AT_ONCE = 64
@@ -53,7 +55,7 @@ AT_ONCE = 64
 TELL_EVERY = 0.25
 #: what found no room is told so soon, and then less and less often while more of it comes
 OVERFLOW_TOLD, OVERFLOW_TOLD_AT_MOST = 1.0, 60.0
-RETRY_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+RETRY = Backoff(0.5, 15.0)
 #: what says that a message will never fit a table; any other failure of SQLite passes
 UNSTORABLE = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, ValueError, OverflowError)
 #: no row of any inbox
@@ -127,7 +129,7 @@ class Receiver:
         #: what ended it: a newer session elsewhere receives, or what came could not be kept
         self.error: Superseded | StoreError | None = None
         self._on_kept, self._on_failed = on_kept, on_failed
-        self._pause = RETRY_PAUSE
+        self._delays = RETRY.delays()
         self._untold = asyncio.Event()
         self._overflowed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -191,8 +193,7 @@ class Receiver:
                 self._on_failed()
                 return
             log.exception("receiving for %s in %s failed", self.scope.name, self.scope.space)
-            await asyncio.sleep(self._pause)
-            self._pause = min(LONGEST_PAUSE, self._pause * 2)
+            await asyncio.sleep(next(self._delays))
             self._on_failed()
 
     # --- keeping ---
@@ -216,7 +217,7 @@ class Receiver:
             self._untold.set()
             self._on_kept()
         await asyncio.gather(*(incoming.keep() for incoming in batch))
-        self._pause = RETRY_PAUSE
+        self._delays = RETRY.delays()
         reach("inbox.acked")
 
     async def _until_stored(self, incoming: Incoming) -> bool:
@@ -224,7 +225,7 @@ class Receiver:
         return await self._insist(lambda: self._stored(incoming))
 
     async def _insist(self, store: Callable[[], Awaitable[T]]) -> T:
-        pause, mine = RETRY_PAUSE, object()
+        delays, mine = RETRY.delays(), object()
         try:
             while True:
                 try:
@@ -235,8 +236,7 @@ class Receiver:
                     self._note_unkept(error)
                 else:
                     break
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await asyncio.sleep(next(delays))
         finally:
             self._failing.discard(mine)
         if not self._failing:
@@ -298,25 +298,25 @@ class Receiver:
             await asyncio.sleep(pause)
 
     async def _tell(self, endpoint: Endpoint) -> None:
-        pause = RETRY_PAUSE
+        delays = RETRY.delays()
         while True:
             await self._untold.wait()
             self._untold.clear()
             try:
                 while due := await self.inbox.receipts_to_tell(self.scope.space_id, self.scope.agent):
                     await self._tell_all(endpoint, due)
-                pause = TELL_EVERY
+                delays, pause = RETRY.delays(), TELL_EVERY
             except TidingsError as error:  # whoever cannot be told now is told later
                 log.debug("receipts of %s wait: %s", self.scope.name, error)
                 self._untold.set()
-                pause = min(LONGEST_PAUSE, max(RETRY_PAUSE, pause * 2))
+                pause = next(delays)
             await asyncio.sleep(pause)
 
-    async def _tell_all(self, endpoint: Endpoint, due: list[Receipt]) -> None:
-        for stage, tell in (("delivered", endpoint.tell_delivered), ("read", endpoint.tell_read)):
+    async def _tell_all(self, endpoint: Endpoint, due: list[DueReceipt]) -> None:
+        for stage, tell in ((ReceiptStage.DELIVERED, endpoint.tell_delivered), (ReceiptStage.READ, endpoint.tell_read)):
             some = [each for each in due if each.stage == stage]
             if some:
-                await tell(*(Kept(each.sender, each.id, each.seq) for each in some))
+                await tell(*(DirectRef(each.sender, each.id, each.seq) for each in some))
         reach("inbox.told")
         await self.inbox.told(self.scope.space_id, self.scope.agent, due)
 
@@ -327,10 +327,9 @@ class Receiver:
 
         What fails and may pass is tried again while this endpoint lives; which memberships stand is asked each time.
         """
-        pause, denied = RETRY_PAUSE, set[str]()
+        delays, denied = RETRY.delays(), set[str]()
         while not await self._follows_all(endpoint, denied):
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
         self.followed.set()
 
     async def _follows_all(self, endpoint: Endpoint, denied: set[str]) -> bool:

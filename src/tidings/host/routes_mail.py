@@ -19,6 +19,7 @@ from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.routes_operator import health_of
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
+from tidings.wire.states import READER_STAGES, ReceiptStage
 
 Json = dict[str, Any]
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
@@ -92,10 +93,10 @@ async def cancel(asked: Scoped) -> Json:
 async def receipt(asked: Scoped) -> Json:
     """How far a direct message has come: waits for `stage`, delivered or read."""
     row = await asked.host.find(asked.scope, asked.part("id"))
-    stage = asked.word("stage") or "delivered"
+    stage = asked.word("stage") or ReceiptStage.DELIVERED
     if row.kind != "dm":
         raise UsageError(f"message {row.id} is no direct message: only those have receipts")
-    if stage not in ("delivered", "read"):
+    if stage not in READER_STAGES:
         raise UsageError(f"`stage` is delivered or read, not {stage[:32]!r}")
     if row.seq is None:
         return {"id": row.id, "stage": "stored", "seq": None, "to": row.destination, "why": ""}

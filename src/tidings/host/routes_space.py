@@ -16,13 +16,14 @@ import msgspec
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.message_json import job_json, message_json, result_json
 from tidings.endpoint.tasks import Job, TaskResult
-from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, UnreachableError, UsageError
+from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, StewardUnreachable, UnreachableError, UsageError
 from tidings.host import serialise
 from tidings.host.claims import SILENCE
 from tidings.host.http_api import ApiRoute, Scoped, seconds
 from tidings.host.routes_operator import health_of
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Status
+from tidings.wire.states import TaskStatus
 
 Json = dict[str, Any]
 MOST_HISTORY = 200
@@ -30,23 +31,25 @@ MOST_HISTORY = 200
 CONNECT_PATIENCE = 3.0
 #: how long a steward is waited for, besides what a question asks for
 CALL_PATIENCE = 5.0
+#: an answer of several questions, shorter than clients of the host wait for one
+QUESTION_PATIENCE = 8.0
 #: how long a steward that is being told something may still answer when the host stops
 LAST_WORDS = 1.0
 T = TypeVar("T")
 SHORTEST_SILENCE = 5.0
 
 
-class Channel(msgspec.Struct, forbid_unknown_fields=True):
+class ChannelBody(msgspec.Struct, forbid_unknown_fields=True):
     channel: str
 
 
-class Presence(msgspec.Struct, forbid_unknown_fields=True):
+class PresenceBody(msgspec.Struct, forbid_unknown_fields=True):
     status: Status
     activity: str | None = None
     model: str | None = None
 
 
-class Claim(msgspec.Struct, forbid_unknown_fields=True):
+class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     wait: float = 0.0
     take_over: bool = False
@@ -107,7 +110,14 @@ async def access(asked: Scoped) -> Json:
 async def history(asked: Scoped) -> Json:
     """The newest messages of a channel, newest first; `before`: below that sequence."""
     limit, before = asked.number("limit", 50, MOST_HISTORY), asked.number("before", 0, 2**62)
-    found = await (await _endpoint(asked)).history(_channel(asked), limit, before=before or None)
+    endpoint = await _endpoint(asked)
+    try:
+        async with asyncio.timeout(QUESTION_PATIENCE):
+            found = await endpoint.history(_channel(asked), limit, before=before or None)
+    except TimeoutError as error:
+        raise StewardUnreachable(
+            f"the steward of {asked.scope.space} did not answer within {QUESTION_PATIENCE:.0f} s: ask again"
+        ) from error
     said = [message_json(each) for each in found]
     return {"messages": said, "gone": found.gone, "hidden": found.hidden, "more": found.more}
 
@@ -125,14 +135,14 @@ def _channel(asked: Scoped) -> str:
 
 async def join(asked: Scoped) -> Json:
     """Be in a channel or pattern: what is said there from now on comes into the inbox."""
-    channel = (await asked.fields(Channel)).channel
+    channel = (await asked.fields(ChannelBody)).channel
     joined = await (await _endpoint(asked)).join(channel, backfill=0)  # history is asked for, not put into the inbox
     return {name: value for name, value in asdict(joined).items() if name != "backfilled"}
 
 
 async def leave(asked: Scoped) -> Json:
     """Leave a channel or pattern."""
-    left = await (await _endpoint(asked)).leave((await asked.fields(Channel)).channel)
+    left = await (await _endpoint(asked)).leave((await asked.fields(ChannelBody)).channel)
     return asdict(left)
 
 
@@ -148,7 +158,7 @@ async def trace(asked: Scoped) -> Json:
 
 async def status(asked: Scoped) -> Json:
     """Say what this agent does; `attached`: whether others see it now."""
-    told, endpoint = await asked.fields(Presence), await _endpoint(asked)
+    told, endpoint = await asked.fields(PresenceBody), await _endpoint(asked)
     attached = await endpoint.announce(told.status, told.activity, told.model)
     return {"status": told.status, "activity": told.activity, "attached": attached}
 
@@ -177,7 +187,7 @@ async def control(asked: Scoped) -> Json:
 async def claim(asked: Scoped) -> Json:
     """Take a task of a role, held for this session until it is settled or the session ends. `silence`: seconds without
     a request after which it goes back."""
-    told = await asked.fields(Claim)
+    told = await asked.fields(ClaimBody)
     endpoint, wait = await _endpoint(asked), seconds(told.wait)
     silence = told.silence and min(SILENCE, max(SHORTEST_SILENCE, told.silence))
     claims, before = asked.app.claims, asked.app.claims.held(asked.scope)
@@ -205,7 +215,7 @@ async def done(asked: Scoped) -> Json:
     told = await asked.fields(Done)
     job = asked.app.claims.job(asked.session, asked.part("id"))
     await _settled(asked, job, job.done(told.text, data=told.data))
-    return {"id": job.message.id, "state": "done"}
+    return {"id": job.message.id, "state": TaskStatus.DONE}
 
 
 async def failed(asked: Scoped) -> Json:
@@ -243,13 +253,13 @@ ROUTES = [
     ApiRoute("GET", "/v1/who", who),
     ApiRoute("GET", "/v1/access", access),
     ApiRoute("GET", "/v1/history", history, "channel", "limit", "before"),
-    ApiRoute("POST", "/v1/join", join, body=Channel),
-    ApiRoute("POST", "/v1/leave", leave, body=Channel),
+    ApiRoute("POST", "/v1/join", join, body=ChannelBody),
+    ApiRoute("POST", "/v1/leave", leave, body=ChannelBody),
     ApiRoute("GET", "/v1/trace", trace, "id"),
-    ApiRoute("POST", "/v1/status", status, body=Presence),
+    ApiRoute("POST", "/v1/status", status, body=PresenceBody),
     ApiRoute("POST", "/v1/control/{service}/{do}", control, "wait", body=dict),
     ApiRoute("GET", "/v1/tasks", held),
-    ApiRoute("POST", "/v1/tasks/claim", claim, "wait", body=Claim),
+    ApiRoute("POST", "/v1/tasks/claim", claim, "wait", body=ClaimBody),
     ApiRoute("POST", "/v1/tasks/{id}/done", done, "wait", body=Done),
     ApiRoute("POST", "/v1/tasks/{id}/fail", failed, "wait", body=Failed),
     ApiRoute("GET", "/v1/tasks/{id}", task, "wait"),

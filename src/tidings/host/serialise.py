@@ -18,6 +18,7 @@ from tidings.wire import message as wire
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention
 from tidings.wire.seal import is_sealed, open_sealed
+from tidings.wire.states import ReceiptStage
 
 Json = dict[str, Any]
 #: bytes that are shown of what could not be opened
@@ -104,7 +105,7 @@ def owed(row: OutboxRow) -> Json:
         "kind": row.kind,
         "to": row.destination,
         "state": row.state,
-        "stage": "confirmed" if row.seq is not None else "stored",
+        "stage": ReceiptStage.CONFIRMED if row.seq is not None else "stored",
         "seq": row.seq,
         "attempts": row.attempts,
         "accepted": moment(row.accepted_at),

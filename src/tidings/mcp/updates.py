@@ -17,6 +17,7 @@ from urllib.parse import quote
 from mcp.server.subscriptions import ResourceUpdated
 from mcp.server.subscriptions import ServerEvent as Change
 
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.host.endpoint import HostEndpoint
@@ -24,7 +25,7 @@ from tidings.host.http_client import ServerEvent
 from tidings.mcp.ids import short
 
 INBOX = "tidings://inbox"
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+RETRY = Backoff(0.1, 5.0)
 #: seconds in which changes of one resource are one
 GATHER = 0.05
 log = logging.getLogger(__name__)
@@ -95,19 +96,18 @@ class Follower:
 
     async def _follow(self) -> None:
         after: int | None = None
-        pause = FIRST_PAUSE
+        delays = RETRY.delays()
         while True:
             try:
                 after = await self.agent.newest_row() if after is None else after
                 async with aclosing(self.agent.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
-                        after, pause = event.row or after, FIRST_PAUSE
+                        after, delays = event.row or after, RETRY.delays()
                         if event.kind == "notice" or (event.kind == "message" and event.data["wakes"]):
                             self._note(await self._changed(event))
             except TidingsError as error:
                 log.info("events of the host are interrupted: %s", error)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(next(delays))
 
     async def _changed(self, event: ServerEvent) -> set[str]:
         """The resources a message belongs to: the inbox, its channel, and its thread by each message in it."""

@@ -13,6 +13,7 @@ from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_li
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
 from tidings.wire.roster import Agent
+from tidings.wire.states import ReceiptStage
 from tidings.wire.times import seconds_of
 
 
@@ -145,7 +146,7 @@ def waits(facts: Json) -> bool:
 def sent(sent: answers.Sent) -> str:
     how = {
         "stored": "is stored on this machine and leaves by itself",
-        "confirmed": "is confirmed: the space has it",
+        ReceiptStage.CONFIRMED: "is confirmed: the space has it",
     }.get(sent.stage, f"is {sent.stage}")
     return "\n".join([f"Message {sent.id} {how}.", *(f"Note: {each}" for each in sent.warnings)])
 

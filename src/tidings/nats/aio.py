@@ -142,7 +142,7 @@ class Subscription:
             except ConnectionGone:
                 if self._over or self.connection.is_closed:
                     return
-                await self.connection._until_back()
+                await self.connection._back.wait()
                 continue
             try:
                 await callback(message)
@@ -456,9 +456,6 @@ class Connection:
                 self._on_reconnected()
                 return
             await asyncio.sleep(next(delays))
-
-    async def _until_back(self) -> None:
-        await self._back.wait()
 
     def _end(self, error: Exception) -> None:
         """For good: whoever waits hears it."""

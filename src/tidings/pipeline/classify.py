@@ -14,7 +14,7 @@ from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.space.rulebook import Rulebook
 from tidings.wire import message as wire_message
-from tidings.wire.frames import Kept
+from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Fields, Headers, read_plain_block, refused_headers, values_of
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.signing import SIGNATURE_HEADER
@@ -32,7 +32,7 @@ class Deliverable:
 
     channel: str
     sender: str
-    kept: Kept
+    kept: FrameRecord
     #: on a live channel: the ids that a mention buys a copy
     mentions: tuple[str, ...] | None = None
 
@@ -119,7 +119,7 @@ class Classifier:
             mentions = tuple(dict.fromkeys(m.id for m in message.mentions if m.id != parsed.sender))
             if not mentions:
                 return NotForMembers(record.seq)
-        kept = Kept(
+        kept = FrameRecord(
             record.seq,
             record.time_ns,
             self._subjects.tail(record.subject),

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, get_args
+from typing import Literal
 
 from tidings.wire.frames import Lost
 
 EventKind = Literal["owe", "paid", "settled", "cancel", "lost", "told", "reset"]
-EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 Lane = tuple[str, str]
 #: losses of one owner remembered as told, until it has surely read of them
 TOLD_KEPT = 256

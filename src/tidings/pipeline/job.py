@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,6 @@ class Tally:
     missing: int = 0
     last_batch_ms: float = 0.0
     last_error: str | None = None
-    started_ns: int = field(default_factory=time.time_ns)
 
 
 def first_words(error: Exception) -> str:

@@ -68,8 +68,6 @@ QUARANTINE = pa.schema(
         ("at_ns", pa.int64()),
     ]
 )
-#: events after which the table of debts is written anew as what is still open
-FOLD_AFTER = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,24 +213,6 @@ class DeltaLedger:
         rows = [asdict(each) | {"epoch": self.epoch, "at_ns": time.time_ns()} for each in poison]
         if rows and not self._has(self._quarantine, number):
             self._append(self._quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), number)
-
-    def fold_debts(self, debts: Debts) -> None:
-        """Write the table of debts anew once it has grown long; only what is open and untold is kept."""
-        if self._debts.to_pyarrow_dataset().count_rows() < FOLD_AFTER or debts.untold:
-            return
-        series = [
-            {"order": 0, "kind": "reset", "owner": owner, "channel": "", "seq": at, "cause": name}
-            | {"first": 0, "count": 0, "writer": self._app}
-            for owner, (at, name) in debts.series.items()
-        ]
-        rows = [
-            {"order": d.since_ns, "kind": "owe", "owner": d.owner, "channel": d.channel, "seq": d.after}
-            | {"cause": d.cause, "first": 0, "count": 0, "writer": self._app}
-            for d in debts.open.values()
-        ]
-        write_deltalake(self._debts, pa.Table.from_pylist(series + rows, schema=DEBTS), mode="overwrite")
-        self._debts.update_incremental()
-        self._debts_version = self._debts.version()
 
 
 def read_events(table: DeltaTable, *, but: str | None = None) -> list[DebtEvent]:

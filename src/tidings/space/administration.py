@@ -41,7 +41,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
-from tidings.space.control import Control
+from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.layout import LAYOUT, check_layout, lay_out, make_pipeline_creds
 from tidings.space.recall import Recall, note_recalled, words
@@ -134,7 +134,7 @@ class Administrator:
         self.ledger = Ledger(home.issued, outside=home.remembered / self.info.id)
         self.url = self.info.url
         self._stack = AsyncExitStack()
-        self._control: Control | None = None
+        self._control: ControlClient | None = None
 
     # --- connections, opened when first needed ---
 
@@ -147,7 +147,7 @@ class Administrator:
     async def ask(self, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
         if self._control is None:
             connection, user_id = await self._user(self.keyring.core, "admin", owner=True)
-            self._control = Control(connection, self.subjects, user_id, timeout=30)
+            self._control = ControlClient(connection, self.subjects, user_id, timeout=30)
         return await self._control.call("admin", do, op=op, **arguments)
 
     async def close(self) -> None:

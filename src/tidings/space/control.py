@@ -42,7 +42,7 @@ async def collect(
     return rows
 
 
-class Control:
+class ControlClient:
     """Control requests of one sender over one connection."""
 
     def __init__(self, connection: Connection, subjects: Subjects, sender: str, timeout: float = 5.0) -> None:

@@ -22,7 +22,7 @@ from tidings.space.rulebook import Rulebook, Timeline
 from tidings.space.view import TableView, view_of
 from tidings.wire import rulings, subjects
 from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers, covers_any, is_concrete
+from tidings.wire.patterns import covers, covers_any
 from tidings.wire.rulings import Access, Channel, ChannelClass, Lease, Link, Member, Space
 from tidings.wire.signing import SIGNATURE_HEADER
 
@@ -208,7 +208,7 @@ class Table:
     def _new_membership(self, subject: subjects.MemberSubject, pattern: str) -> MembershipIntervals:
         membership = MembershipIntervals(subject.owner, pattern)
         self._memberships.setdefault(subject.owner, {})[subject.tag] = membership
-        if pattern not in self._by_pattern and not is_concrete(pattern):
+        if pattern not in self._by_pattern and not is_channel(pattern):
             self._wildcards.append(pattern)
         self._by_pattern.setdefault(pattern, []).append(membership)
         return membership

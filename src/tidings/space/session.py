@@ -1,7 +1,7 @@
 """One agent's connection to its space, for short-lived programs such as the command line.
 
-It finds the agent's credential, connects, and hands out a `Control`. In an open space an agent that does not exist
-yet is provisioned by whoever may read the space's keys; that is `provisioning.py`, not this module.
+It finds the agent's credential, connects, and hands out a `ControlClient`. In an open space an agent that does not
+exist yet is provisioned by whoever may read the space's keys; that is `provisioning.py`, not this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidings.broker import jwt
 from tidings.broker.client import Connection, connect
 from tidings.broker.private_files import read_private
 from tidings.errors import UsageError
-from tidings.space.control import Control
+from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.wire.keys import KeyPair
 
@@ -25,7 +25,7 @@ class Session:
     name: str
     key: KeyPair
     connection: Connection
-    control: Control
+    control: ControlClient
 
 
 @asynccontextmanager
@@ -39,6 +39,6 @@ async def open_session(home: SpaceHome, name: str, *, timeout: float = 5.0) -> A
     _, key = jwt.split_credentials(read_private(path))
     connection = await connect(info.url, path, key.id, name=name, reconnect=False, timeout=timeout)
     try:
-        yield Session(info, name, key, connection, Control(connection, info.subjects, key.id, timeout))
+        yield Session(info, name, key, connection, ControlClient(connection, info.subjects, key.id, timeout))
     finally:
         await connection.close()

@@ -26,7 +26,7 @@ from tidings.space.membership import Interval
 from tidings.space.state import StateBucket
 from tidings.steward.intervals import Intervals
 from tidings.wire.envelope import Received, Refused, open_record
-from tidings.wire.patterns import is_concrete
+from tidings.wire.names import is_channel
 from tidings.wire.rulings import Access
 from tidings.wire.subjects import Subjects
 from tidings.wire.tags import tag
@@ -126,10 +126,10 @@ class SpaceContext:
         """What holds on a channel now. A pattern has no record of its own: defaults speak for it."""
         at = self.position
         defaults = self.table.space_at(at).defaults
-        record = self.table.channel_at(pattern, at) if is_concrete(pattern) else None
+        record = self.table.channel_at(pattern, at) if is_channel(pattern) else None
         facts: dict[str, Any] = {
             "channel": pattern,
-            "class": self.table.class_at(pattern, at) if is_concrete(pattern) else defaults.cls or "durable",
+            "class": self.table.class_at(pattern, at) if is_channel(pattern) else defaults.cls or "durable",
             "replay": _first(record.replay if record else None, defaults.replay, True),
             #: which of these the channel itself says; the rest is the space's default
             "own": [name for name, key in OWN if record and getattr(record, key) is not None],

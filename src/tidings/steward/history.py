@@ -24,8 +24,8 @@ from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
 from tidings.steward.requests import Answer, ControlRequest, handles
-from tidings.wire.names import check_pattern
-from tidings.wire.patterns import covers, covers_any, is_concrete
+from tidings.wire.names import check_pattern, is_channel
+from tidings.wire.patterns import covers, covers_any
 from tidings.wire.subjects import Chat, Via
 from tidings.wire.times import record_time
 
@@ -105,7 +105,7 @@ class HistoryHandlers:
 
     async def _bounds(self, channel: str, shown: Replays, head: int) -> tuple[int, int]:
         """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
-        if not is_concrete(channel) or shown.of(channel).shows_all:
+        if not is_channel(channel) or shown.of(channel).shows_all:
             return 1, 1
         replay, js, stream = shown.of(channel), self.space.js, self.space.subjects.log_stream
         lowest, oldest = min((interval.joined + 1 for interval in replay.intervals), default=head + 1), head + 1

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
+from tidings.backoff import Backoff
 from tidings.broker.server import die_with_parent
 from tidings.errors import PrerequisiteMissing
 from tidings.space.home import SpaceHome
@@ -26,23 +26,6 @@ from tidings.space.home import SpaceHome
 #: an orderly end: the batch at hand, the lease, the JVM
 GRACE = 30.0
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Pauses between restarts, doubling from `least` to `most` seconds; a child that lived a minute starts afresh."""
-
-    least: float = 0.2
-    most: float = 10.0
-    pause: float = 0.0
-    started: float = field(default_factory=time.monotonic)
-
-    def next(self) -> float:
-        if time.monotonic() - self.started > 60:
-            self.pause = 0.0
-        self.pause = min(self.most, self.pause * 2 or self.least)
-        self.started = time.monotonic() + self.pause
-        return self.pause
 
 
 async def end_child(child: asyncio.subprocess.Process, grace: float) -> None:
@@ -138,7 +121,7 @@ class PipelineKeeper:
 
     async def keep(self) -> None:
         """Until cancelled, or until it is known that this machine cannot run it."""
-        backoff = Backoff(least=1.0, most=60.0)
+        backoff = Backoff(1.0, 60.0).delays(fresh_after=60)
         self._tell("starting durable delivery (Spark takes some seconds; everything else works meanwhile)")
         self._say("starting")
         while True:
@@ -148,7 +131,7 @@ class PipelineKeeper:
                 lacking, self._why = None, f"it cannot be started: {error}"
             if lacking:
                 return self.unavailable(lacking)
-            pause = backoff.next()
+            pause = next(backoff)
             log.error("the pipeline ended (%s); again in %.0f s", self._why, pause)
             gone = self._process.pid if self._process else None
             self._say("restarting", pid=None, why=self._why, step=None, gone=gone)

@@ -10,6 +10,7 @@ are needed is the handler's to say.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ MAX_REQUEST = 128 * 1024
 Answer = Mapping[str, Any]
 #: a request that only waits gives its place among those worked on to another
 Idle = Callable[[], AbstractAsyncContextManager[None]]
+
+#: RFC 3339 in UTC, as docs/wire.md has it; Python reads many more
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class ControlRequest:
         """A moment among the arguments, in nanoseconds since 1970."""
         text = self.optional(name, str)
         try:
+            if text is not None and not _MOMENT.fullmatch(text):
+                raise ValueError(text)
             return None if text is None else parse_time(text)
         except ValueError as error:
             said = f"{self.service} {self.do}: `{name}` is a time such as 2025-11-15T12:00:00.000Z"

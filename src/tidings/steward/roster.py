@@ -72,6 +72,8 @@ class RosterTable:
         self._to_tell = told
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
+        #: ids of rows that a snapshot answered before a delta told them
+        self._answered: set[str] = set()
         self._standing: dict[str, int] = {}
         self._changed: set[str] = set()
         self._swept: float | None = None
@@ -217,10 +219,12 @@ class RosterTable:
             row, told = self.row(owner), self._told.get(owner)
             if row is None:
                 self._presence.pop(owner, None)
-                if self._told.pop(owner, None) is not None:
+                if self._told.pop(owner, None) is not None or owner in self._answered:
                     gone.append(owner)
+                self._answered.discard(owner)
             elif told is None or replace(told, last_seen=row.last_seen) != row:
                 self._told[owner] = row
+                self._answered.discard(owner)
                 rows.append(row)
         self._changed.clear()
         return rows, gone
@@ -228,7 +232,10 @@ class RosterTable:
     def after(self, owner: str) -> list[Agent]:
         """Every row whose id sorts after `owner`, in order."""
         known = self._told.keys() | self._changed
-        return [row for each in sorted(known) if each > owner and (row := self.row(each)) is not None]
+        found = [row for each in sorted(known) if each > owner and (row := self.row(each)) is not None]
+        # Whoever is answered a row that no delta has told yet must hear when it is gone.
+        self._answered.update(row.id for row in found if row.id not in self._told)
+        return found
 
     def seen(self) -> dict[str, float]:
         """When each agent was last seen, the latest ones."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
+from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.broker.client import connect
 from tidings.broker.disk import DiskReserve
@@ -42,18 +43,18 @@ from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT
 from tidings.steward.admin_process import AdminProcess, error_of, spawn
 from tidings.steward.damage import seal_known_damage
-from tidings.steward.pipeline_process import Backoff, PipelineKeeper, end_child
+from tidings.steward.pipeline_process import PipelineKeeper, end_child
 from tidings.steward.watcher import Breach, Watcher
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
 
 START_TIMEOUT = 120.0
-CHILD_TIMEOUT = 120.0
 STEWARD_GRACE = 10.0
 BROKER_GRACE = 15.0
 #: a look at the disk costs microseconds; what passes between two looks is found by writes that are not answered
 LOOK_AT_DISK = 0.25
 RESTART_EVERY = 10.0
+RESTART = Backoff(0.2, 10.0)
 log = logging.getLogger(__name__)
 
 
@@ -281,7 +282,7 @@ class Supervisor:
 
     async def _watch_broker(self) -> None:
         assert self.broker is not None
-        backoff = Backoff()
+        backoff = RESTART.delays(fresh_after=60)
         while True:
             await asyncio.sleep(0.2)
             starting = self.broker.alive
@@ -293,7 +294,7 @@ class Supervisor:
                 else:
                     log.error("the broker ended with code %s", self.broker.exit_code)
                     self._troubled("broker")
-                    await asyncio.sleep(backoff.next())
+                    await asyncio.sleep(next(backoff))
                     await self._start_broker()
                 self._recovered("broker", broker_pid=self.broker.pid)
             except TidingsError as error:
@@ -331,7 +332,7 @@ class Supervisor:
         return True
 
     async def _watch_steward(self) -> None:
-        backoff = Backoff()
+        backoff = RESTART.delays(fresh_after=60)
         while True:
             assert self.steward is not None
             heeding = asyncio.create_task(self._heed(self.steward))
@@ -341,7 +342,7 @@ class Supervisor:
                 await end_tasks([heeding])
             log.error("the steward ended with code %s", code)
             self._troubled("steward")
-            await asyncio.sleep(backoff.next())
+            await asyncio.sleep(next(backoff))
             try:
                 await self._start_steward()
                 self._recovered("steward")

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from tidings.backoff import Backoff
 from tidings.errors import ConflictError, DeniedError
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.states import TaskStatus
@@ -113,7 +114,7 @@ def take_back(task: TaskState, reason: str, now: float, *, pause: float = 0.0, o
     assert task.worker is not None, "only a held task is taken back"
     if task.tries >= MAX_ATTEMPTS:
         return None
-    wait = min(LONGEST_BACKOFF, pause * 2 ** max(0, task.tries - 1))
+    wait = Backoff(pause, LONGEST_BACKOFF, jitter=0).delay(task.tries, 0.5)
     return msgspec.structs.replace(
         with_reason(task, reason), worker=None, session=None, deadline=0.0, not_before=now + wait, ended_by=op
     )

@@ -25,7 +25,7 @@ from tidings.broker.keyring import Keyring
 from tidings.broker.server import Broker
 from tidings.space.administration import Administrator, Granted, administer, broker_config, create_space
 from tidings.space.agents import AgentFile
-from tidings.space.control import Control
+from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.intervals import Intervals
 from tidings.steward.service import Steward
@@ -56,7 +56,7 @@ class AgentClient:
     id: str
     key: KeyPair
     connection: Connection
-    control: Control
+    control: ControlClient
     subjects: Subjects
     space_id: str
     #: what the broker complained about, in order
@@ -168,7 +168,7 @@ class RealSpace:
         connection = await connect(
             self.info.url, creds, key.id, name=name, reconnect=reconnect, on_error=on_error, on_closed=closed.set
         )
-        control = Control(connection, self.subjects, key.id)
+        control = ControlClient(connection, self.subjects, key.id)
         try:
             yield AgentClient(name, key.id, key, connection, control, self.subjects, self.info.id, complaints, closed)
         finally:

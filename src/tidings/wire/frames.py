@@ -33,7 +33,7 @@ _RAW, _ZSTD = 0, 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True):
+class FrameRecord(msgspec.Struct, array_like=True, frozen=True):
     """One record of the log as a frame carries it. `tail` is its subject after `td.<space>.`."""
 
     seq: Count
@@ -89,11 +89,11 @@ class _Assembled(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_records = msgspec.msgpack.Decoder(tuple[Kept, ...])
+_records = msgspec.msgpack.Decoder(tuple[FrameRecord, ...])
 _frames = msgspec.msgpack.Decoder(Frame)
 
 
-def raw_size(record: Kept) -> int:
+def raw_size(record: FrameRecord) -> int:
     """About what a record adds to a block; never less than its payload."""
     size = len(record.payload) + len(record.tail) + 32
     for name, value in record.headers:
@@ -101,7 +101,7 @@ def raw_size(record: Kept) -> int:
     return size
 
 
-def encode_block(records: Sequence[Kept]) -> bytes:
+def encode_block(records: Sequence[FrameRecord]) -> bytes:
     """The bytes of a block. Deterministic: the same records give the same bytes under one codec version."""
     raw = _encoder.encode(records)
     packed = zstandard.ZstdCompressor(level=1).compress(raw)
@@ -110,7 +110,7 @@ def encode_block(records: Sequence[Kept]) -> bytes:
     return _encoder.encode(Block(codec_id, len(records), records[0].seq, records[-1].seq, len(raw), body))
 
 
-def open_block(block: Block) -> tuple[Kept, ...]:
+def open_block(block: Block) -> tuple[FrameRecord, ...]:
     """The records of a block: as many as it says, in order, inside the range it names."""
     try:
         raw = block.body

@@ -28,11 +28,6 @@ def covers_any(patterns: Iterable[str], narrow: str) -> bool:
     return any(_subsumes(wide, narrow) for wide in patterns)
 
 
-def is_concrete(pattern: str) -> bool:
-    """True when the pattern is a channel: it can be posted to."""
-    return is_channel(pattern)
-
-
 @lru_cache(maxsize=65_536)
 def _subsumes(wide: str, narrow: str) -> bool:
     if not is_pattern(wide) or not is_pattern(narrow):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+import schema
+from golden.cast import BOB
 from tidings.cli.main import main
 from tidings.cli.wire import Anchor, judge, read_given
 from tidings.errors import UsageError
-from tidings.wire import schema
-from tidings.wire.golden.cast import BOB
 from tidings.wire.headers import encode_headers
 
 SHIPPED: dict[str, Any] = json.loads((schema.FOLDER / "vectors.json").read_text())
@@ -114,8 +114,8 @@ def test_a_wrong_signature_is_explained_by_its_spelling_or_by_what_is_signed() -
 
 
 def test_a_sealed_message_is_opened_by_a_bundle_of_one_of_the_two_and_else_said_not_to_be_checked() -> None:
+    from golden.cast import ADA
     from tidings.wire import signing
-    from tidings.wire.golden.cast import ADA
     from tidings.wire.subjects import Subjects
 
     def record(payload: str) -> dict[str, Any]:

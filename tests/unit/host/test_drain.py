@@ -23,7 +23,7 @@ from tidings.host import drain as drains
 from tidings.host import duplicate_check
 from tidings.host.agent_sessions import AgentSession
 from tidings.host.drain import SpaceDrain
-from tidings.host.outbox import Lane, OutboxRow, OutboxStore, Place, Terms
+from tidings.host.outbox import Lane, LogPosition, OutboxRow, OutboxStore, Terms
 from tidings.host.publishers import SessionPublisher
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -184,7 +184,7 @@ async def test_a_lane_that_made_room_for_others_goes_on_when_they_are_through(
     """It was confirmed without its next row, because others waited; by then they had their turn."""
     broker, answer, held = Broker(), store.confirmed_and_next, asyncio.Event()
 
-    async def late(row: OutboxRow, place: Place, *, go_on: bool) -> Any:
+    async def late(row: OutboxRow, place: LogPosition, *, go_on: bool) -> Any:
         if row.id == "one":
             await held.wait()
         return await answer(row, place, go_on=go_on)
@@ -623,7 +623,7 @@ async def test_a_store_that_fails_for_a_while_ends_nothing(
         return await real(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "take_and_look", full)
-    monkeypatch.setattr(drains, "STORE_PAUSE", 0.01)
+    monkeypatch.setattr(drains, "STORE_RETRY", Backoff(0.01, 15.0))
     await accept(store, "one")
     async with draining(store, broker):
         await until(store, "confirmed", "done")

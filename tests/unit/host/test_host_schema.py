@@ -213,7 +213,7 @@ def test_what_became_of_every_message_survives_a_table_that_is_built_anew(tmp_pa
     before = Database(path, MIGRATIONS)
 
     def live_on(connection: sqlite3.Connection) -> None:
-        moves.confirmed(connection, ROW["cancelled"], 0, moves.Place(9, "LOG", "server 1"), NOW, 0, TERMS)
+        moves.confirmed(connection, ROW["cancelled"], 0, moves.LogPosition(9, "LOG", "server 1"), NOW, 0, TERMS)
         ends.drop_payloads(connection, NOW + 1)
         again = ends.requeue(connection, ROW["dead"], "again", b"p", "s", NOW)
         ends.cancel(connection, again.row, NOW)

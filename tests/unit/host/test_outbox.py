@@ -19,14 +19,14 @@ from hosted import GENERAL, NOW, REFUSED, TERMS, draft
 from tidings.errors import IdReused, UnknownMessage, WrongState
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox import Lane, OutboxStore, Place
+from tidings.host.outbox import Lane, LogPosition, OutboxStore
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.store.outcomes import Outcome
 
 AWAY = Outcome("broker_unreachable", "away", retryable=True, blocks="space")
 LATER = Outcome("mailbox_full", "full", retryable=True, blocks="lane")
-PLACE = Place(7, "LOG", "server 1")
+PLACE = LogPosition(7, "LOG", "server 1")
 
 
 class Host(OutboxStore):
@@ -166,7 +166,7 @@ async def test_a_row_that_cannot_be_confirmed_keeps_no_other_from_it(host: Host)
     for name in ("bob", "eve"):
         await host.accept(draft(name, Lane("main", "ada", "dm", name)))
     bob, eve = await host.take()
-    nowhere = Place(None, "LOG", "server 1")  # type: ignore[arg-type]
+    nowhere = LogPosition(None, "LOG", "server 1")  # type: ignore[arg-type]
     asked = (host.confirmed_and_next(each.row, place, go_on=False) for each, place in ((bob, nowhere), (eve, PLACE)))
     refused, fine = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(refused, sqlite3.IntegrityError)
@@ -187,7 +187,7 @@ async def test_what_the_broker_lost_is_owed_again_before_what_came_after_it(host
     await host.meet("main", "server 1")
     for seq in (1, 2):
         (leased,) = await host.take()
-        await host.confirmed(leased.row, Place(seq, "LOG", "server 1"))
+        await host.confirmed(leased.row, LogPosition(seq, "LOG", "server 1"))
     assert await host.meet("main", "server 2")
     assert await host.taken() == [], "three waits until one and two are verified"
     one, two = await host.to_verify("main", "server 2")
@@ -209,7 +209,7 @@ async def test_what_the_broker_lost_waits_for_the_one_in_flight_behind_it_and_ot
     assert await host.lost(lost)
     await host.accept(draft("elsewhere", Lane("main", "ada", "dm", "bob")))
     assert await host.taken() == ["elsewhere"]
-    await host.confirmed(two.row, Place(8, "LOG", "server 2"))
+    await host.confirmed(two.row, LogPosition(8, "LOG", "server 2"))
     assert await host.taken() == ["one"]
 
 

@@ -28,7 +28,7 @@ from tidings.host import outbox_ends as ends
 from tidings.host import outbox_horizon as horizon
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, Place, Terms
+from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, LogPosition, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -68,7 +68,7 @@ class Attempt:
     leased: Leased
     terms: Terms
     run: str
-    place: Place | None = None
+    place: LogPosition | None = None
     #: the drain gave it up; it may still arrive
     given_up: bool = False
 
@@ -159,12 +159,12 @@ class OutboxModel(RuleBasedStateMachine):
     def publish(self, attempt: Attempt) -> None:
         row, broker = attempt.leased.row, self.brokers[attempt.leased.row.space]
         parts = (row.sender, row.id, row.subject, attempt.leased.payload, attempt.leased.signature)
-        attempt.place = Place(broker.publish(*parts, self.true_time), "LOG", attempt.run)
+        attempt.place = LogPosition(broker.publish(*parts, self.true_time), "LOG", attempt.run)
 
     def reachable(self, attempt: Attempt) -> bool:
         return attempt.run == self.brokers[attempt.leased.row.space].incarnation
 
-    def confirm(self, attempt: Attempt, place: Place) -> str:
+    def confirm(self, attempt: Attempt, place: LogPosition) -> str:
         row = attempt.leased.row
         job = (row.row, row.attempts, place, self.now, self.tick, attempt.terms)
         said = self.do(lambda c: moves.confirmed(c, *job))
@@ -330,7 +330,7 @@ class OutboxModel(RuleBasedStateMachine):
         row, before = self.attempts[choice % len(self.attempts)].leased.row, self.rows()
         if views.show(self.reader, row.row).state == "inflight":
             stranger = Terms("somebody else", luck=lambda: 0.5)
-            place, held = Place(99_999, "LOG", "elsewhere"), (row.row, row.attempts)
+            place, held = LogPosition(99_999, "LOG", "elsewhere"), (row.row, row.attempts)
             assert self.do(lambda c: moves.confirmed(c, *held, place, self.now, 0, stranger)) == "ignored"
             assert self.do(lambda c: moves.settle(c, *held, REFUSED, self.now, stranger)) is None
             assert self.rows() == before

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from tidings.backoff import Backoff
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.notices import Notice
 from tidings.errors import StoreBroken, StoreError, StoreFull
@@ -55,7 +56,7 @@ def receiver_into(inbox: Failing, patience: float | None = None) -> Receiver:
 async def test_what_cannot_be_kept_is_a_fact_with_its_cause_and_beginning_until_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidings.host.receiver.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("tidings.host.receiver.RETRY", Backoff(0.01, 15.0))
     inbox = Failing(StoreBroken("no such function"))
     receiver = receiver_into(inbox)
     keeping = asyncio.create_task(receiver.keep_notice(Notice("lost", "something")))
@@ -77,7 +78,7 @@ async def test_what_cannot_be_kept_is_a_fact_with_its_cause_and_beginning_until_
 async def test_who_has_patience_gives_up_what_keeps_failing_and_at_once_what_is_damaged(
     monkeypatch: pytest.MonkeyPatch, error: StoreError, tries: int
 ) -> None:
-    monkeypatch.setattr("tidings.host.receiver.RETRY_PAUSE", 0.02)
+    monkeypatch.setattr("tidings.host.receiver.RETRY", Backoff(0.02, 15.0, jitter=0))
     inbox = Failing(error)
     receiver = receiver_into(inbox, patience=0.05)
     with pytest.raises(type(error)):

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.pipeline.blocks import BlockInfo, MadeBlock, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
-from tidings.pipeline.debts import EVENT_KINDS, DebtEvent, Debts
+from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
 from tidings.space.fold import Table
 from tidings.wire import signing
@@ -23,7 +24,7 @@ from tidings.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_MESSAGES,
     Block,
-    Kept,
+    FrameRecord,
     open_block,
     raw_size,
 )
@@ -72,7 +73,7 @@ def test_a_good_message_keeps_its_bytes_and_what_readers_need_of_its_headers(sce
     judged = scene.classifier.classify(scene.record(headers=encode_headers(fields)))
     assert isinstance(judged, Deliverable)
     assert (judged.channel, judged.sender, judged.mentions) == ("general", scene.ada, None)
-    assert judged.kept == Kept(
+    assert judged.kept == FrameRecord(
         9, 1, f"chat.{scene.ada}.general", (("td-sig", "s"), ("Nats-Msg-Id", "i"), ("Td-Hops", "1")), scene.message.raw
     )
 
@@ -184,13 +185,13 @@ def histories(draw: st.DrawFn) -> tuple[list[Deliverable], list[tuple[int, str]]
             cuts.append((seq, draw(cut_patterns)))
             continue
         channel, sender = draw(st.sampled_from(CHANNELS)), draw(st.sampled_from(["ada", "bob"]))
-        kept = Kept(seq, 0, f"chat.{sender}.{channel}", (), bytes(draw(st.sampled_from([0, size]))))
+        kept = FrameRecord(seq, 0, f"chat.{sender}.{channel}", (), bytes(draw(st.sampled_from([0, size]))))
         mentions = ("carl",) if draw(st.integers(0, 9)) == 0 else None
         messages.append(Deliverable(channel, sender, kept, mentions))
     return messages, cuts
 
 
-def opened(block: MadeBlock) -> tuple[Kept, ...]:
+def opened(block: MadeBlock) -> tuple[FrameRecord, ...]:
     return open_block(msgspec.msgpack.decode(block.data, type=Block))
 
 
@@ -222,7 +223,7 @@ def test_blocks_are_the_messages_cut_where_an_audience_may_change(
 
 
 def test_a_block_holds_no_more_messages_than_a_frame() -> None:
-    messages = [Deliverable("general", "ada", Kept(s, 0, "chat.ada.general", (), b"")) for s in range(1, 601)]
+    messages = [Deliverable("general", "ada", FrameRecord(s, 0, "chat.ada.general", (), b"")) for s in range(1, 601)]
     assert [block.info.count for block in cut_blocks(messages, [])] == [256, 256, 88]
 
 
@@ -323,7 +324,10 @@ def test_every_prefix_of_acknowledgements_settles_into_deliveries_and_debts(worl
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(EVENT_KINDS), st.sampled_from(OWNERS[:2]), st.sampled_from(CHANNELS[:2]), st.integers(0, 30)
+        st.sampled_from(get_args(EventKind)),
+        st.sampled_from(OWNERS[:2]),
+        st.sampled_from(CHANNELS[:2]),
+        st.integers(0, 30),
     ),
     max_size=20,
 ).map(lambda drawn: [DebtEvent(order, *event) for order, event in enumerate(drawn, 1)])

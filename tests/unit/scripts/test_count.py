@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from count import Step, classes_used_twice, files_of_operation, lines_by_package, returns_of, way_of
+from count import SOURCES, Step, classes_used_twice, files_of_operation, lines_by_package, returns_of, way_of
 
 
 @pytest.fixture
@@ -28,6 +28,10 @@ def test_lines_are_counted_by_package(sources: Path) -> None:
 
 def test_a_class_name_is_used_twice_wherever_its_classes_stand(sources: Path) -> None:
     assert classes_used_twice(sources) == {"Twice": ["tidings/a/one.py", "tidings/a/two.py"]}
+
+
+def test_a_class_name_exists_once_in_this_repository() -> None:
+    assert classes_used_twice(SOURCES) == {}
 
 
 @pytest.mark.parametrize(

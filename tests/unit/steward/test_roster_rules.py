@@ -53,6 +53,17 @@ def test_the_directory_holds_everybody_who_is_not_revoked_before_anyone_beat() -
     assert clock.table.after(ADA)[0].name == "bob"
 
 
+def test_whoever_was_answered_a_row_that_no_delta_told_hears_when_it_is_gone() -> None:
+    clock = Clock()
+    clock.access["UCAT"] = Access(op="1", name="cat")
+    clock.table.admit(["UCAT"])
+    assert [row.name for row in clock.table.after(BOB)] == ["cat"], "a snapshot has it before the next delta"
+    del clock.access["UCAT"]
+    clock.table.admit(["UCAT"])
+    assert clock.table.news() == ([], ["UCAT"])
+    assert clock.table.news() == ([], []), "once"
+
+
 def test_name_and_roles_are_the_access_records_and_a_change_of_them_is_news() -> None:
     clock = Clock()
     assert clock.row().roles == ("reviewer",)

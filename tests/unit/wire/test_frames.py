@@ -13,7 +13,7 @@ from tidings.wire.frames import (
     MAX_FRAME_MESSAGES,
     Block,
     Frame,
-    Kept,
+    FrameRecord,
     Lost,
     decode_frame,
     encode_block,
@@ -29,10 +29,11 @@ headers = st.lists(st.tuples(texts, texts), max_size=3).map(tuple)
 
 
 @st.composite
-def records(draw: st.DrawFn) -> list[Kept]:
+def records(draw: st.DrawFn) -> list[FrameRecord]:
     seqs = sorted(draw(st.sets(st.integers(0, 2**63 - 1), min_size=1, max_size=8)))
     return [
-        Kept(seq, draw(st.integers(0, 2**62)), draw(texts), draw(headers), draw(st.binary(max_size=60))) for seq in seqs
+        FrameRecord(seq, draw(st.integers(0, 2**62)), draw(texts), draw(headers), draw(st.binary(max_size=60)))
+        for seq in seqs
     ]
 
 
@@ -41,7 +42,7 @@ lost = st.lists(st.builds(Lost, texts, st.integers(0, 9), st.integers(0, 9), st.
 
 @given(st.lists(records(), max_size=4), lost, st.integers(1, 2**63 - 1), st.none() | st.just((1, 2, 3)))
 def test_what_goes_into_a_frame_comes_out(
-    runs: list[list[Kept]], losses: list[Lost], number: int, prev: tuple[int, int, int] | None
+    runs: list[list[FrameRecord]], losses: list[Lost], number: int, prev: tuple[int, int, int] | None
 ) -> None:
     data = encode_frame("owner", "epoch", "first", number, map(encode_block, runs), prev=prev, lost=losses)
     frame = decode_frame(data)
@@ -60,7 +61,7 @@ def test_what_goes_into_a_frame_comes_out(
 
 
 @given(records())
-def test_the_size_of_a_record_is_never_understated(run: list[Kept]) -> None:
+def test_the_size_of_a_record_is_never_understated(run: list[FrameRecord]) -> None:
     assert sum(map(raw_size, run)) >= sum(len(record.payload) + len(record.tail) for record in run)
 
 
@@ -74,7 +75,7 @@ def test_garbage_is_no_frame_and_no_block(garbage: bytes) -> None:
 
 
 @given(records(), st.data())
-def test_a_damaged_frame_opens_as_what_it_says_or_not_at_all(run: list[Kept], data: st.DataObject) -> None:
+def test_a_damaged_frame_opens_as_what_it_says_or_not_at_all(run: list[FrameRecord], data: st.DataObject) -> None:
     frame = bytearray(encode_frame("owner", "epoch", "first", 1, [encode_block(run)]))
     position = data.draw(st.integers(0, len(frame) - 1))
     frame[position] ^= data.draw(st.integers(1, 255))
@@ -86,11 +87,11 @@ def test_a_damaged_frame_opens_as_what_it_says_or_not_at_all(run: list[Kept], da
         assert (len(found), found[0].seq, found[-1].seq) == (block.count, block.first, block.last)
 
 
-def kept(seq: int) -> Kept:
-    return Kept(seq, 1, "chat.a.b", (), b"x")
+def kept(seq: int) -> FrameRecord:
+    return FrameRecord(seq, 1, "chat.a.b", (), b"x")
 
 
-def block_of(run: list[Kept], **lies: object) -> Block:
+def block_of(run: list[FrameRecord], **lies: object) -> Block:
     true = msgspec.msgpack.decode(encode_block(run), type=Block)
     return msgspec.structs.replace(true, **lies)
 

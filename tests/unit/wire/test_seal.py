@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import schema
+from golden.cast import ADA, BOB
 from tidings.errors import BadSignature, InvalidName, MalformedMessage, TooLarge
-from tidings.wire import schema
-from tidings.wire.golden.cast import ADA, BOB
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import MAX_PAYLOAD, ArtifactPart, Mention, Message, Part, Sender, TextPart, compose, decode

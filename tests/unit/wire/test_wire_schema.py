@@ -11,10 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+import golden
+import schema
+from golden.cast import ADA, MESSAGE_ID
+from golden.messages import artifact, base
 from tidings.errors import MalformedMessage, WireError
-from tidings.wire import golden, schema, strict_json
-from tidings.wire.golden.cast import ADA, MESSAGE_ID
-from tidings.wire.golden.messages import artifact, base
+from tidings.wire import strict_json
 from tidings.wire.message import decode
 
 VALIDATOR = Draft202012Validator(schema.message_schema())

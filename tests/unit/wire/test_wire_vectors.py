@@ -8,10 +8,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
+import schema
+from golden import cast, grammar
 from tidings.errors import BadSignature, MalformedMessage, WireError
-from tidings.wire import ids, keys, names, schema, seal, signing, strict_json, subjects, tags
+from tidings.wire import ids, keys, names, seal, signing, strict_json, subjects, tags
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.golden import cast, grammar
 from tidings.wire.headers import Headers, own_fields, refused_headers
 from tidings.wire.marks import record_mark
 from tidings.wire.message import decode

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
+import schema
 from tidings.broker import jwt
 from tidings.endpoint.identity import bundle_identity
 from tidings.errors import MalformedFrame, MalformedRecord, TidingsError, UsageError, WireError
 from tidings.space.control import read_answer
 from tidings.steward.requests import check_arguments, parse_request
-from tidings.wire import frames, roster, rulings, schema, signing
+from tidings.wire import frames, roster, rulings, signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import decode

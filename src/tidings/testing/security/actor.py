@@ -16,7 +16,7 @@ from typing import Any
 from tidings.broker import jwt
 from tidings.broker.client import Connection, connect
 from tidings.nats.errors import NatsError
-from tidings.space.control import Control
+from tidings.space.control import ControlClient
 from tidings.wire.headers import Field, encode_headers
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
@@ -41,7 +41,7 @@ class Actor:
     id: str
     key: KeyPair
     connection: Connection
-    control: Control
+    control: ControlClient
     complaints: list[str] = field(default_factory=list)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -102,7 +102,7 @@ async def acting(url: str, subjects: Subjects, creds: Path) -> AsyncIterator[Act
         url, creds, key.id, name=creds.stem, reconnect=False, on_error=on_error, on_closed=closed.set
     )
     try:
-        yield Actor(key.id, key, connection, Control(connection, subjects, key.id), complaints, closed)
+        yield Actor(key.id, key, connection, ControlClient(connection, subjects, key.id), complaints, closed)
     finally:
         with suppress(NatsError, OSError, TimeoutError):
             await asyncio.wait_for(connection.close(), 3)

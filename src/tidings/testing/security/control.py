@@ -18,7 +18,7 @@ from tidings.broker.grants import ACK_ANSWER
 from tidings.errors import DeniedError, UsageError
 from tidings.steward.fair_queue import MOST_REQUESTS
 from tidings.testing.security.actor import PATIENCE, line
-from tidings.testing.security.report import Collection, Verdict, broken, held, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage
 from tidings.wire.ids import new_id
 from tidings.wire.operations import OPERATIONS
@@ -35,7 +35,7 @@ LONGEST = 60 * 1_000_000_000
 
 
 @PROBES.probe("N14", "Send administrative requests: grant itself everything, revoke another, change the space.")
-async def administration(stage: Stage) -> Verdict:
+async def administration(stage: Stage) -> ProbeOutcome:
     mal, before = stage.mal.id, await stage.watch.mark()
     wide: dict[str, Any] = {"id": mal, "name": "probe-mal", "read": [">"], "post": [">"], "manage": [">"]}
     for do in ADMIN_VERBS:
@@ -59,7 +59,7 @@ async def _nobody_answers(stage: Stage, subject: str, payload: bytes) -> bool:
 @PROBES.probe(
     "F1", "Join, look into or configure a channel its access does not name; act for another in the arguments."
 )
-async def escalation(stage: Stage) -> Verdict:
+async def escalation(stage: Stage) -> ProbeOutcome:
     call, before = stage.mal.control.call, await stage.watch.mark()
     other = {"owner": stage.vic.id, "sender": stage.vic.id, "id": stage.vic.id, "from": stage.vic.id}
     attempts: list[tuple[str, str, dict[str, Any]]] = [
@@ -87,7 +87,7 @@ def wide_access(stage: Stage) -> dict[str, Any]:
     return {"id": stage.mal.id, "read": [">"], "post": [">"], "manage": [">"]}
 
 
-async def _only_its_own(stage: Stage, before: Any, tried: int) -> Verdict:
+async def _only_its_own(stage: Stage, before: Any, tried: int) -> ProbeOutcome:
     call = stage.mal.control.call
     told = json.dumps([await call("member", "list"), await call("channel", "list")])
     access = (await call("access", "get"))["access"]
@@ -126,7 +126,7 @@ def junk(stage: Stage, reply: str) -> Iterator[bytes]:
 
 
 @PROBES.probe("N23", "Flood the control services with junk until the broker forgets to forget.")
-async def junk_requests(stage: Stage) -> Verdict:
+async def junk_requests(stage: Stage) -> ProbeOutcome:
     before, count = await stage.watch.mark(), 7_500 if stage.deep else 1_500
     resident = []
     for _ in range(2):
@@ -144,7 +144,7 @@ async def junk_requests(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N23", "Send requests that nobody answers, the broker included, until it remembers too many.")
-async def unanswered_requests(stage: Stage) -> Verdict:
+async def unanswered_requests(stage: Stage) -> ProbeOutcome:
     """Every export must say when it forgets; in a deep run, the broker must also be seen to."""
     served = jwt.decode((stage.home.resolver / f"{stage.info.id}.jwt").read_text().strip())["nats"]["exports"]
     services = [each for each in served if each["type"] == "service"]

@@ -10,7 +10,7 @@ from typing import Any
 from tidings.broker.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT
 from tidings.testing.security.actor import line
 from tidings.testing.security.replies import targets
-from tidings.testing.security.report import Collection, Verdict, broken, held, known, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, known, refused
 from tidings.testing.security.stage import VIC, Stage
 from tidings.wire.envelope import Received, Refused
 from tidings.wire.headers import Field
@@ -53,7 +53,7 @@ async def _asked(stage: Stage, subject: str, *, direct: bool = False) -> int:
 
 
 @PROBES.probe("N5", "Spell the subject of a membership or channel record and ask for its last sequence.")
-async def spelled_names(stage: Stage) -> Verdict:
+async def spelled_names(stage: Stage) -> ProbeOutcome:
     s, vic, names = stage.subjects, stage.vic.id, (stage.secret, f"{stage.base}.>")
     guesses = [tag(secret, name) for secret in (b"", b"\0" * 32, os.urandom(32), s.space.encode()) for name in names]
     tails = [*names, *guesses, *(name.replace(".", "-") for name in names)]
@@ -67,7 +67,7 @@ async def spelled_names(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F18", "Find a wildcard or a name in the subject of a ruling record.")
-async def tags_only(stage: Stage) -> Verdict:
+async def tags_only(stage: Stage) -> ProbeOutcome:
     s = stage.subjects
     filters = {f"{s.root}.member.{stage.vic.id}.>": 4, f"{s.root}.channel.>": 3}
     seen = 0
@@ -83,7 +83,7 @@ async def tags_only(stage: Stage) -> Verdict:
     )
 
 
-async def _pinned(stage: Stage, sentence: str, subject: str, *, direct: bool = False) -> Verdict:
+async def _pinned(stage: Stage, sentence: str, subject: str, *, direct: bool = False) -> ProbeOutcome:
     before = await stage.watch.mark()
     told = await _asked(stage, subject, direct=direct)
     if changed := await stage.unchanged(before):
@@ -92,17 +92,17 @@ async def _pinned(stage: Stage, sentence: str, subject: str, *, direct: bool = F
 
 
 @PROBES.probe("N5", "Ask when the memberships of another agent last changed.")
-async def membership_times(stage: Stage) -> Verdict:
+async def membership_times(stage: Stage) -> ProbeOutcome:
     return await _pinned(stage, KNOWN_MEMBERSHIPS, f"{stage.subjects.root}.member.{stage.vic.id}.>")
 
 
 @PROBES.probe("N5", "Ask when the access of another agent last changed.")
-async def access_times(stage: Stage) -> Verdict:
+async def access_times(stage: Stage) -> ProbeOutcome:
     return await _pinned(stage, KNOWN_MEMBERSHIPS, stage.subjects.access(stage.vic.id))
 
 
 @PROBES.probe("N5", "Ask when a guessed channel it may not read last had traffic.")
-async def channel_traffic(stage: Stage) -> Verdict:
+async def channel_traffic(stage: Stage) -> ProbeOutcome:
     s = stage.subjects
     payload, headers = stage.signed(stage.vic, stage.secret, "secret")
     await stage.vic.send(line(s.chat(stage.vic.id, stage.secret), payload, headers=headers))
@@ -110,20 +110,20 @@ async def channel_traffic(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N5", "Ask whether two other agents exchange direct messages.")
-async def direct_pairs(stage: Stage) -> Verdict:
+async def direct_pairs(stage: Stage) -> ProbeOutcome:
     vic = stage.vic.id
     return await _pinned(stage, KNOWN_PAIRS, stage.subjects.direct(vic, vic), direct=True)
 
 
 @PROBES.probe("N5", "Ask the steward for the health of the space and look for names in it.")
-async def health_facts(stage: Stage) -> Verdict:
+async def health_facts(stage: Stage) -> ProbeOutcome:
     told = json.dumps(await stage.mal.control.call("health", "ping"))
     names = [name for name in (stage.secret, stage.base, stage.vic.id, VIC) if name in told]
     return broken(f"health tells {names}") if names else known(KNOWN_HEALTH)
 
 
 @PROBES.probe("N5", "Ask when the lease and the settings of the space were last written.")
-async def ruling_times(stage: Stage) -> Verdict:
+async def ruling_times(stage: Stage) -> ProbeOutcome:
     return await _pinned(stage, KNOWN_RULINGS, stage.subjects.steward_lease)
 
 
@@ -150,7 +150,7 @@ TRICKS: dict[str, list[Field]] = {
 
 
 @PROBES.probe("F3", "Use the log's own headers to be seen without being stored, or to remove what is stored.")
-async def header_tricks(stage: Stage) -> Verdict:
+async def header_tricks(stage: Stage) -> ProbeOutcome:
     subject = stage.subjects.chat(stage.mal.id, stage.channel)
     before, since = await stage.watch.mark(), len(stage.heard)
     burnt = ("Nats-Msg-Id", os.urandom(8).hex())
@@ -169,7 +169,9 @@ def _stored(answer: bytes) -> int:
     return 0 if said.get("error") or said.get("duplicate") else int(said.get("seq", 0))
 
 
-async def _judged(stage: Stage, before: Any, sent: dict[str, tuple[bytes, int]], heard: dict[bytes, Any]) -> Verdict:
+async def _judged(
+    stage: Stage, before: Any, sent: dict[str, tuple[bytes, int]], heard: dict[bytes, Any]
+) -> ProbeOutcome:
     if changed := await stage.unchanged(before):
         return broken(changed)
     for name, (payload, seq) in sent.items():
@@ -188,7 +190,7 @@ async def _judged(stage: Stage, before: Any, sent: dict[str, tuple[bytes, int]],
 
 
 @PROBES.probe("F3", "Have the broker send traces of its own to subjects of others.")
-async def trace_destinations(stage: Stage) -> Verdict:
+async def trace_destinations(stage: Stage) -> ProbeOutcome:
     before, since = await stage.watch.mark(), len(stage.heard)
     aimed = targets(stage)
     for only in ([], [("Nats-Trace-Only", "true")]):
@@ -217,7 +219,7 @@ FORGED: dict[str, list[Field]] = {
 
 
 @PROBES.probe("F4", "Forge the broker's metadata in a chat's headers, or end a page with an empty or status-like one.")
-async def shadow_headers(stage: Stage) -> Verdict:
+async def shadow_headers(stage: Stage) -> ProbeOutcome:
     s = stage.subjects
     subject, since = s.chat(stage.mal.id, stage.channel), len(stage.heard)
     truth: dict[int, bytes] = {}
@@ -242,7 +244,7 @@ async def _store(stage: Stage, subject: str, payload: bytes, headers: list[Field
     return int(json.loads(said.data)["seq"])
 
 
-async def _read_truly(stage: Stage, subject: str, truth: dict[int, bytes]) -> Verdict:
+async def _read_truly(stage: Stage, subject: str, truth: dict[int, bytes]) -> ProbeOutcome:
     """Paging over the forged records gives each with its own sequence and subject, and does not end early."""
     found: dict[int, tuple[str, bytes]] = {}
     async for page in stage.js.read(stage.subjects.log_stream, subject, min(truth), max(truth), page=2):
@@ -257,7 +259,7 @@ HOSTILE = [b"\xff\xfe", b"a\x0b1", b"a\x0c1", b"\xc3(", b"*", b">", b"\x00", b"\
 
 
 @PROBES.probe("S1", "Silence readers with a channel name that is not text, holds control characters or is very long.")
-async def hostile_subjects(stage: Stage) -> Verdict:
+async def hostile_subjects(stage: Stage) -> ProbeOutcome:
     before, since = await stage.watch.mark(), len(stage.heard)
     stem, own = (f"{stage.subjects.root}.chat.{actor.id}.{stage.base}.wild." for actor in (stage.mal, stage.loud))
     await stage.mal.send(*(line(stem.encode() + each, stage.marked()) for each in HOSTILE))

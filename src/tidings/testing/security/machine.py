@@ -21,7 +21,7 @@ from typing import Any
 from tidings.broker.private_files import lock_pid
 from tidings.space.home import SpaceHome
 from tidings.testing.security import neighbour
-from tidings.testing.security.report import Collection, Verdict, broken, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, refused
 from tidings.testing.security.stage import Stage
 
 PROBES = Collection()
@@ -105,7 +105,7 @@ def secrets_of(home: SpaceHome) -> list[str]:
 
 
 @PROBES.probe("S1", "As another user of the machine, use what the space's programs listen on, or read their files.")
-async def another_user(stage: Stage) -> Verdict:
+async def another_user(stage: Stage) -> ProbeOutcome:
     found = surface(stage.home)
     if not found.pids:
         return refused("the programs of this space do not run on this machine, or it has no /proc: nothing to try")

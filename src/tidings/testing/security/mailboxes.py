@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tidings.testing.security.actor import line
-from tidings.testing.security.report import Collection, Verdict, broken, held, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage
 
 PROBES = Collection()
 WORDS = (b"+ACK", b"", b"-NAK", b"+WPI", b"+TERM", b'+NXT {"batch":1,"no_wait":true}')
 
 
-async def _refused(stage: Stage, attempts: dict[str, bytes]) -> Verdict:
+async def _refused(stage: Stage, attempts: dict[str, bytes]) -> ProbeOutcome:
     before = await stage.watch.mark()
     allowed = await stage.mal.not_refused(attempts)
     changed = await stage.unchanged(before)
@@ -20,7 +20,7 @@ async def _refused(stage: Stage, attempts: dict[str, bytes]) -> Verdict:
 
 
 @PROBES.probe("F1", "Pull the frames or direct messages of another agent.")
-async def pull_of_another(stage: Stage) -> Verdict:
+async def pull_of_another(stage: Stage) -> ProbeOutcome:
     boxes = stage.watch.mailboxes(stage.vic.id)
     names = [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}" for stream, consumer in boxes]
     reply = f"_INBOX_{stage.mal.id}.probe"
@@ -31,7 +31,7 @@ async def pull_of_another(stage: Stage) -> Verdict:
 @PROBES.probe(
     "F24", "Acknowledge, refuse or end what another agent or a task's holder has pulled, by guessed subjects."
 )
-async def ack_of_another(stage: Stage) -> Verdict:
+async def ack_of_another(stage: Stage) -> ProbeOutcome:
     s, tails = stage.subjects, []
     for (stream, consumer), seq in zip(stage.watch.mailboxes(stage.vic.id), (stage.frame, stage.direct), strict=True):
         tails += [f"{stream}.{consumer}.{count}.{seq}.{count}.0.0" for count in (1, 2)]
@@ -46,7 +46,7 @@ async def ack_of_another(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F24", "Acknowledge the sequences of another's frame and direct message through its own mailbox.")
-async def ack_through_own(stage: Stage) -> Verdict:
+async def ack_through_own(stage: Stage) -> ProbeOutcome:
     before = await stage.watch.mark()
     lines = []
     for (stream, consumer), seq in zip(stage.watch.mailboxes(stage.mal.id), (stage.frame, stage.direct), strict=True):
@@ -58,7 +58,7 @@ async def ack_through_own(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F24", "Acknowledge sequences that do not exist yet, so that later frames vanish.")
-async def ack_ahead(stage: Stage) -> Verdict:
+async def ack_ahead(stage: Stage) -> ProbeOutcome:
     s, mal = stage.subjects, stage.mal.id
     stream, consumer = stage.watch.mailboxes(mal)[0]
     last = (await stage.js.info(stream))["state"]["last_seq"]

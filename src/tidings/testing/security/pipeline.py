@@ -17,7 +17,7 @@ from tidings.errors import ConflictError
 from tidings.space.state import StateBucket
 from tidings.testing.security.actor import Actor, acting, line
 from tidings.testing.security.replies import targets
-from tidings.testing.security.report import Collection, Verdict, broken, held, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage
 from tidings.wire.subjects import AGENT_SERVICES
 
@@ -31,7 +31,7 @@ OWN_KEY = "figures.deliver"
 FOREIGN_KEYS = ("floor.log", "floor.archive", "beat.steward", "session.probe", "x", "floor.deliver.x")
 
 
-async def _all_refused(stage: Stage, attempts: Mapping[str, bytes]) -> Verdict:
+async def _all_refused(stage: Stage, attempts: Mapping[str, bytes]) -> ProbeOutcome:
     """`attempts`: what is forbidden -> the protocol line, with {inbox} where the answer would go."""
     before = await stage.watch.mark()
     async with acting(stage.info.url, stage.subjects, stage.home.pipeline_creds) as pipeline:
@@ -48,7 +48,7 @@ def _request(subject: str, payload: bytes) -> bytes:
 
 
 @PROBES.probe("F14", "With the pipeline's credential, speak, rule, or write what others keep.")
-async def pipeline_publish(stage: Stage) -> Verdict:
+async def pipeline_publish(stage: Stage) -> ProbeOutcome:
     s, mal, vic = stage.subjects, stage.mal.id, stage.vic.id
     spoken = [
         s.chat(vic, stage.channel),
@@ -66,7 +66,7 @@ async def pipeline_publish(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F26", "With the pipeline's credential, read mail, tasks and audit, make consumers, change streams.")
-async def pipeline_jetstream(stage: Stage) -> Verdict:
+async def pipeline_jetstream(stage: Stage) -> ProbeOutcome:
     s, vic = stage.subjects, stage.vic.id
     state = stage.watch.state_stream
     unread = (s.direct_stream, s.task_stream, s.audit_stream, s.dead_stream)
@@ -97,7 +97,7 @@ async def pipeline_jetstream(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N6", "With the pipeline's credential, listen to anything but its own answers.")
-async def pipeline_subscribe(stage: Stage) -> Verdict:
+async def pipeline_subscribe(stage: Stage) -> ProbeOutcome:
     s, vic = stage.subjects, stage.vic.id
     wanted = [
         ">",
@@ -125,7 +125,7 @@ async def pipeline_subscribe(stage: Stage) -> Verdict:
 
 
 @REPLIES.probe("S4", "With the pipeline's credential, aim the answers to what it may ask at what it may not.")
-async def pipeline_replies(stage: Stage) -> Verdict:
+async def pipeline_replies(stage: Stage) -> ProbeOutcome:
     """A value of its own becomes a request: whoever reads it back with such a reply has made the call."""
     s = stage.subjects
     literal = _literal_imports(stage)

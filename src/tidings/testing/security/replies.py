@@ -14,7 +14,7 @@ from typing import Any
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.testing.security.actor import line
-from tidings.testing.security.report import Probe, Verdict, broken, held, known
+from tidings.testing.security.report import Probe, ProbeOutcome, broken, held, known
 from tidings.testing.security.stage import Stage
 from tidings.wire.envelope import Received
 from tidings.wire.ids import new_id
@@ -170,14 +170,14 @@ CALLS = [
 
 
 def _probe(call: Call) -> Probe:
-    async def run(stage: Stage) -> Verdict:
+    async def run(stage: Stage) -> ProbeOutcome:
         return await _attack(stage, call)
 
     title = f"Aim the answer to {call.title} at the API, rulings, mailboxes, traffic and inboxes of others."
     return Probe(f"reply_of_{call.name}", "F14" if call.name == "chat" else "F1", title, run)
 
 
-async def _attack(stage: Stage, call: Call) -> Verdict:
+async def _attack(stage: Stage, call: Call) -> ProbeOutcome:
     before, since = await stage.watch.mark(), len(stage.heard)
     aimed, trouble = targets(stage), ""
     try:
@@ -204,7 +204,7 @@ async def _fire(stage: Stage, call: Call, aimed: list[str]) -> None:
         await call.finish(stage, made)
 
 
-async def stray_answers(stage: Stage) -> Verdict:
+async def stray_answers(stage: Stage) -> ProbeOutcome:
     before, since = await stage.watch.mark(), len(stage.heard)
     s, vic = stage.subjects, stage.vic.id
     forged = f"{s.root}.live.chat.{vic}.{stage.channel}"

@@ -19,26 +19,26 @@ Outcome = Literal["refused", "held", "known", "BROKEN"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeOutcome:
     outcome: Outcome
     evidence: str
 
 
-def refused(evidence: str) -> Verdict:
-    return Verdict("refused", evidence)
+def refused(evidence: str) -> ProbeOutcome:
+    return ProbeOutcome("refused", evidence)
 
 
-def held(evidence: str) -> Verdict:
-    return Verdict("held", evidence)
+def held(evidence: str) -> ProbeOutcome:
+    return ProbeOutcome("held", evidence)
 
 
-def known(sentence: str) -> Verdict:
+def known(sentence: str) -> ProbeOutcome:
     """`sentence` stands word for word in SECURITY.md."""
-    return Verdict("known", sentence)
+    return ProbeOutcome("known", sentence)
 
 
-def broken(evidence: str) -> Verdict:
-    return Verdict("BROKEN", evidence)
+def broken(evidence: str) -> ProbeOutcome:
+    return ProbeOutcome("BROKEN", evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Probe:
     name: str
     finding: str
     title: str
-    run: Callable[[Stage], Awaitable[Verdict]]
+    run: Callable[[Stage], Awaitable[ProbeOutcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Report:
 class Collection(list[Probe]):
     """The probes of one module, in the order they are written."""
 
-    def probe(self, finding: str, title: str) -> Callable[[Callable[[Stage], Awaitable[Verdict]]], Any]:
-        def add(run: Callable[[Stage], Awaitable[Verdict]]) -> Any:
+    def probe(self, finding: str, title: str) -> Callable[[Callable[[Stage], Awaitable[ProbeOutcome]]], Any]:
+        def add(run: Callable[[Stage], Awaitable[ProbeOutcome]]) -> Any:
             self.append(Probe(run.__name__, finding, title, run))
             return run
 

@@ -9,7 +9,7 @@ from tidings.broker import jwt
 from tidings.broker.client import connect
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.testing.security.actor import line
-from tidings.testing.security.report import Collection, Verdict, broken, held, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import AGENT_SERVICES
@@ -18,7 +18,7 @@ PROBES = Collection()
 TAG = "A" * 26
 
 
-async def _all_refused(stage: Stage, attempts: Mapping[str, bytes]) -> Verdict:
+async def _all_refused(stage: Stage, attempts: Mapping[str, bytes]) -> ProbeOutcome:
     before = await stage.watch.mark()
     allowed = await stage.mal.not_refused(attempts)
     changed = await stage.unchanged(before)
@@ -32,7 +32,7 @@ def _marked(stage: Stage, subjects: list[str]) -> dict[str, bytes]:
 
 
 @PROBES.probe("F1", "Publish a chat, direct message, task or control request in another's name.")
-async def other_sender(stage: Stage) -> Verdict:
+async def other_sender(stage: Stage) -> ProbeOutcome:
     s, mal, vic = stage.subjects, stage.mal.id, stage.vic.id
     forged = [s.chat(vic, stage.channel), s.direct(vic, vic), s.direct(mal, vic), s.task(stage.role, vic)]
     forged += [s.control(service, vic) for service in (*AGENT_SERVICES, "admin")]
@@ -40,7 +40,7 @@ async def other_sender(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F14", "Publish ruling records, frames, audit, dead letters, link traffic and state.")
-async def reserved_subjects(stage: Stage) -> Verdict:
+async def reserved_subjects(stage: Stage) -> ProbeOutcome:
     s, mal, vic = stage.subjects, stage.mal.id, stage.vic.id
     owners = [subject for owner in (mal, vic) for subject in (s.access(owner), s.member(owner, TAG))]
     rulings = [*owners, s.channel(TAG), s.link("probe"), s.steward_lease, s.space_record]
@@ -51,7 +51,7 @@ async def reserved_subjects(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F3", "Publish straight to the live subjects, so that others see what the log never had.")
-async def live_subjects(stage: Stage) -> Verdict:
+async def live_subjects(stage: Stage) -> ProbeOutcome:
     s, mal, vic = stage.subjects, stage.mal.id, stage.vic.id
     live = f"{s.root}.live"
     tails = [f"chat.{mal}.{stage.channel}", f"chat.{vic}.{stage.channel}", f"via.probe.{vic}.{stage.channel}"]
@@ -60,13 +60,13 @@ async def live_subjects(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F1", "Post to a channel its access does not name.")
-async def foreign_channel(stage: Stage) -> Verdict:
+async def foreign_channel(stage: Stage) -> ProbeOutcome:
     s, mal = stage.subjects, stage.mal.id
     return await _all_refused(stage, _marked(stage, [s.chat(mal, stage.secret), s.chat(mal, "general")]))
 
 
 @PROBES.probe("F26", "Ask JetStream anything: list, read, create, change, purge, delete.")
-async def jetstream_api(stage: Stage) -> Verdict:
+async def jetstream_api(stage: Stage) -> ProbeOutcome:
     s, vic = stage.subjects, stage.vic.id
     asked: dict[str, bytes] = {"INFO": b"", "STREAM.NAMES": b"", "STREAM.LIST": b'{"subject":">"}'}
     for stream in (*stage.watch.streams, stage.watch.state_stream):
@@ -92,7 +92,7 @@ async def jetstream_api(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N7", "Give the broker account tokens: an older one, one of its own making; ask the system account.")
-async def system_account(stage: Stage) -> Verdict:
+async def system_account(stage: Stage) -> ProbeOutcome:
     info = stage.info
     older = stage.home.resolver / f"{info.agents_account}.jwt"
     stolen = older.read_bytes() if older.exists() else b""
@@ -104,7 +104,7 @@ async def system_account(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N6", "Listen to everything, to rulings, to other agents' inboxes and to channels it may not read.")
-async def subscriptions(stage: Stage) -> Verdict:
+async def subscriptions(stage: Stage) -> ProbeOutcome:
     s, mal, vic = stage.subjects, stage.mal.id, stage.vic.id
     live = f"{s.root}.live"
     wanted = [">", "*", "*.>", "td.>", f"{s.root}.>", f"{live}.>", f"{live}.chat.>", f"{live}.via.>", f"{live}.*"]
@@ -123,7 +123,7 @@ async def subscriptions(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N6", "Watch for the live copy of a ruling while one is written.")
-async def ruling_copies(stage: Stage) -> Verdict:
+async def ruling_copies(stage: Stage) -> ProbeOutcome:
     """Everything the attacker may subscribe to is open; a ruling about the victim and one about a channel happen."""
     heard: list[str] = []
 
@@ -145,7 +145,7 @@ async def ruling_copies(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N7", "Connect with tokens of its own making: other account, other rights, self-signed, no signature.")
-async def forged_tokens(stage: Stage) -> Verdict:
+async def forged_tokens(stage: Stage) -> ProbeOutcome:
     creds, info = stage.home.agent_creds("probe-mal").read_text(), stage.info
     token, key = jwt.split_credentials(creds)
     head, body, signature = token.split(".")

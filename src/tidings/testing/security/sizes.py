@@ -7,7 +7,7 @@ import json
 
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.testing.security.actor import PATIENCE, acting, line
-from tidings.testing.security.report import Collection, Verdict, broken, held, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import MAL, Stage
 from tidings.wire.envelope import Received, Refused
 from tidings.wire.message import MAX_PAYLOAD
@@ -16,7 +16,7 @@ PROBES = Collection()
 
 
 @PROBES.probe("F17", "Send a message of exactly the largest size, and one just above what a reader takes.")
-async def largest(stage: Stage) -> Verdict:
+async def largest(stage: Stage) -> ProbeOutcome:
     s, since = stage.subjects, len(stage.heard)
     empty = len(stage.signed(stage.mal, stage.channel, "")[0])
     fits, headers = stage.signed(stage.mal, stage.channel, "x" * (MAX_PAYLOAD - empty))
@@ -35,7 +35,7 @@ async def largest(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F17", "Send more than the broker takes: in the payload, in the headers, far beyond, and without end.")
-async def oversize(stage: Stage) -> Verdict:
+async def oversize(stage: Stage) -> ProbeOutcome:
     subject, before = stage.subjects.chat(stage.mal.id, stage.channel), await stage.watch.mark()
     attempts = {
         "264 KiB and a byte": line(subject, b"x" * (MAX_MESSAGE + 1)),

@@ -111,13 +111,6 @@ class Stage:
             return Refused("header", "no sequence of the log")
         return open_record(s, self.info.id, message.subject.replace(".live.", ".", 1), fields, message.data)
 
-    async def hears(self, count: int, since: int) -> list[Any]:
-        """Wait until the victim heard `count` messages after `since`; answers what it heard."""
-        async with asyncio.timeout(PATIENCE):
-            while len(self.heard) < since + count:
-                await asyncio.sleep(0.002)
-        return self.heard[since:]
-
     async def barrier(self) -> list[Any]:
         """Everything sent so far has reached the victim once this message of the attacker's own has."""
         payload, headers = self.signed(self.mal, self.channel, f"barrier {new_id()}")

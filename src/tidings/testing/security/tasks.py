@@ -15,7 +15,7 @@ from typing import Any
 from tidings.errors import ConflictError, DeniedError, TidingsError, UsageError, WireError
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.testing.security.actor import Actor
-from tidings.testing.security.report import Collection, Verdict, broken, held, refused
+from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage
 from tidings.wire import message as wire
 from tidings.wire import signing
@@ -61,7 +61,7 @@ async def _claimed(actor: Actor, role: str) -> Any:
 
 
 @PROBES.probe("F24", "Settle, beat for or give back a task that another worker holds.")
-async def settle_anothers_task(stage: Stage) -> Verdict:
+async def settle_anothers_task(stage: Stage) -> ProbeOutcome:
     task, seq = await asked(stage, stage.vic, stage.role)
     if (await _claimed(stage.vic, stage.role))["seq"] != seq:
         return broken("the victim was given another task than the one that was asked")
@@ -85,7 +85,7 @@ async def settle_anothers_task(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F24", "Claim tasks of a role it does not hold, or in the name of one who does.")
-async def claim_without_role(stage: Stage) -> Verdict:
+async def claim_without_role(stage: Stage) -> ProbeOutcome:
     role = f"{stage.role}-other"
     _, seq = await asked(stage, stage.mal, role)
     names = (role, "*", ">", f"{stage.role}.*", "", role.upper())
@@ -97,7 +97,7 @@ async def claim_without_role(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F24", "Hold two tasks at once: many claims at the same time, under many session names.")
-async def claim_two_at_once(stage: Stage) -> Verdict:
+async def claim_two_at_once(stage: Stage) -> ProbeOutcome:
     seqs = [(await asked(stage, stage.vic, stage.role))[1] for _ in range(4)]
     claims = [
         stage.mal.control.call("task", "claim", role=stage.role, wait=1, **({"session": f"s-{n}"} if n % 2 else {}))
@@ -120,7 +120,7 @@ async def _drain(stage: Stage, worker: Actor) -> None:
 
 
 @PROBES.probe("F24", "Keep a task for ever by beating beyond its deadline, then finish it after all.")
-async def beat_beyond_deadline(stage: Stage) -> Verdict:
+async def beat_beyond_deadline(stage: Stage) -> ProbeOutcome:
     task, seq = await asked(stage, stage.vic, stage.role, deadline=0.6)
     taken = await _claimed(stage.mal, stage.role)
     if taken is None or taken["seq"] != seq:
@@ -144,7 +144,7 @@ async def beat_beyond_deadline(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("F24", "Forge a result with another's signature, task or name, or none at all; replay an old one.")
-async def forged_results(stage: Stage) -> Verdict:
+async def forged_results(stage: Stage) -> ProbeOutcome:
     first, first_seq = await asked(stage, stage.vic, stage.role)
     if (await _claimed(stage.mal, stage.role))["seq"] != first_seq:
         return broken("the attacker was not given the task it should hold")
@@ -178,7 +178,7 @@ async def forged_results(stage: Stage) -> Verdict:
 
 
 @PROBES.probe("N16", "Send receipts for mail of others; wait for, watch or trace what others sent.")
-async def receipts_of_others(stage: Stage) -> Verdict:
+async def receipts_of_others(stage: Stage) -> ProbeOutcome:
     mid, seq = await _direct_to_itself(stage)
     many = [{"seq": n, "stage": "read"} for n in (*range(max(1, seq - 20), seq + 20), 10**15)]
     whose = {"to": stage.vic.id, "sender": stage.vic.id}
@@ -212,7 +212,7 @@ async def _direct_to_itself(stage: Stage) -> tuple[str, int]:
 
 
 @PROBES.probe("N23", "Flood receipts, traces and waits, so that the steward answers nobody.")
-async def receipt_flood(stage: Stage) -> Verdict:
+async def receipt_flood(stage: Stage) -> ProbeOutcome:
     junk = [{"seq": 10**12 + n, "stage": "read"} for n in range(MOST_RECEIPTS)]
     call, count = stage.mal.control.call, 40
     calls = [_answered(call("receipt", "put", receipts=junk)) for _ in range(count)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.wire.golden import control, frames, grammar, messages
-from tidings.wire.golden.cast import CAST
+from golden import control, frames, grammar, messages
+from golden.cast import CAST
 from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, MAX_PAYLOAD, MAX_WHOLE
 from tidings.wire.names import MAX_CHANNEL, MAX_TOKEN
 from tidings.wire.seal import MAX_SEALED
@@ -19,7 +19,7 @@ from tidings.wire.strict_json import MAX_DEPTH, MAX_NUMBER
 
 def vectors() -> dict[str, Any]:
     return {
-        "about": "Golden vectors of the Tidings wire (docs/wire.md); regenerate with `python -m tidings.wire.schema`.",
+        "about": "Golden vectors of the Tidings wire (docs/wire.md); regenerate with `make schema`.",
         "limits": {
             "payload": MAX_PAYLOAD,
             "sealed": MAX_SEALED,

@@ -1,9 +1,9 @@
-"""The wire for other languages: a JSON Schema of the message, and golden vectors. `python -m tidings.wire.schema`.
+"""The wire for other languages: a JSON Schema of the message, and golden vectors. `make schema` writes them.
 
 The schema is generated from the structs in `wire/message` and completed where they cannot say it: `raw` does not
 travel, and a part may be of any reverse-DNS kind. It describes the shape only; duplicate keys, depth and numbers are
-for the reader of the bytes, and the vectors have a case for each. Regenerating is the one place in `wire/` that
-touches files; a test holds the files against `contents()`.
+for the reader of the bytes, and the vectors, which `tests/golden` makes, have a case for each. The package ships the
+files and not their maker; a test holds them against `contents()`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from tidings.wire.golden import vectors
+from golden import vectors
 from tidings.wire.message import EXTENSION_KIND, Message
 from tidings.wire.operations import answer_schema, control_schema
 
-FOLDER = Path(__file__).parent / "vectors"
+FOLDER = Path(__file__).parents[1] / "src/tidings/wire/vectors"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from golden.cast import ADA, BOB, MESSAGE_ID, SECRET, SPACE, SPACE_NAME, key_of
 from tidings.wire import subjects, tags
-from tidings.wire.golden.cast import ADA, BOB, MESSAGE_ID, SECRET, SPACE, SPACE_NAME, key_of
 from tidings.wire.headers import CONTROL_HEADERS, DIRECT_GET_HEADERS, REPUBLISH_HEADERS
 from tidings.wire.marks import record_mark
 

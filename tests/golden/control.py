@@ -10,8 +10,7 @@ import base64
 import json
 from typing import Any
 
-from tidings.wire import roster, rulings, signing
-from tidings.wire.golden.cast import (
+from golden.cast import (
     ADA,
     AGENTS,
     BOB,
@@ -23,8 +22,9 @@ from tidings.wire.golden.cast import (
     SPACE_NAME,
     STEWARD,
 )
-from tidings.wire.golden.frames import EPOCH, RECORDS
-from tidings.wire.golden.messages import base
+from golden.frames import EPOCH, RECORDS
+from golden.messages import base
+from tidings.wire import roster, rulings, signing
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects

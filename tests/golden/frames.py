@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from golden.cast import ADA, BOB, MESSAGE_ID, SPACE
+from golden.messages import base
 from tidings.wire import signing
 from tidings.wire.frames import (
     HEAD_HEADER,
@@ -19,14 +21,12 @@ from tidings.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_MESSAGES,
     Block,
-    Kept,
+    FrameRecord,
     Lost,
     decode_frame,
     encode_frame,
     frame_id,
 )
-from tidings.wire.golden.cast import ADA, BOB, MESSAGE_ID, SPACE
-from tidings.wire.golden.messages import base
 from tidings.wire.times import record_time
 
 LIMITS = {
@@ -44,11 +44,11 @@ def vectors() -> dict[str, Any]:
     return {"frames": {"head_header": HEAD_HEADER, "valid": _valid(), "invalid": _invalid()}}
 
 
-def _record(seq: int, text: str) -> Kept:
+def _record(seq: int, text: str) -> FrameRecord:
     payload = json.dumps(base(parts=[{"kind": "text", "text": text}])).encode()
     signature = signing.sign(ADA, SPACE.id, "chat", "general", payload)
     headers = (("Td-Sig", signature), ("Nats-Msg-Id", MESSAGE_ID))
-    return Kept(seq, 1_763_208_000_000_000_000 + seq, f"chat.{ADA.id}.general", headers, payload)
+    return FrameRecord(seq, 1_763_208_000_000_000_000 + seq, f"chat.{ADA.id}.general", headers, payload)
 
 
 RECORDS = (_record(7, "hello"), _record(9, "again"))

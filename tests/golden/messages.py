@@ -6,8 +6,8 @@ import base64
 import json
 from typing import Any
 
+from golden.cast import ADA, BOB, MESSAGE_ID, OTHER_SPACE, SPACE, SPACE_NAME
 from tidings.wire import seal, signing
-from tidings.wire.golden.cast import ADA, BOB, MESSAGE_ID, OTHER_SPACE, SPACE, SPACE_NAME
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, decode
 from tidings.wire.subjects import Subjects
