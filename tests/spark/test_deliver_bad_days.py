@@ -399,10 +399,16 @@ async def test_a_checkpoint_that_spark_would_refuse_is_put_aside_and_said_and_de
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
     await say_on(ada, ["team.0", "team.1"], "before")
+
+    def written() -> list[Path]:
+        """Spark notes a batch as done after we did."""
+        folder = tmp_path / "checkpoint" / "spark" / name
+        return [path for path in folder.iterdir() if path.name.isdigit()] if folder.exists() else []
+
     async with delivering(spark, space, tmp_path) as job:
         await job.caught_up()
-    written = [path for path in (tmp_path / "checkpoint" / "spark" / name).iterdir() if path.name.isdigit()]
-    max(written, key=lambda path: int(path.name)).write_bytes(content)
+        await eventually(written, within=30, what=f"Spark writes its {name}")
+    max(written(), key=lambda path: int(path.name)).write_bytes(content)
     await say_on(ada, ["team.0"], "after")
     async with delivering(spark, space, tmp_path) as job:
         await job.caught_up()
