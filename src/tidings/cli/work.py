@@ -91,7 +91,8 @@ async def _each_task(where: Place, role: str, *, direct: bool) -> AsyncGenerator
                 async with aclosing(agent.work(role)) as jobs:  # type: ignore[type-var]
                     async for job in jobs:
                         yield job
-            except HostUnreachable as error:
+            except (HostUnreachable, OutcomeUnknown) as error:
+                # a claim without an answer: a host that stops gives back what it took
                 output.say(f"note: {error}; going without it")
     async with direct_session(where, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
         async for job in jobs:
