@@ -125,7 +125,8 @@ class Connecting:
 
 
 def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient | None = None) -> HostEndpoint:
-    from tidings.host.endpoint import HostEndpoint, ProvenSession
+    from tidings.host.endpoint import HostEndpoint
+    from tidings.host.session_source import ProvenSession
 
     name, home, bundle = options.get("name"), options.get("home"), options.get("bundle")
     first = [found] if found is not None else []

@@ -23,7 +23,8 @@ from terminal import Terminal
 from tidings.host import routes_space
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
-from tidings.host.endpoint import SILENCE, HostEndpoint
+from tidings.host.endpoint import HostEndpoint
+from tidings.host.endpoint_tasks import SILENCE
 from tidings.host.registry import Scope
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -292,7 +293,7 @@ def claims_of_me(daemon: Daemon) -> tuple[Claims, Scope]:
 async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_is_not(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.host.endpoint.SIGN_EVERY", 0.05)
+    monkeypatch.setattr("tidings.host.endpoint_tasks.SIGN_EVERY", 0.05)
     async with lively(terminal, space) as (daemon, _, _count):
         bob = await session_of(space, "bob")
         asked = await ask(bob.send, role="reviewer", text="is it right?", wait=10)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
 
 import tidings
 from daemons import daemon_in
+from terminal import Terminal
 from tidings.endpoint import message_json
-from tidings.errors import TidingsError
+from tidings.errors import AuthRevoked, DeniedError, TidingsError
+from tidings.host.daemon import running_pid
 from tidings.host.endpoint import HostEndpoint
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
 
 PATIENCE = 20.0
+MESSAGE = new_id()
 
 
 def at_the_host(space: RealSpace, name: str) -> HostEndpoint:
@@ -74,3 +80,68 @@ async def test_a_row_that_cannot_be_read_here_is_told_stays_unread_and_holds_not
         assert message.text == "plain"
         assert [isinstance(each, TidingsError) and "cannot be read here" in str(each) for each in errors] == [True]
         assert (await bob.unread())["direct"] == 1
+
+
+async def test_a_program_lives_through_kill_9_of_its_host_and_hears_each_message_once(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    heard: list[str] = []
+    states: list[str] = []
+
+    async def host_up() -> int:
+        done = await asyncio.to_thread(terminal.run, "host", "up")
+        assert done.returncode == 0, done
+        pid = running_pid(pair.home.home)
+        assert pid is not None
+        return pid
+
+    async def listen(bob: HostEndpoint) -> None:
+        async for message in bob.messages():
+            heard.append(message.text)  # noqa: PERF401  one by one
+
+    pid = await host_up()
+    async with at_the_host(pair, "bob") as bob, tidings.connect("main", name="ada", home=pair.home.home) as ada:
+        bob.on("connection", states.append)
+        listening = asyncio.create_task(listen(bob))
+        try:
+            for number in range(3):
+                await ada.dm("bob", f"message {number}")
+                await eventually(lambda n=number: len(heard) > n, within=PATIENCE, what="it comes")  # type: ignore[misc]
+                os.kill(pid, signal.SIGKILL)
+                await eventually(lambda: states[-1:] == ["reconnecting"], within=PATIENCE, what="the program is told")
+                pid = await host_up()
+                await eventually(lambda: states[-1:] == ["open"], within=PATIENCE, what="and told again")
+            await ada.dm("bob", "the last")
+            await eventually(lambda: "the last" in heard, within=PATIENCE, what="the last comes")
+            await ada.dm("bob", "behind it")
+            await eventually(lambda: "behind it" in heard, within=PATIENCE, what="asking for the next settles the last")
+        finally:
+            listening.cancel()
+    assert heard == ["message 0", "message 1", "message 2", "the last", "behind it"]
+
+
+async def test_a_channel_that_is_refused_leaves_no_session_at_the_host(space: RealSpace) -> None:
+    await space.add("ada", read=["general"])
+    async with daemon_in(space.home.home) as daemon:
+        refused = tidings.connect("main", name="ada", home=space.home.home, via="host", channels=["secret"])
+        with pytest.raises(DeniedError):
+            await refused.open()
+        assert daemon.app is not None
+        assert len(daemon.app.sessions) == 0
+
+
+async def test_a_revoked_agent_is_told_so_through_the_host_and_what_it_was_sent_stays_readable(
+    pair: RealSpace,
+) -> None:
+    states: list[str] = []
+    async with daemon_in(pair.home.home), at_the_host(pair, "bob") as bob, at_the_host(pair, "ada") as ada:
+        bob.on("connection", states.append)
+        await ada.dm("bob", "before", timeout=PATIENCE)
+        assert (await bob.next_message(PATIENCE)).text == "before"
+        async with pair.administer() as admin:
+            await admin.revoke("bob")
+        await eventually(lambda: states[-1:] == ["revoked"], within=PATIENCE, what="the program is told")
+        for act in (lambda: bob.send("general", "still here"), bob.memberships, lambda: bob.history("general")):
+            with pytest.raises(AuthRevoked):
+                await act()
+        assert [row["text"] for row in await bob.inbox(kind="direct")] == ["before"]

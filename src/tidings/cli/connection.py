@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
     from tidings.endpoint.identity import Identity
     from tidings.endpoint.interface import AgentInterface, Receipt
-    from tidings.host.endpoint import HostEndpoint, SessionSource
+    from tidings.host.endpoint import HostEndpoint
     from tidings.host.http_client import HostClient
     from tidings.host.outbox_file import OutboxFile
     from tidings.host.session_file import SessionFile
+    from tidings.host.session_source import SessionSource
 
 T = TypeVar("T")
 DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
@@ -116,7 +117,7 @@ async def host_session(
 
     A host may go away between two questions: nothing was handed to it yet, so nothing is lost without it.
     """
-    from tidings.host.endpoint import ProvenSession
+    from tidings.host.session_source import ProvenSession
 
     host = None if direct else await _host_if_any(where.home.home)
     if host is None:
@@ -184,8 +185,8 @@ class KeptSession:
         self.where, self.receive = where, receive
 
     async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
-        from tidings.host.endpoint import open_session
         from tidings.host.session_file import own_file
+        from tidings.host.session_source import open_session
 
         own = own_file(self.where.home.home, self.where.home.name, self.where.agent)
         for path in (_named(self.where), own):
@@ -198,8 +199,8 @@ class KeptSession:
 
     def _read(self, path: Path, host: HostClient) -> SessionFile | None:
         """The session in a file, if it is of this agent as it is now; whether it lasts, its first request tells."""
-        from tidings.host.endpoint import usable
         from tidings.host.session_file import SessionFile
+        from tidings.host.session_source import usable
 
         if not path.exists():
             return None

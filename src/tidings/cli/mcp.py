@@ -17,8 +17,8 @@ from tidings.cli.options import HomeOption, Place, SpaceOption, place
 from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
 
 if TYPE_CHECKING:
-    from tidings.host.endpoint import SessionSource
     from tidings.host.http_client import HostClient
+    from tidings.host.session_source import SessionSource
 
 START_WITHIN = 30.0
 SOMEBODY_ELSES = 2.0
@@ -78,7 +78,7 @@ def mcp(
 
 async def _own(where: Place, bundle: Path | None) -> SessionSource:
     from tidings.endpoint.identity import Identity, bundle_identity, local_identity
-    from tidings.host.endpoint import ProvenSession
+    from tidings.host.session_source import ProvenSession
 
     async def identity() -> Identity:
         return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
@@ -89,8 +89,8 @@ async def _own(where: Place, bundle: Path | None) -> SessionSource:
 
 def borrowed(path: Path, agent: str | None) -> SessionSource:
     """The session of a file, if it is of this agent."""
-    from tidings.host.endpoint import BorrowedSession
     from tidings.host.session_file import SessionFile
+    from tidings.host.session_source import BorrowedSession
 
     name = SessionFile.read(path).name
     if agent is not None and name != agent:

@@ -15,132 +15,45 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any
 
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
-from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
-from tidings.endpoint.message_json import read_document, read_message, read_result
+from tidings.endpoint.message_json import read_message
 from tidings.endpoint.notices import Notice
 from tidings.endpoint.redelivery import Retry
-from tidings.endpoint.tasks import FINAL, Job, TaskResult, TaskTicket
+from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
 from tidings.errors import (
     ERRORS_BY_CODE,
-    ConfigError,
-    ConflictError,
     ConnectionLost,
-    DeniedError,
     HostBusy,
     HostUnreachable,
     NoSession,
     OutcomeUnknown,
     StoreError,
     TidingsError,
-    UnknownMessage,
     UnreachableError,
     UsageError,
     WireError,
 )
-from tidings.host.http_client import HostClient, Json, ServerEvent
-from tidings.host.proof import prove
+from tidings.host.endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
+from tidings.host.http_client import HostClient, Json, ServerEvent, path_part
 from tidings.host.session_file import SessionFile
+from tidings.host.session_source import SessionSource
 from tidings.wire.ids import new_id
-from tidings.wire.message import Mention, Part, Priority, Sender, check_list, check_said, write_parts
-from tidings.wire.names import check_role, unmarked
+from tidings.wire.message import Mention, Part, Priority, check_list, check_said, write_parts
+from tidings.wire.names import unmarked
 from tidings.wire.roster import Agent, Status
 from tidings.wire.states import ReceiptStage
 
 #: messages of a page of the inbox, and of a channel's past
 PAGE, HISTORY_PAGE = 500, 200
-#: seconds that one question waits at the host
-LONG_POLL = 20.0
-#: how often the host hears that a program lives which holds a task, and after how long without that it gives it back
-SIGN_EVERY, SILENCE = 5.0, 30.0
-#: the same for what was claimed without saying so: the host gives it back after a quarter of an hour
-QUIET_SIGN_EVERY = 120.0
 RETRY = Backoff(0.1, 2.0)
-LONGEST_SETTLING = 86_400.0
 #: seconds for what a program was done with to reach the host when it closes
 CLOSE_PATIENCE = 2.0
-#: states of a row that has not left, and those in which nothing more comes of a task
-WAITING = ("pending", "inflight")
-OVER = (*FINAL, "cancelled")
-
-
-class SessionSource(Protocol):
-    """Where a session comes from."""
-
-    #: is it ended with the endpoint? One that others use too is left open
-    ends: bool
-
-    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
-        """A session; `stale` is one that the host does not know any more."""
-        ...
-
-
-class ProvenSession:
-    """A session of one's own, opened with the agent's key."""
-
-    ends = True
-
-    def __init__(self, identity: Callable[[], Awaitable[Identity]], *, receive: bool, program: str = "") -> None:
-        self.identity, self.receive, self.program = identity, receive, program
-
-    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:  # noqa: ARG002
-        return await open_session(host, await self.identity(), receive=self.receive, program=self.program)
-
-
-class BorrowedSession:
-    """The session in a file, which is somebody else's to end and to replace. `holder`: what borrows it."""
-
-    ends = False
-
-    def __init__(self, path: Path, *, holder: str = "program") -> None:
-        self.path, self.holder = path, holder
-
-    async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
-        if stale is not None:
-            raise NoSession(
-                f"the session of this {self.holder} has ended on the host: start it again with a session that lasts"
-            )
-        return usable(SessionFile.read(self.path), host)
-
-
-async def open_session(
-    host: HostClient, identity: Identity, *, receive: bool = False, program: str = "", source: Sequence[str] = ()
-) -> SessionFile:
-    """Prove the agent's key. `receive`: the host takes its mail from now on."""
-    nonce = str((await host.call("POST", "/v1/challenge", {}))["nonce"])
-    body = {
-        "source": list(source) or source_of(identity),
-        "agent": identity.id,
-        "nonce": nonce,
-        "signature": prove(identity.key, identity.space_id, str(host.socket), nonce),
-        "receive": receive,
-        "program": program,
-    }
-    found = await host.call("POST", "/v1/sessions", body)
-    names = ("session", "token", "space", "space_id", "agent", "name")
-    return SessionFile(socket=str(host.socket), receive=receive, **{name: str(found[name]) for name in names})
-
-
-def usable(file: SessionFile, host: HostClient) -> SessionFile:
-    if file.socket != str(host.socket):
-        raise ConfigError(f"session {file.session} is of the host at {file.socket}, not of {host.socket}")
-    return file
-
-
-def source_of(identity: Identity) -> list[str]:
-    """Where the host finds this identity too."""
-    if identity.is_bundle:
-        return ["bundle", str(identity.path.absolute())]
-    # <home>/spaces/<space>/creds/agents/<name>.creds
-    return ["home", str(identity.path.absolute().parents[4]), identity.subjects.space, identity.name]
 
 
 class HostEndpoint(AgentInterface):
@@ -193,8 +106,12 @@ class HostEndpoint(AgentInterface):
         self.host = await self._find()
         try:
             self.session = await self._source.obtain(self.host, None)
-            for channel in dict.fromkeys(self._boot_channels):
-                await self.join(channel)
+            try:
+                for channel in dict.fromkeys(self._boot_channels):
+                    await self.join(channel)
+            except BaseException:
+                await self._end_own_session()  # else the host would go on receiving for a program that gave up
+                raise
         except BaseException:
             self.host.close()
             raise
@@ -214,10 +131,13 @@ class HostEndpoint(AgentInterface):
                     await self._mark_late()
             await self._tasks.close()
             self.inbox_queue.close(asyncio.CancelledError())
-            if self._source.ends:
-                with suppress(TidingsError):
-                    await self.end_session()
+            await self._end_own_session()
             self.host.close()
+
+    async def _end_own_session(self) -> None:
+        if self._source.ends:
+            with suppress(TidingsError):
+                await self.end_session()
 
     async def end_session(self) -> bool:
         """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that is
@@ -276,7 +196,7 @@ class HostEndpoint(AgentInterface):
 
     async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
         timeout = float(arguments.pop("timeout", 0.0))
-        return await self.ask_host("POST", f"/v1/control/{_part(service)}/{_part(do)}", arguments, wait=timeout)
+        return await self.ask_host("POST", f"/v1/control/{path_part(service)}/{path_part(do)}", arguments, wait=timeout)
 
     async def me(self) -> Json:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
@@ -363,15 +283,11 @@ class HostEndpoint(AgentInterface):
             return await ask()
         except OutcomeUnknown as error:
             if isinstance(error.__cause__, TimeoutError):
-                raise OutcomeUnknown(
-                    f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
-                ) from error
+                raise _in_doubt(mid, error) from error
         try:
             return await ask()
         except (OutcomeUnknown, HostUnreachable) as error:
-            raise OutcomeUnknown(
-                f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
-            ) from error
+            raise _in_doubt(mid, error) from error
 
     async def receipt(
         self,
@@ -385,12 +301,12 @@ class HostEndpoint(AgentInterface):
         until = time.monotonic() + timeout
         while True:
             left = max(0.0, min(LONG_POLL, until - time.monotonic()))
-            found = await self.ask_host("GET", f"/v1/receipts/{_part(mid)}", wait=left, stage=stage)
+            found = await self.ask_host("GET", f"/v1/receipts/{path_part(mid)}", wait=left, stage=stage)
             reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
             if found["stage"] in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
                 return reached
-            if found["stage"] == "stored":  # it has not left, so there is nobody to ask yet
-                await asyncio.sleep(min(left, 0.2))
+            # It has not left, so there is nobody to ask yet, or too many wait at the steward already.
+            await asyncio.sleep(min(left, EARLY_PAUSE))
 
     # --- the outbox ---
 
@@ -408,15 +324,15 @@ class HostEndpoint(AgentInterface):
 
     async def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
-        return await self.ask_host("GET", f"/v1/outbox/{_part(message_id)}")
+        return await self.ask_host("GET", f"/v1/outbox/{path_part(message_id)}")
 
     async def requeue(self, message_id: str) -> Json:
         """Send again, under a new id, what is dead or was cancelled; the new row."""
-        return await self.ask_host("POST", f"/v1/outbox/{_part(message_id)}/requeue")
+        return await self.ask_host("POST", f"/v1/outbox/{path_part(message_id)}/requeue")
 
     async def cancel(self, message_id: str) -> Json:
         """Do not send it, if it has not left; the row as it is then."""
-        return await self.ask_host("POST", f"/v1/outbox/{_part(message_id)}/cancel")
+        return await self.ask_host("POST", f"/v1/outbox/{path_part(message_id)}/cancel")
 
     # --- the inbox ---
 
@@ -465,7 +381,7 @@ class HostEndpoint(AgentInterface):
         return int((await self.ask_host("POST", "/v1/inbox/delete", {"rows": list(rows)}))["deleted"])
 
     async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
-        return list((await self.ask_host("GET", f"/v1/threads/{_part(message_id)}", starts=starts))["messages"])
+        return list((await self.ask_host("GET", f"/v1/threads/{path_part(message_id)}", starts=starts))["messages"])
 
     async def ids_ending(self, ending: str) -> list[str]:
         """Whole ids of messages this agent was sent or sent, by how they end."""
@@ -530,6 +446,13 @@ class HostEndpoint(AgentInterface):
             self._following = asyncio.create_task(self._keep_following())
 
     async def _keep_following(self) -> None:
+        """Until it cannot go on: then whoever waits for a message hears why, instead of waiting for ever."""
+        try:
+            await self._follow_inbox()
+        except Exception as error:  # noqa: BLE001  boundary: raised again where messages are waited for
+            self.inbox_queue.close(error)
+
+    async def _follow_inbox(self) -> None:
         """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
         after, delays = 0, RETRY.delays()
         begun = None
@@ -550,27 +473,23 @@ class HostEndpoint(AgentInterface):
                         elif event.row is not None:
                             await self._take(event.data)
                             after = event.row
-            except NoSession as error:
-                self.inbox_queue.close(error)
-                return
+            except NoSession:
+                raise
             except TidingsError as error:  # away, busy, a full disk: each ends
                 self._tell_state({"state": "reconnecting"})
                 self.events.emit("error", error)
             await asyncio.sleep(next(delays))
 
     async def _take(self, row: Json) -> None:
-        if row["kind"] == "notice":
-            if self.events.is_heard("notice"):
-                self.events.emit("notice", Notice(**(row["notice"] | {"text": row["text"]})))
-                await self.mark_read([row["row"]])
-            return
         await self.inbox_queue.wait_for_room()
         try:
-            incoming = read_message(row)
+            if row["kind"] != "notice":
+                self._hand_out(int(row["row"]), read_message(row), attempt=1)
+            elif self.events.is_heard("notice"):
+                self.events.emit("notice", Notice(**(row["notice"] | {"text": row["text"]})))
+                await self.mark_read([row["row"]])
         except (WireError, LookupError, TypeError, ValueError) as error:  # of a newer host; it stays unread there
             self.events.emit("error", UsageError(f"row {row.get('row')} of the inbox cannot be read here: {error}"))
-            return
-        self._hand_out(int(row["row"]), incoming, attempt=1)
 
     def _hand_out(self, row: int, incoming: Incoming, attempt: int) -> None:
         self._returns.pop(row, None)
@@ -678,172 +597,7 @@ class HostEndpoint(AgentInterface):
         return await self._tasks.result(message_id, None, timeout)
 
 
-class HostTasks:
-    """The tasks of an endpoint at the host: what a `Job` and a `TaskTicket` need to go on."""
-
-    def __init__(self, endpoint: HostEndpoint) -> None:
-        self.endpoint = endpoint
-        self._open: dict[str, Job] = {}
-        #: how many calls wait for a task
-        self._claiming = 0
-        self._undoing: set[asyncio.Task[None]] = set()
-
-    async def result(
-        self,
-        message_id: str,
-        seq: int | None = None,  # noqa: ARG002  the outbox knows it
-        timeout: float | None = None,
-    ) -> TaskResult:
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
-            found = await self.endpoint.ask_host("GET", f"/v1/tasks/{_part(message_id)}", wait=left)
-            if found["state"] in WAITING:  # it has not left, so there is nobody to ask yet
-                found["state"] = "stored"
-                await asyncio.sleep(min(left, 0.2))
-            if found["state"] in OVER or (until is not None and time.monotonic() >= until):
-                return read_result(found)
-
-    async def work(self, role: str) -> AsyncIterator[Job]:
-        """A space that is away at first is an error, as without the host; later it is waited for."""
-        check_role(role)
-        begun, delays = False, RETRY.delays()
-        while not self.endpoint._closed:
-            try:
-                job = await self.claim(role, LONG_POLL / 4, silence=SILENCE)
-            except HostUnreachable:
-                raise
-            except (UnreachableError, OutcomeUnknown):
-                if not begun:
-                    raise
-                await asyncio.sleep(next(delays))
-                continue
-            begun, delays = True, RETRY.delays()
-            if job is None:
-                continue
-            try:
-                yield job
-            finally:
-                if not job.settled:
-                    with suppress(TidingsError):
-                        await self.give_up(job, "left unfinished", retry=True)
-
-    async def claim(
-        self, role: str, wait: float, *, take_over: bool = False, silence: float | None = None
-    ) -> Job | None:
-        asked: Json = {"role": role, "wait": wait} | ({"take_over": True} if take_over else {})
-        asked |= {} if silence is None else {"silence": silence}
-        self._claiming += 1
-        try:
-            found = (await self.endpoint.ask_host("POST", "/v1/tasks/claim", asked, wait=wait))["task"]
-        except asyncio.CancelledError:
-            # the host gives back what its program did not wait for, unless the answer was on its way already
-            self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))
-            undoing.add_done_callback(self._undoing.discard)
-            raise
-        finally:
-            self._claiming -= 1
-        if found is None:
-            return None
-        job = self._open.get(found["id"])
-        if job is not None and job.attempt == int(found["attempt"]):
-            return job
-        if job is not None:  # it was given back meanwhile, and came to us once more
-            self._lose(job, f"task {job.message.id} was given back and claimed anew")
-        return self._begin(found, SIGN_EVERY if silence else QUIET_SIGN_EVERY)
-
-    async def claimed(self, message_id: str) -> Job:
-        """One that an earlier program of a borrowed session claimed is claimed again, which changes nothing."""
-        job = self._open.get(message_id)
-        if job is None:
-            held = await self.endpoint.held()
-            if held and held["mine"] and held["id"] == message_id:
-                job = await self.claim(held["role"], 0.0)
-        if job is None or job.message.id != message_id:
-            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
-        return job
-
-    def _begin(self, found: Json, every: float) -> Job:
-        asker = Sender(found["asker"]["id"], found["asker"]["name"])
-        message = read_document(found["message"])
-        deadline = float(found["deadline"])
-        job = Job(int(found["seq"]), found["role"], int(found["attempt"]), deadline, message, asker, self)
-        self._open[message.id] = job
-        job._beating = asyncio.create_task(self._show_life(job, every))
-        return job
-
-    async def _show_life(self, job: Job, every: float) -> None:
-        """Let the host hear that this program lives, which never starts one. What it does not hold any more is lost."""
-        while not job.settled:
-            await asyncio.sleep(every)
-            try:
-                held = await self.endpoint.held(starts=False)
-            except UnreachableError:
-                continue  # it is asked again; one that stopped has given back what it held
-            except TidingsError as error:  # the session ended, and with it what it held
-                self._lose(job, str(error))
-                return
-            if not held or not held["mine"] or held["id"] != job.message.id:
-                self._lose(job, f"the host does not hold task {job.message.id} for this program any more")
-                return
-
-    def _lose(self, job: Job, why: str) -> None:
-        """It is not ours any more. Whoever settles it hears so from the host."""
-        job.lost = why
-        self._open.pop(job.message.id, None)
-        if job._beating not in (None, asyncio.current_task()):
-            job._beating.cancel()
-        self.endpoint.events.emit("error", ConflictError(why))
-
-    async def _give_back_unseen(self) -> None:
-        """What came for a call that was given up. One that is held already came by another call, which was not; and
-        whoever else waits for a task gets this one."""
-        with suppress(TidingsError):
-            held = await self.endpoint.held(starts=False)
-            if held and held["mine"] and held["id"] not in self._open and not self._claiming:
-                await self._tell(held["id"], "fail", {"reason": "the call that claimed it was given up"}, 0.0)
-
-    async def finish(self, job: Job, text: str | None, data: Any) -> None:
-        check_said(text, more=True)
-        await self._settle(job, "done", {"text": text, "data": data})
-
-    async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
-        told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
-        return str((await self._settle(job, "fail", told))["state"])
-
-    async def _settle(self, job: Job, how: str, told: Json) -> Json:
-        """A space that is away is waited for, until the deadline; the host goes on trying when we do not."""
-        if job.settled:
-            raise UsageError(f"task {job.seq} is settled already")
-        try:
-            patience = min(LONGEST_SETTLING, max(0.0, job.deadline - time.time()))
-            answer = await self._tell(job.message.id, how, told, patience)
-        except (ConflictError, DeniedError, UnknownMessage) as error:
-            job.lost = str(error)
-            self._end(job)
-            raise
-        self._end(job)
-        return answer
-
-    async def _tell(self, message_id: str, how: str, told: Json, patience: float) -> Json:
-        return await self.endpoint.ask_host("POST", f"/v1/tasks/{_part(message_id)}/{how}", told, wait=patience)
-
-    def _end(self, job: Job) -> None:
-        job._ended.set()
-        self._open.pop(job.message.id, None)
-        if job._beating is not None:
-            job._beating.cancel()
-
-    async def close(self) -> None:
-        """Give back what is still held, in bounded time; what cannot be said now the end of the session says."""
-        for job in list(self._open.values()):
-            with suppress(TidingsError, TimeoutError):
-                async with asyncio.timeout(2):
-                    await self.give_up(job, "left unfinished", retry=True)
-            self._end(job)
-        await end_tasks(self._undoing)
-
-
-def _part(text: str) -> str:
-    """Part of a path."""
-    return quote(text, safe="")
+def _in_doubt(mid: str, error: TidingsError) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
+    )

@@ -110,10 +110,10 @@ class HostClient:
 
     async def pause(self, space: str, reason: str | None = None) -> Json:
         asked = {"reason": reason} if reason else {}
-        return await self.call("POST", f"/v1/spaces/{quote(space, safe='')}/pause", asked)
+        return await self.call("POST", f"/v1/spaces/{path_part(space)}/pause", asked)
 
     async def resume(self, space: str) -> Json:
-        return await self.call("POST", f"/v1/spaces/{quote(space, safe='')}/resume", {})
+        return await self.call("POST", f"/v1/spaces/{path_part(space)}/resume", {})
 
     async def stop(self) -> Json:
         """Ask it to end; the answer comes before it does."""
@@ -145,8 +145,9 @@ class HostClient:
         headers = [("Accept", "text/event-stream")] + ([] if after is None else [("Last-Event-ID", str(after))])
         path = "/v1/events"
         async with self._asking("GET", path, STREAM_SILENCE, fresh=True) as connection:
-            await connection.send(_request("GET", path, None, token, headers, b""), b"")
-            status = await connection.status()
+            async with asyncio.timeout(self.patience):
+                await connection.send(_request("GET", path, None, token, headers, b""), b"")
+                status = await connection.status()
             if status != 200:
                 _answer(status, await connection.rest())
             lines = _Lines()
@@ -262,6 +263,11 @@ class _Connection:
 
     def close(self) -> None:
         self._writer.transport.abort()
+
+
+def path_part(text: str) -> str:
+    """A text as one part of a path."""
+    return quote(text, safe="")
 
 
 def _request(

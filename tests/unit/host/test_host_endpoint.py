@@ -20,9 +20,10 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import endpoint as host_endpoint
-from tidings.host.endpoint import BorrowedSession, HostEndpoint
+from tidings.host import endpoint_tasks
+from tidings.host.endpoint import HostEndpoint
 from tidings.host.http_client import Json
+from tidings.host.session_source import BorrowedSession
 from tidings.testing.waiting import eventually
 
 UNREAD = "GET /v1/inbox/unread"
@@ -206,7 +207,7 @@ async def claimed(host: ScriptedHost, agent: HostEndpoint) -> Any:
 
 
 def every(seconds: float, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_endpoint, "QUIET_SIGN_EVERY", seconds)
+    patch.setattr(endpoint_tasks, "QUIET_SIGN_EVERY", seconds)
 
 
 async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_given_back(
