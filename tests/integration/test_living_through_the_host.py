@@ -13,7 +13,7 @@ import tidings
 from daemons import daemon_in
 from terminal import Terminal
 from tidings.endpoint import message_json
-from tidings.errors import AuthRevoked, DeniedError, TidingsError
+from tidings.errors import AuthRevoked, DeniedError, HostUnreachable, OutcomeUnknown, TidingsError
 from tidings.host.daemon import running_pid
 from tidings.host.endpoint import HostEndpoint
 from tidings.testing.real_space import RealSpace
@@ -145,3 +145,31 @@ async def test_a_revoked_agent_is_told_so_through_the_host_and_what_it_was_sent_
             with pytest.raises(AuthRevoked):
                 await act()
         assert [row["text"] for row in await bob.inbox(kind="direct")] == ["before"]
+
+
+async def test_a_host_that_stands_still_is_an_error_in_bounded_time_and_goes_on_afterwards(
+    terminal: Terminal, pair: RealSpace
+) -> None:
+    assert (await asyncio.to_thread(terminal.run, "host", "up")).returncode == 0
+    pid = running_pid(pair.home.home)
+    assert pid is not None
+    async with at_the_host(pair, "ada") as ada:
+        ada.host.patience = 0.5
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(OutcomeUnknown, match="send it again under the same id"):
+                await ada.send("general", "hello", id=MESSAGE, timeout=0.1)
+            with pytest.raises(HostUnreachable):
+                await ada.unread()
+            with pytest.raises(HostUnreachable):
+                await anext(aiter(ada.follow(None)))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        ada.host.patience = PATIENCE
+        await ada.send("general", "hello", id=MESSAGE, timeout=PATIENCE)  # taken before or now: it is one message
+
+        async def is_in_the_log() -> bool:
+            return bool((await ada.outbox_row(MESSAGE))["stage"] == "confirmed")
+
+        await eventually(is_in_the_log, within=PATIENCE, what="it leaves")
+        assert [each.id for each in await ada.history("general")] == [MESSAGE]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -97,6 +98,31 @@ async def test_large_and_many_messages_come_whole_and_in_order(tmp_path: Path) -
         assert [int((await subscription.next(20)).data) for _ in range(5_000)] == list(range(5_000))
         with pytest.raises(NoResponders):
             await connection.request("nobody", timeout=5)
+        await connection.close()
+
+
+async def test_who_stood_still_while_connecting_is_not_refused_and_comes_back(tmp_path: Path) -> None:
+    """A laptop that slept, or a machine too busy to greet in time: its credential is as good as before."""
+    delays: list[float] = []
+
+    def slow(_info: object) -> dict[str, str]:
+        if delays:
+            time.sleep(delays.pop())
+        return {"user": "ada", "pass": "secret"}
+
+    quick = USERS.replace("authorization {", "authorization { timeout: 0.2,")
+    async with serving(tmp_path, quick) as server, asyncio.timeout(30):
+        delays.append(0.6)
+        with pytest.raises(ConnectionGone):
+            await aio.connect(server.url, auth=lambda: slow)
+        delays.append(0.6)
+        with pytest.raises(ConnectionGone):
+            await asyncio.to_thread(BlockingConnection.connect, server.url, auth=slow)
+        connection = await aio.connect(server.url, auth=lambda: slow, reconnect=True)
+        delays += [0.6] * 4  # more often than a refusal is taken for the last word
+        server.end(signal.SIGKILL)
+        await server.start()
+        await eventually(lambda: not delays and connection.is_connected, within=20)
         await connection.close()
 
 

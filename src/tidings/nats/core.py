@@ -30,6 +30,8 @@ MAX_MESSAGE = 64 << 20
 _SUBJECT = re.compile(r"[!-~]{1,4096}").fullmatch
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"((?:[^\"\\]|\\.)*)\"", re.IGNORECASE)
 _AUTH_WORDS = ("authorization", "authentication", "revoked", "expired")
+#: it did not wait for our credential (we stood still, or the machine was too busy): nothing was refused
+_TOO_LATE = "authentication timeout"
 _SIZE_DIGITS = 12
 _END = b"\r\n"
 
@@ -347,4 +349,5 @@ def _complaint(text: str) -> Complaint:
     if found is not None:  # the server spells subjects as Go's %q does: of what we can write only these are escaped
         return Complaint(found[1].lower(), re.sub(r"\\([\"\\])", r"\1", found[2]), text)
     lower = text.lower()
-    return Complaint("auth" if any(word in lower for word in _AUTH_WORDS) else "other", "", text)
+    is_auth = _TOO_LATE not in lower and any(word in lower for word in _AUTH_WORDS)
+    return Complaint("auth" if is_auth else "other", "", text)

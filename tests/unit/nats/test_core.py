@@ -179,6 +179,7 @@ def test_a_status_is_only_what_the_first_line_says(block: bytes, status: int | N
         ("Authorization Violation", "auth", ""),
         ("User Authentication Revoked", "auth", ""),
         ("User Authentication Expired", "auth", ""),
+        ("Authentication Timeout", "other", ""),
         ("Maximum Subscriptions Exceeded", "other", ""),
         ("Stale Connection", "other", ""),
     ],
