@@ -25,6 +25,7 @@ from crowd import revoke
 from duplicate_window import STREAM, forget_ids
 from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
+from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.publishing import prepare_chat
@@ -244,7 +245,7 @@ async def test_a_broker_that_lost_its_tail_gets_it_again_and_every_reader_has_ea
         await has_texts(host, eve, early)
         await eventually(lambda: nothing_to_tell(host, eve))
         async with pair.core() as core:  # what was read is removed sooner or later: that is not lost
-            await core.purge("DM_main", subject_filter=pair.subjects.direct(eve.agent, ada.agent))
+            await core.purge("DM_main", subject_filter=pair.subjects.direct(eve.agent, ada.agent), below=NO_END)
         await copy.take()
         await send(late)
         await has_texts(host, eve, early + late)
@@ -356,8 +357,8 @@ async def test_what_the_space_forgot_is_stored_again_and_its_reader_has_it_once(
         await eventually(lambda: nothing_to_tell(host, bob))
         await pair.stop_steward()
         async with pair.core() as core:
-            await core.purge("DM_main", subject_filter="td.main.dm.>")
-            await core.purge("AUD_main", subject_filter="td.main.aud.>")
+            await core.purge("DM_main", subject_filter="td.main.dm.>", below=NO_END)
+            await core.purge("AUD_main", subject_filter="td.main.aud.>", below=NO_END)
         await forget_ids(pair)
         await pair.start_steward()
         clock.ahead += DAY

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
+from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import DirectRef
 from tidings.endpoint.interface import Receipt
@@ -105,7 +106,7 @@ async def test_what_was_kept_and_then_removed_can_still_be_told_read(pair: RealS
         kept = await kept_by(bob)
         assert await stage(ada, receipt, "delivered") == "delivered"
         async with pair.core() as core:
-            await core.purge("DM_main", subject_filter=pair.subjects.direct_inbox(bob.id))
+            await core.purge("DM_main", subject_filter=pair.subjects.direct_inbox(bob.id), below=NO_END)
         await pair.stop_steward()
         await pair.start_steward()
         await eventually(lambda: bob.state == "ready")

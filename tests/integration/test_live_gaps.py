@@ -9,6 +9,7 @@ import pytest
 
 import tidings
 from tidings.broker.config import MAX_PENDING, BrokerConfig
+from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint import channels
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.notices import Gap
@@ -141,7 +142,9 @@ async def test_nothing_is_called_lost_that_was_never_owed_here(space: RealSpace,
             await ada.send("general", "7")
             assert [m.text for m in await received(bob, 2)] == ["6", "7"]
             async with space.core() as core:
-                await core.purge(space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>")
+                await core.purge(
+                    space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>", below=NO_END
+                )
             await ada.send("general", "8")
             await ada.send("ops", "9")
             assert [m.text for m in await received(bob, 2)] == ["8", "9"]
@@ -187,7 +190,9 @@ async def test_a_message_that_left_the_log_before_it_could_be_read_is_said_to_be
 
         async def purged_first(*args: Any) -> Any:
             async with space.core() as core:
-                await core.purge(space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>")
+                await core.purge(
+                    space.subjects.log_stream, subject_filter=f"{space.subjects.root}.chat.>", below=NO_END
+                )
             return await history(*args)
 
         bob._log.of_sender = purged_first  # type: ignore[method-assign, assignment]

@@ -16,7 +16,7 @@ from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.home import SpaceInfo
 from tidings.space.log import fold_log, read_rulings
 from tidings.steward import agent_handlers
-from tidings.steward.admin_handlers import ACK_WAIT_NS
+from tidings.steward.admin_handlers import ACK_WAIT_NS, AdminHandlers
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
@@ -344,6 +344,29 @@ async def test_narrowing_empties_the_delivery_box_even_of_channels_that_were_lef
         assert (await js.info(space.subjects.delivery_stream))["state"]["messages"] == 0
         with pytest.raises(DeniedError):
             await ada.control.call("member", "join", pattern="ops")
+
+
+async def test_what_is_delivered_between_the_note_of_an_emptied_mailbox_and_its_purge_stays(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H5: the pipeline found the note, took it away and delivered again before the steward's purge came."""
+    await space.add("ada", read=["general", "ops"])
+    assert space.steward is not None
+    admin = space.steward.admin
+    async with space.agent("ada") as ada, space.core() as js:
+        await js.publish(space.subjects.delivery(ada.id), b"a frame of both")
+        note = AdminHandlers.note_emptied
+
+        async def noted_and_delivered_again(self: AdminHandlers, owner: str) -> None:
+            await note(self, owner)
+            await js.publish(space.subjects.delivery(owner), b"a frame of what is allowed")
+
+        monkeypatch.setattr(AdminHandlers, "note_emptied", noted_and_delivered_again)
+        await admin.empty_mailbox(ada.id)
+        left = await js.last(space.subjects.delivery_stream, space.subjects.delivery(ada.id))
+        assert left is not None
+        assert left.payload == b"a frame of what is allowed"
+        assert (await js.info(space.subjects.delivery_stream))["state"]["messages"] == 1
 
 
 async def test_an_agent_cannot_write_a_ruling_even_through_a_reply(space: RealSpace) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from duplicate_window import STREAM, forget_ids
 from foreign import connect
+from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint.identity import local_identity
 from tidings.endpoint.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import DeniedError, IdBurned, UsageError
@@ -142,7 +143,7 @@ async def test_a_message_read_and_removed_is_found_as_long_as_its_receipt_is_rem
         await (await bob.next_message(10)).ack()
         assert (await ada.receipt(prepared.id, "read")).stage == "read"
         async with pair.core() as core:
-            await core.purge("DM_main", subject_filter=prepared.subject)
+            await core.purge("DM_main", subject_filter=prepared.subject, below=NO_END)
         assert not await ada.is_stored(prepared, stored.seq)
         assert await ada.find_stored(prepared) == stored.seq
 
@@ -153,7 +154,7 @@ async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembere
         stored = await ada.publish(prepared)
         await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
         async with pair.core() as core:
-            await core.purge("TASK_main", subject_filter=prepared.subject)
+            await core.purge("TASK_main", subject_filter=prepared.subject, below=NO_END)
         assert await ada.find_stored(prepared) == stored.seq
 
 
@@ -190,7 +191,7 @@ async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: Rea
         await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
         async with pair.core() as core:
             for prepared in (direct, task):
-                await core.purge(STREAM[prepared.kind], subject_filter=prepared.subject)
+                await core.purge(STREAM[prepared.kind], subject_filter=prepared.subject, below=NO_END)
         for prepared in (direct, task):
             ids = [prepared.id, new_id()]
             found = await ada.which_stored(prepared.kind, prepared.destination, ids, since=time.time())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.jetstream_api import ApiError
+from tidings.broker.jetstream_api import NO_END, ApiError
 from tidings.broker.streams import set_gate
 from tidings.errors import StreamMismatch
 from tidings.testing.real_space import RealSpace, real_space
@@ -229,7 +229,7 @@ async def test_a_replay_that_packs_differently_loses_nothing(space: RealSpace) -
             await publish(frame, frame_id(frame))
         pages = [r async for page in core.read("DLV_main", subject, 1, 99) for r in page]
         assert [record.payload for record in pages] == [b"b", b"a"]
-        await core.purge("DLV_main", subject_filter=subject)
+        await core.purge("DLV_main", subject_filter=subject, below=NO_END)
         for position, frame in enumerate((b"d",)):
             await publish(frame, f"{granted.row.id}:7:{position}")
         for position, frame in enumerate((b"c", b"d")):

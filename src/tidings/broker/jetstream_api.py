@@ -174,8 +174,17 @@ def consumer_info(stream: str, consumer: str) -> Steps[dict[str, Any] | None]:
         raise
 
 
+#: beyond every sequence: a purge of what is there and of what comes meanwhile, where nothing does
+NO_END = 2**53
+
+
 def purge(stream: str, *, subject_filter: str, below: int | None = None, keep: int | None = None) -> Steps[int]:
-    """Remove records of a filter below a sequence, or all but the newest `keep`. Answers how many went."""
+    """Remove records of a filter below a sequence, or all but the newest `keep`. Answers how many went.
+
+    One of the two is needed: a purge without an end takes what was stored since it was decided.
+    """
+    if below is None and keep is None:
+        raise ValueError(f"a purge of {subject_filter} needs an end")
     limits = {name: value for name, value in (("seq", below), ("keep", keep)) if value is not None}
     body = {"filter": subject_filter, **limits}
     answer = yield from api(f"STREAM.PURGE.{stream}", body, repeatable=False, timeout=PURGE_TIMEOUT)

@@ -92,7 +92,8 @@ class BrokerState:
     def empty(self, owner: str) -> Emptied:
         above = self.note_unread(owner)
         at = self.delivered_through()
-        self.js.run(api.purge(self.subjects.delivery_stream, subject_filter=self.subjects.delivery(owner)))
+        mailbox = self.subjects.delivery(owner)
+        self.js.run(api.purge(self.subjects.delivery_stream, subject_filter=mailbox, below=at + 1))
         return Emptied(above, at)
 
     def delivered_through(self) -> int:

@@ -137,8 +137,9 @@ class AdminHandlers:
     async def empty_mailbox(self, owner: str) -> None:
         """Remove what lies unread in a mailbox. The pipeline finds the note and delivers again what is allowed."""
         s = self.space.subjects
+        end = await self.space.head(s.delivery_stream)  # before the note: what comes after it is not ours to remove
         await self.note_emptied(owner)
-        await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
+        await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner), below=end + 1)
 
     async def note_emptied(self, owner: str) -> None:
         """Write down how far the owner had read: emptying moves the broker's own floor to the end."""
@@ -186,7 +187,8 @@ class AdminHandlers:
                 if error.err_code != NO_CONSUMER:
                     raise
         # Direct messages are left to `mail.py`, which tells their senders before it removes them.
-        await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner))
+        end = await self.space.head(s.delivery_stream)
+        await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner), below=end + 1)
 
     @handles("admin", "space_set")
     async def space_set(self, request: ControlRequest) -> Answer:

@@ -131,7 +131,7 @@ class DeadLetters:
             await self.drop(each)
 
     async def drop(self, letter: Letter) -> None:
-        await self.space.js.purge(self.stream, subject_filter=self._subject(letter))
+        await self.space.js.purge(self.stream, subject_filter=self._subject(letter), below=letter.record + 1)
         self._forget(letter)
 
     def below(self, record: int) -> list[Letter]:

@@ -112,7 +112,7 @@ class Mail:
             if isinstance(parsed, Direct):
                 mailboxes.append(parsed)
             else:
-                self.removed += await self.space.js.purge(self.stream, subject_filter=subject)
+                self.removed += await self.space.js.purge(self.stream, subject_filter=subject, below=head + 1)
         gone = await self._remove_invented(mailboxes, head)
         return list(dict.fromkeys(each.target for each in mailboxes if each not in gone))
 

@@ -290,6 +290,7 @@ class FloodWatch:
         if subjects <= MOST_INVENTED:
             return
         s, js = self.space.subjects, self.space.js
+        head = await self.space.head(s.task_stream)
         accesses = (self.space.access(owner) for owner in self.space.table.owners())
         held = {role for access in accesses if access is not None for role in access.roles}
         pairs = [subject.split(".")[3:5] for subject in await js.subjects_of(s.task_stream, f"{s.root}.task.*.*")]
@@ -298,4 +299,5 @@ class FloodWatch:
             held |= {role for row in Ledger(self.space.home.issued).rows() if row.state in LIVE for role in row.roles}
             beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
         for role, sender in beyond:
-            self.invented_tasks += await js.purge(s.task_stream, subject_filter=f"{s.root}.task.{role}.{sender}")
+            subject = f"{s.root}.task.{role}.{sender}"
+            self.invented_tasks += await js.purge(s.task_stream, subject_filter=subject, below=head + 1)

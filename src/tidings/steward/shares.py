@@ -232,7 +232,7 @@ class Shares:
         self.floods.withhold(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}")
         if kind == "dm":
             await self.receipts.tell_senders(found.waiting, ReceiptStage.UNDELIVERABLE)
-        removed = await self.space.js.purge(stream, subject_filter=mine)
+        removed = await self.space.js.purge(stream, subject_filter=mine, below=self._fills[stream].head + 1)
         self.removed += removed
         log.error("%s held %s: removed %d records of %s", sender, why, removed, stream)
 

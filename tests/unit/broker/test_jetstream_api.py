@@ -7,7 +7,16 @@ from typing import Any, TypeVar
 import pytest
 
 from tidings.broker import jetstream_api as api
-from tidings.broker.jetstream_api import NO_MESSAGE, WRONG_LAST_SEQUENCE, ApiError, Ask, AskPage, RangeReader, Steps
+from tidings.broker.jetstream_api import (
+    NO_END,
+    NO_MESSAGE,
+    WRONG_LAST_SEQUENCE,
+    ApiError,
+    Ask,
+    AskPage,
+    RangeReader,
+    Steps,
+)
 from tidings.broker.records import Missing, Page
 from tidings.errors import BrokerUnreachable, ConflictError, LogFull, LogGap, LogRegressed, OutcomeUnknown
 from tidings.nats.errors import ConnectionGone, NoResponders, NotConnected, PublishDenied
@@ -69,9 +78,14 @@ def test_a_write_is_never_repeatable_and_a_read_always_is() -> None:
         return says(seq=1, purged=1)(request)
 
     run(api.publish("s", b""), answer)
-    run(api.purge("S", subject_filter="s"), answer)
+    run(api.purge("S", subject_filter="s", below=NO_END), answer)
     run(api.info("S"), answer)
     assert [each.repeatable for each in asked] == [False, False, True]
+
+
+def test_a_purge_has_an_end() -> None:
+    with pytest.raises(ValueError, match="needs an end"):
+        run(api.purge("S", subject_filter="s"), says(purged=1))
 
 
 def test_no_record_is_none_and_another_error_is_raised() -> None:

@@ -72,8 +72,8 @@ class Stream:
         if found:
             yield found
 
-    async def purge(self, _: str, *, subject_filter: str) -> int:
-        going = self._of(subject_filter)
+    async def purge(self, _: str, *, subject_filter: str, below: int) -> int:
+        going = [record for record in self._of(subject_filter) if record.seq < below]
         for record in going:
             del self.records[record.seq]
         return len(going)

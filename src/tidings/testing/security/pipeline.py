@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from tidings.broker import jwt
-from tidings.broker.jetstream_api import ApiError
+from tidings.broker.jetstream_api import NO_END, ApiError
 from tidings.errors import ConflictError
 from tidings.space.state import StateBucket
 from tidings.testing.security.actor import Actor, acting, line
@@ -186,7 +186,7 @@ async def _own_key_kept(stage: Stage) -> AsyncIterator[None]:
             left = await bucket.get(OWN_KEY)
             if kept is None:
                 key = f"$KV.{stage.subjects.state_bucket}.{OWN_KEY}"
-                await stage.js.purge(stage.watch.state_stream, subject_filter=key)
+                await stage.js.purge(stage.watch.state_stream, subject_filter=key, below=NO_END)
             elif left is not None and not left.value.get("at_ns"):
                 await bucket.put(OWN_KEY, kept.value, left.revision)
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tidings.broker.jetstream_api import NO_END
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.testing.security.actor import line
@@ -138,7 +139,7 @@ def _settle(box: int) -> Callable[[Stage, list[int]], Awaitable[None]]:
         counts = range(info["ack_floor"]["consumer_seq"] + 1, info["delivered"]["consumer_seq"] + 1)
         pairs = ((seq, count) for seq in seqs for count in counts)
         await stage.mal.send(*(line(f"$JS.ACK.{stream}.{consumer}.1.{seq}.{n}.0.0", b"+ACK") for seq, n in pairs))
-        await stage.js.purge(stream, subject_filter=info["config"]["filter_subject"])
+        await stage.js.purge(stream, subject_filter=info["config"]["filter_subject"], below=NO_END)
 
     return settle
 

@@ -19,7 +19,7 @@ from typing import Any
 from tidings.broker import jwt
 from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import ApiError
+from tidings.broker.jetstream_api import NO_END, ApiError
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
 from tidings.space.administration import administer
@@ -240,7 +240,7 @@ async def _clear_tasks(stage: Stage, cleanup: list[str]) -> None:
         for actor in (stage.vic, stage.mal):
             for dead in (await actor.control.call("dead", "list"))["dead"]:
                 await actor.control.call("dead", "drop", seq=dead["seq"])
-        await stage.js.purge(stream, subject_filter=f"{stage.subjects.root}.task.{role}.*")
+        await stage.js.purge(stream, subject_filter=f"{stage.subjects.root}.task.{role}.*", below=NO_END)
         with suppress(ApiError):  # no probe of tasks ran
             await stage.js.api(f"CONSUMER.DELETE.{stream}.task_{role}")
     except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next

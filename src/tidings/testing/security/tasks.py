@@ -12,6 +12,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from tidings.broker.jetstream_api import NO_END
 from tidings.errors import ConflictError, DeniedError, TidingsError, UsageError, WireError
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.testing.security.actor import Actor
@@ -92,7 +93,9 @@ async def claim_without_role(stage: Stage) -> ProbeOutcome:
     attempts: list[tuple[str, str, dict[str, Any]]] = [("task", "claim", {"role": name, "wait": 0}) for name in names]
     attempts.append(("task", "claim", {"role": role, "wait": 0, "sender": stage.vic.id, "worker": stage.vic.id}))
     got = await allowed(stage.mal, attempts)
-    await stage.js.purge(stage.subjects.task_stream, subject_filter=stage.subjects.task(role, stage.mal.id))
+    await stage.js.purge(
+        stage.subjects.task_stream, subject_filter=stage.subjects.task(role, stage.mal.id), below=NO_END
+    )
     return broken("; ".join(got)) if got else refused(f"{len(attempts)} claims of task {seq} refused")
 
 
