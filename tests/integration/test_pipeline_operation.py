@@ -15,6 +15,7 @@ from tidings.cli.main import main
 from tidings.errors import AuthRevoked
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts
+from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.status import look
 from tidings.space.home import SpaceHome
 from tidings.space.state import StateBucket
@@ -255,8 +256,8 @@ def test_a_batch_that_is_repeated_quarantines_nothing_twice_and_the_next_one_is_
     poison = [Poison(seq, "td.main.chat.X.general", "json", "depth") for seq in (5, 6, 9)]
     for _ in range(2):  # the process after this one knows it too
         ledger = DeltaLedger(paths, app="deliver:test", epoch="e")
-        for number, found in ((0, poison[:2]), (0, poison[:2]), (1, []), (2, poison[2:]), (2, poison[2:])):
-            ledger.write_quarantine(number, found)
+        for through, found in ((6, poison[:2]), (6, poison[:2]), (8, []), (9, poison[2:]), (9, poison[2:])):
+            ledger.write_quarantine(DeliverBatch(0, 0, through, 9), found)
     assert sorted(DeltaTable(paths.quarantine).to_pyarrow_table()["seq"].to_pylist()) == [5, 6, 9]
 
 
@@ -267,8 +268,9 @@ async def test_what_was_quarantined_is_listed_once_with_its_reason(pair: RealSpa
     paths = LedgerPaths.below(pair.home.checkpoint, pair.home.lake)
     ledger = DeltaLedger(paths, app="deliver:test", epoch="e")
     poison = [Poison(5, "td.main.chat.X.general", "signature", "it does not verify"), Poison(6, "y", "json", "depth")]
-    ledger.write_quarantine(0, poison)
-    DeltaLedger(paths, app="deliver:other", epoch="e").write_quarantine(0, poison[:1])  # the checkpoint was lost
+    batch = DeliverBatch(0, 0, 6, 6)
+    ledger.write_quarantine(batch, poison)
+    DeltaLedger(paths, app="deliver:other", epoch="e").write_quarantine(batch, poison[:1])  # the checkpoint was lost
     rows = await operator.json("pipeline", "quarantine")
     assert sorted((row["seq"], row["reason"], row["detail"]) for row in rows) == [
         (5, "signature", "it does not verify"),

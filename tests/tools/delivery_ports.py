@@ -7,13 +7,14 @@ dies. Nothing here knows who is owed what, nor checks anything: that is `deliver
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.deliverer import DeliverBatch, Emptied
+from tidings.pipeline.deliverer import NEVER, DeliverBatch, Emptied, Handed
 from tidings.pipeline.planning import Counter, Delivered, Plan
 from tidings.wire.frames import encode_frame, frame_id
 
@@ -64,6 +65,8 @@ class Mailboxes:
         self.boxes: dict[str, Mailbox] = {}
         self.ids: dict[str, int] = {}
         self.seq = 0
+        self.lease = ("", 0)
+        self.copies: list[tuple[dict[str, Mailbox], int, dict[str, int], tuple[str, int]]] = []
         self.blocks: list[MadeBlock] = []
 
     def box(self, owner: str) -> Mailbox:
@@ -103,17 +106,78 @@ class Mailboxes:
         box.frames.append((self.seq, data))
         return self.seq
 
-    def note_and_empty(self, owner: str) -> Emptied:
+    def note(self, owner: str, *, trusted: bool = True) -> int:
+        """Somebody is about to empty a mailbox and says how far its owner had read. Answers where the stream ends."""
         box = self.box(owner)
-        box.noted = min(box.acknowledged, box.acknowledged if box.noted is None else box.noted)
-        box.frames.clear()
-        box.emptied = self.seq
-        box.acknowledged = self.seq  # what a real broker does to the acknowledgement floor
-        return Emptied(box.noted, self.seq)
+        read = box.acknowledged if trusted else 0
+        box.noted = read if box.noted is None else min(read, box.noted)
+        return self.seq
 
-    def empty(self, owner: str) -> Emptied:
+    def purge(self, owner: str, end: int) -> None:
+        """What a real broker does: frames up to `end` go, and the acknowledgement floor moves with them."""
+        box = self.box(owner)
+        box.frames = [frame for frame in box.frames if frame[0] > end]
+        box.emptied = max(box.emptied, end)
+        box.acknowledged = box.frames[0][0] - 1 if box.frames else self.seq
+
+    def note_and_empty(self, owner: str, *, trusted: bool = True) -> Emptied:
+        end = self.note(owner, trusted=trusted)
+        self.purge(owner, end)
+        noted = self.box(owner).noted
+        assert noted is not None
+        return Emptied(noted, end)
+
+    def keep_copy(self) -> None:
+        """Somebody copies the stream, or its disk has synced it so far."""
+        self.copies.append((copy.deepcopy(self.boxes), self.seq, dict(self.ids), self.lease))
+
+    def put_back(self) -> None:
+        """The stream is what it was once; notes are kept elsewhere and stay."""
+        notes = {owner: box.noted for owner, box in self.boxes.items()}
+        boxes, self.seq, self.ids, self.lease = copy.deepcopy(self._rng.choice(self.copies))
+        self.boxes = boxes
+        for owner, noted in notes.items():
+            self.box(owner).noted = noted
+
+    def lose_one(self, written_down: Mapping[str, Set[int]]) -> None:
+        """A flipped bit costs a mailbox one frame. One without frames that nobody wrote down: that were two faults."""
+        places = {owner: {place for place, _ in box.frames} for owner, box in self.boxes.items()}
+        full = [self.box(owner) for owner, held in places.items() if held and held <= written_down.get(owner, set())]
+        if full:
+            box = self._rng.choice(full)
+            box.frames.pop(self._rng.randrange(len(box.frames)))
+            self._forget_ids()
+
+    def lose_tail(self) -> None:
+        """A power cut takes what was not synced yet."""
+        end = max(0, self.seq - self._rng.randint(1, 5))
+        for box in self.boxes.values():
+            box.frames = [frame for frame in box.frames if frame[0] <= end]
+            box.acknowledged, box.emptied = min(box.acknowledged, end), min(box.emptied, end)
+        self.seq = end
+        self._forget_ids()
+
+    def _forget_ids(self) -> None:
+        """A broker that starts again knows the ids of what it holds."""
+        held = {place for box in self.boxes.values() for place, _ in box.frames}
+        self.ids = {name: place for name, place in self.ids.items() if place in held}
+
+    def end(self) -> int:
+        return self.seq
+
+    def held(self) -> dict[str, int]:
+        return {owner: len(box.frames) for owner, box in self.boxes.items() if box.frames}
+
+    def read_through(self, owner: str) -> int | None:
+        return self.box(owner).acknowledged
+
+    def oldest(self) -> int | None:
+        """The place of the frame that lies unread longest."""
+        return min((frame[0] for box in self.boxes.values() for frame in box.frames), default=None)
+
+    def empty(self, owner: str, *, trusted: bool = True) -> Emptied:
         self._fate.effect()
-        return self.note_and_empty(owner)
+        return self.note_and_empty(owner, trusted=trusted)
 
     def noted(self) -> Iterable[str]:
         return [owner for owner, box in self.boxes.items() if box.noted is not None]
@@ -136,15 +200,14 @@ class Books:
     def __init__(self, fate: Fate) -> None:
         self._fate = fate
         self.events: list[DebtEvent] = []
-        self.rows: list[tuple[DeliverBatch, Delivered]] = []
-        self.done: set[int] = set()
+        #: (order, batch, row)
+        self.rows: list[tuple[int, DeliverBatch, Delivered]] = []
+        self.reached = 0
         self.floor = 0
+        self.needed = 0
         self.order = 0
         #: an operator's events that the running process has not seen
         self.foreign: list[DebtEvent] = []
-
-    def is_done(self, batch: DeliverBatch) -> bool:
-        return batch.number in self.done
 
     def next_order(self) -> int:
         self.order += 1
@@ -170,39 +233,38 @@ class Books:
 
     def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None:
         self._fate.effect()
-        self.rows += [(batch, row) for row in rows]
+        order = self.next_order()
+        self.rows += [(order, batch, row) for row in rows]
         if batch.number is not None:
-            self.done.add(batch.number)
+            self.reached = max(self.reached, batch.through)
         self._fate.effect()
 
-    def unread(self, owner: str, above: int) -> Mapping[str, int]:
-        found: dict[str, int] = {}
-        for _, row in self.rows:
-            if row.owner == owner and row.dlv_seq > above:
-                found[row.channel] = min(row.first, found.get(row.channel, row.first))
+    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> list[Handed]:
+        return [
+            Handed(row.channel, row.first, row.last, row.count)
+            for order, _, row in self.rows
+            if row.owner == owner and above < row.dlv_seq <= through and order > since and row.last >= self.needed
+        ]
+
+    def frames(self) -> dict[str, list[tuple[int, int]]]:
+        found: dict[str, list[tuple[int, int]]] = {}
+        for order, _, row in self.rows:
+            if row.last >= self.needed:
+                found.setdefault(row.owner, []).append((order, row.dlv_seq))
         return found
 
-    def advance(self, through: int, debts_after: int | None) -> None:
+    def advance(self, through: int, needed: int | None) -> None:
         self._fate.effect()
-        self.needed = min(through, through if debts_after is None else debts_after)
         self.floor = max(self.floor, through)
+        self.needed = self.floor if needed is None else min(self.floor, needed)
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
-        last: dict[str, list[tuple[DeliverBatch, Delivered]]] = {}
-        for batch, row in self.rows:
-            held = last.setdefault(row.owner, [(batch, row)])
-            if row.dlv_seq > held[0][1].dlv_seq:
-                last[row.owner] = [(batch, row)]
-            elif row is not held[0][1] and row.dlv_seq == held[0][1].dlv_seq:
-                held.append((batch, row))
-        return {
-            owner: (
-                Counter(
-                    rows[0][1].series,
-                    rows[0][1].number,
-                    (min(r.first for _, r in rows), max(r.last for _, r in rows), sum(r.count for _, r in rows)),
-                ),
-                rows[0][1].dlv_seq,
-            )
-            for owner, rows in last.items()
-        }
+        last: dict[str, tuple[int, int]] = {}
+        for order, _, row in self.rows:
+            last[row.owner] = max(last.get(row.owner, (0, 0)), (order, row.dlv_seq))
+        found: dict[str, tuple[Counter, int]] = {}
+        for owner, newest in last.items():
+            rows = [row for order, _, row in self.rows if (row.owner, order, row.dlv_seq) == (owner, *newest)]
+            summary = (min(r.first for r in rows), max(r.last for r in rows), sum(r.count for r in rows))
+            found[owner] = (Counter(rows[0].series, rows[0].number, summary), newest[0])
+        return found

@@ -2,7 +2,7 @@
 
 At every frame: it is its own, its numbers have no gap, its channels are in order, and nothing in it is what the owner
 was never owed or may no longer read. At the end (`check_complete`): everything owed and allowed all along was in some
-frame, or was cancelled and its owner told. A broken promise is a `Violation`. What is owed is the word of
+frame, or was given up and its owner told. A broken promise is a `Violation`. What is owed is the word of
 `delivery_space.py`; how frames come about is none of its business.
 """
 
@@ -38,6 +38,8 @@ class Reader:
     last: tuple[int, str] = (0, "")
     seen: set[int] = field(default_factory=set)
     newest: dict[str, int] = field(default_factory=dict)
+    #: channel -> up to here order is no promise any more
+    late: dict[str, int] = field(default_factory=dict)
     told: list[Lost] = field(default_factory=list)
 
     def read(self, box: Mailbox, frames: int, rng: random.Random) -> None:
@@ -52,6 +54,11 @@ class Reader:
                 box.acknowledged = dlv_seq if not box.frames else box.frames[0][0] - 1
             else:
                 break
+
+    def mailbox_was_set_back(self) -> None:
+        """Places in the mailbox count anew; what was seen stays seen, and what is made again comes late."""
+        self.last = (0, "")
+        self.late = dict(self.newest)
 
     def _open(self, dlv_seq: int, data: bytes) -> None:
         frame = decode_frame(data)
@@ -74,7 +81,8 @@ class Reader:
         if sender == self.owner or seq in self.seen:
             return
         # what was given up may still come along in a block that is owed for its later part
-        if self.orderly and seq <= self.newest.get(channel, 0) and not self._is_cancelled(channel, seq):
+        is_late = self.late.get(channel, 0) < seq <= self.newest.get(channel, 0)
+        if self.orderly and is_late and not self._is_given_up(channel, seq):
             raise Violation(f"{self.owner} gets {seq} of {channel} after {self.newest[channel]}")
         if self.owner not in self.space.truth[seq]:
             raise Violation(f"{self.owner} was never owed {seq} of {channel}")
@@ -84,25 +92,29 @@ class Reader:
         self.newest[channel] = max(seq, self.newest.get(channel, 0))
 
     def check_complete(self, box: Mailbox, *, telling: bool) -> None:
-        """Everything owed and allowed from its sequence to now was surfaced, or cancelled and its owner told."""
+        """Everything owed and allowed from its sequence to now was surfaced, or given up and its owner told."""
         for seq, channel in self.space.channel_of.items():
             owed = self.owner in self.space.truth[seq] and seq not in self.seen
             if owed and self.space.allowed_throughout(self.owner, channel, seq):
-                self._check_cancelled(channel, seq, telling=telling)
+                self._check_given_up(channel, seq, telling=telling)
         newest, series = self.last
         numbers = self.numbers.get(series, set())
         if newest > box.emptied and numbers != set(range(1, max(numbers, default=0) + 1)):
             raise Violation(f"{self.owner} has the numbers {sorted(numbers)}: a gap without a loss")
 
-    def _is_cancelled(self, channel: str, seq: int) -> bool:
-        events = (e for e in self.books.events if (e.kind, e.owner, e.channel) == ("cancel", self.owner, channel))
-        return any(event.seq >= seq for event in events)
+    def _is_given_up(self, channel: str, seq: int) -> bool:
+        """Did the ledger give it up: cancelled by an operator, unread for too long, or gone from the log?"""
+        mine = [event for event in self.books.events if (event.owner, event.channel) == (self.owner, channel)]
+        return any(
+            event.seq >= seq and (event.kind == "cancel" or (event.kind == "lost" and event.first <= seq))
+            for event in mine
+        )
 
-    def _check_cancelled(self, channel: str, seq: int, *, telling: bool) -> None:
-        if not self._is_cancelled(channel, seq):
+    def _check_given_up(self, channel: str, seq: int, *, telling: bool) -> None:
+        if not self._is_given_up(channel, seq):
             raise Violation(f"{self.owner} was owed {seq} of {channel} and never got it")
         table = self.space.table
         if not telling and self.owner in table.rules.narrowings(0, table.head):
             return
         if not any(lost.channel == channel and lost.first <= seq <= lost.last for lost in self.told):
-            raise Violation(f"{self.owner} was owed {seq} of {channel}, it was cancelled, and nobody told")
+            raise Violation(f"{self.owner} was owed {seq} of {channel}, it was given up, and nobody told")

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream
+from tidings.broker.records import StoredRecord
 from tidings.errors import ConflictError, LeaseLost
 from tidings.pipeline.deliverer import Emptied
 from tidings.space.lease import DeliverLease
@@ -40,6 +41,24 @@ class BrokerState:
     def _delivery_info(self) -> dict[str, Any]:
         return self.js.run(api.info(self.subjects.delivery_stream))
 
+    # --- the log ---
+
+    def log_floor(self) -> int:
+        """The first sequence that retention has left in the log; 0 if it removed nothing yet."""
+        entry = self.get(StateKey.LOG_FLOOR)
+        return int(entry.value["seq"]) if entry else 0
+
+    def log_share(self) -> float:
+        """How full the log is."""
+        info = self.js.run(api.info(self.subjects.log_stream))
+        return float(info["state"]["bytes"] / max(1, int(info["config"]["max_bytes"])))
+
+    def records_in(self, size: int, *, most: int) -> int:
+        """So many records of the log have about that size."""
+        state = self.js.run(api.info(self.subjects.log_stream))["state"]
+        each = int(state["bytes"]) / max(1, int(state["messages"]))
+        return max(1, min(most, int(size / max(1.0, each))))
+
     # --- mailboxes ---
 
     def rooms(self, owners: Iterable[str]) -> dict[str, int]:
@@ -47,7 +66,7 @@ class BrokerState:
         wanted = list(owners)
         if not wanted:
             return {}
-        held, (used, most) = self._held(), self._used()
+        held, (used, most) = self.held(), self._used()
         rooms = {owner: MAILBOX_FRAMES - held.get(owner, 0) for owner in wanted}
         if used > CALM * most:
             rooms = {owner: room if room and self._waits(owner) else 0 for owner, room in rooms.items()}
@@ -62,7 +81,7 @@ class BrokerState:
         used, most = self._used()
         if used <= CROWDED * most:
             return []
-        held = self._held()
+        held = self.held()
         each = used / max(1, sum(held.values()))
         found: list[str] = []
         for owner in sorted(held, key=lambda owner: -held[owner]):
@@ -77,7 +96,7 @@ class BrokerState:
         info = self._delivery_info()
         return int(info["state"]["bytes"]), max(1, int(info["config"]["max_bytes"]))
 
-    def _held(self) -> dict[str, int]:
+    def held(self) -> dict[str, int]:
         """Owner -> frames in its mailbox."""
         counts = self.js.run(api.counts_of(self.subjects.delivery_stream, f"{self.subjects.root}.dlv.*.*"))
         return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
@@ -89,8 +108,16 @@ class BrokerState:
         info = self._consumer(owner)
         return info is not None and int(info.get("num_waiting", 0)) > 0
 
-    def empty(self, owner: str) -> Emptied:
-        above = self.note_unread(owner)
+    def read_through(self, owner: str) -> int | None:
+        info = self._consumer(owner)
+        return None if info is None else int(info["ack_floor"]["stream_seq"])
+
+    def oldest_frame(self) -> StoredRecord | None:
+        """The frame that lies unread longest, in whosever mailbox."""
+        return self.js.run(api.following(self.subjects.delivery_stream, f"{self.subjects.root}.dlv.*.*", 1))
+
+    def empty(self, owner: str, *, trusted: bool = True) -> Emptied:
+        above = self.note_unread(owner, (self.read_through(owner) or 0) if trusted else 0)
         at = self.delivered_through()
         mailbox = self.subjects.delivery(owner)
         self.js.run(api.purge(self.subjects.delivery_stream, subject_filter=mailbox, below=at + 1))
@@ -105,10 +132,8 @@ class BrokerState:
         entry = self.get(StateKey.EMPTIED)
         return frozenset(entry.value) if entry else frozenset()
 
-    def note_unread(self, owner: str) -> int:
+    def note_unread(self, owner: str, floor: int) -> int:
         """Write down how far `owner` has read, unless a lower note is there already. Answers the note."""
-        info = self._consumer(owner)
-        floor = int(info["ack_floor"]["stream_seq"]) if info else 0
         while True:
             entry = self.get(StateKey.EMPTIED)
             notes = entry.value if entry else {}
@@ -151,8 +176,8 @@ class DeliverFloor:
         said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch}
         self._state.put(StateKey.DELIVER_FLOOR, said, entry.revision if entry else 0)
 
-    def advance(self, through: int, debts_after: int | None) -> None:
-        """`needed`: the log must keep everything from here on, for debts are paid from it."""
+    def advance(self, through: int, needed: int | None) -> None:
+        """`needed`: the log must keep everything from here on, for what is owed or unread is delivered from it."""
         while True:
             entry = self._state.get(StateKey.DELIVER_FLOOR)
             known: dict[str, Any] = entry.value if entry else {"seq": 0, "lease": 0, "epoch": self._epoch}
@@ -162,8 +187,8 @@ class DeliverFloor:
                 )
             if known.get("epoch") == self._epoch:
                 through = max(through, int(known["seq"]))
-            needed = through if debts_after is None else min(through, debts_after + 1)
-            said = {"seq": through, "needed": needed, "lease": self._lease.seq, "epoch": self._epoch}
+            kept = through if needed is None else min(through, needed)
+            said = {"seq": through, "needed": kept, "lease": self._lease.seq, "epoch": self._epoch}
             if said == known:
                 return
             try:

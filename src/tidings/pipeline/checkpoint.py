@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tidings.errors import UnhealthyError
 from tidings.wire.ids import new_id
 
 VERSION = "v1"
@@ -26,12 +27,38 @@ class Checkpoint:
 
     def offsets(self) -> list[dict[str, Any]]:
         """What Spark wrote down before each batch, oldest first: {epoch, seq, mark} of the last ones."""
-        found = []
-        for path in self._numbered("offsets"):
+        found = (self._offset(int(path.name)) for path in self._numbered("offsets"))
+        return [offset for offset in found if offset is not None]
+
+    def range_of(self, number: int) -> tuple[int | None, int]:
+        """(after, through) of a batch as Spark wrote it down; after is None for the first one."""
+        through = self._offset(number)
+        if through is None:
+            raise UnhealthyError(f"{self.folder} says nothing of batch {number}, which Spark runs")
+        before = self._offset(number - 1)
+        return (None if before is None else int(before["seq"])), int(through["seq"])
+
+    def _offset(self, number: int) -> dict[str, Any] | None:
+        path = self.folder / "offsets" / str(number)
+        try:
             lines = path.read_text().splitlines()
-            if len(lines) >= 3 and lines[2].startswith("{"):
-                found.append(json.loads(lines[2]))
-        return found
+        except FileNotFoundError:
+            return None
+        return dict(json.loads(lines[2])) if len(lines) >= 3 and lines[2].startswith("{") else None
+
+    def pending(self) -> int | None:
+        """The batch that was begun and not committed; None if there is none."""
+        begun, done = self._numbered("offsets"), self._numbered("commits")
+        newest = int(begun[-1].name) if begun else -1
+        return newest if newest > (int(done[-1].name) if done else -1) else None
+
+    def count_attempt(self, number: int) -> int:
+        """Write down that a batch is begun once more. Answers how often it was, without ever coming to its end."""
+        path = self.folder / "tidings-attempts"
+        known = path.read_text().split() if path.exists() else []
+        before = int(known[1]) if len(known) == 2 and known[0] == str(number) and known[1].isdigit() else 0
+        path.write_text(f"{number} {before + 1}")
+        return before + 1
 
     def identity(self) -> str:
         """Its own word: a new checkpoint counts batches from zero under another one."""

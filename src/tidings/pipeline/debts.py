@@ -5,12 +5,13 @@ the floor moves on, the debt needs no further word. While a lane is in debt noth
 per channel holds. The table of debts is a list of events that only grows: `owe` puts a lane into debt or sets it back,
 `paid` moves it forward, `settled` ends it at the floor, `cancel` (an operator) moves it forward and makes what was
 skipped a loss that its owner is told, `lost` is a loss of another cause, `told` says that the owner was told, `reset`
-that the frames of an owner begin a new series. The fold does not care who wrote an event; `order` says which came
-first.
+that the frames of an owner begin a new series, `held` who delivers from now on. The fold does not care who wrote an
+event; `order` says which came first.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -18,7 +19,7 @@ from typing import Literal
 
 from tidings.wire.frames import Lost
 
-EventKind = Literal["owe", "paid", "settled", "cancel", "lost", "told", "reset"]
+EventKind = Literal["owe", "paid", "settled", "cancel", "lost", "told", "reset", "held"]
 Lane = tuple[str, str]
 #: losses of one owner remembered as told, until it has surely read of them
 TOLD_KEPT = 256
@@ -29,8 +30,8 @@ LOST_PER_FRAME = 64
 class DebtEvent:
     """What happened to a lane, or to an owner.
 
-    `seq`: owed after it (`owe`); settled, cancelled or lost through it; of `told` the order of the newest loss told; of
-    `reset` the DLV sequence after which the series counts. `first`: of a loss its first sequence; of `told` the DLV
+    `seq`: owed after it (`owe`); settled, cancelled or lost through it; of `told` the order of the loss told; of
+    `reset` the DLV sequence at which the mailbox was emptied. `first`: of a loss its first sequence; of `told` the DLV
     sequence of the frame that told; of `reset` that through which the owner had read.
     """
 
@@ -73,8 +74,10 @@ class Debts:
     untold: dict[str, list[Loss]] = field(default_factory=dict)
     #: owner -> losses that a frame told, with its DLV sequence: should it be emptied unread, they are told again
     told: dict[str, list[tuple[int, Loss]]] = field(default_factory=dict)
-    #: owner -> (DLV sequence after which it counts, series of its frames)
+    #: owner -> (order of the reset that began it, series of its frames)
     series: dict[str, tuple[int, str]] = field(default_factory=dict)
+    #: who delivered last: the id and the DLV sequence of its lease
+    holder: tuple[str, int] = ("", 0)
     newest: int = 0
 
     @classmethod
@@ -106,21 +109,25 @@ class Debts:
                 self._lose(event, Lost(event.channel, event.first, event.seq, event.count, event.cause))
             case "told":
                 self._told(event)
+            case "held":
+                self.holder = (event.cause, event.seq)
             case "reset":
-                self.series[event.owner] = (event.seq, event.cause)
+                self.series[event.owner] = (event.order, event.cause)
                 again = [loss for at, loss in self.told.pop(event.owner, ()) if at > event.first]
                 if again:
                     self.untold[event.owner] = sorted([*again, *self.untold.get(event.owner, ())], key=_order)
 
     def _lose(self, event: DebtEvent, lost: Lost) -> None:
-        self.untold.setdefault(event.owner, []).append(Loss(event.order, lost))
+        insort(self.untold.setdefault(event.owner, []), Loss(event.order, lost), key=_order)
 
     def _told(self, event: DebtEvent) -> None:
         losses = self.untold.pop(event.owner, [])
-        told = [(event.first, loss) for loss in losses if loss.order <= event.seq]
-        self.told[event.owner] = [*self.told.get(event.owner, ()), *told][-TOLD_KEPT:]
-        if len(told) < len(losses):
-            self.untold[event.owner] = [loss for loss in losses if loss.order > event.seq]
+        # earlier versions named the newest of several; one that came late from an operator was not among them
+        told = [loss for loss in losses if loss.order == event.seq or (not event.count and loss.order < event.seq)]
+        known = (*self.told.get(event.owner, ()), *((event.first, loss) for loss in told))
+        self.told[event.owner] = list(known)[-TOLD_KEPT:]
+        if rest := [loss for loss in losses if loss not in told]:
+            self.untold[event.owner] = rest
 
     def _forward(self, lane: Lane, through: int) -> None:
         debt = self.open.get(lane)
@@ -154,6 +161,10 @@ class Debts:
     def oldest(self) -> int | None:
         """Everything after this is still needed to pay somebody."""
         return min((debt.after for debt in self.open.values()), default=None)
+
+    def reset_at(self, owner: str) -> int:
+        """The order of the newest reset of an owner: what it was handed before that counts no more."""
+        return self.series.get(owner, (0, ""))[0]
 
     def of_owner(self, owner: str) -> list[Debt]:
         return sorted((d for d in self.open.values() if d.owner == owner), key=lambda debt: debt.after)

@@ -2,10 +2,13 @@
 
 A batch is a log range (after, through] judged at a head read afresh. Its effects come in this order: debts known
 beforehand, frames acknowledged by the broker, debts of the frames that were not, `deliveries`, the deliver floor; then
-Spark commits. A crash anywhere repeats the batch from its start, except that a batch whose `deliveries` are written is
-done: only its floor is still owed. Whoever lost a right to read since the last head has its mailbox emptied first, and
-what lay unread in it becomes debts, to be paid under the new access. The same is done to the fullest mailboxes when all
-of them together have nearly no room left: nobody who is away keeps others from theirs.
+Spark commits. A crash anywhere repeats what is not done: done is what lies at or below `floor`, whatever number Spark
+gives a batch, so one that reaches further than what was done is delivered from there on (`remaining`).
+
+Whoever lost a right to read since the last head has its mailbox emptied first, and what lay unread in it becomes debts,
+to be paid under the new access. The same is done to the fullest mailboxes when all of them together have nearly no room
+left, and to a mailbox that has lost frames (`check_mailboxes`). The log keeps what is unread or owed (`needed`); what
+it could not keep is told as lost, with its range and count, and so is what nobody read for too long (`expire`).
 
 The same class runs in the Spark driver and, with ports that crash, in the simulator (`tests/tools/delivery.py`).
 """
@@ -13,13 +16,14 @@ The same class runs in the Spark driver and, with ports that crash, in the simul
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tidings.failpoints import reach
 from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
 from tidings.pipeline.planning import BATCH_BYTES, Audience, Counter, Delivered, Plan, Settlement, plan, settle
+from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
 
 #: beyond every sequence
@@ -30,7 +34,7 @@ ROOM_TO_PAY = 8
 
 @dataclass(frozen=True, slots=True)
 class DeliverBatch:
-    """Names a batch in the ledger. `number` is Spark's; a payment of debts has none."""
+    """A range of the log. `number` is Spark's, for people; a payment of debts has none."""
 
     number: int | None
     after: int
@@ -71,19 +75,35 @@ class Emptied:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A range of a channel that somebody was handed in a frame."""
+
+    channel: str
+    first: int
+    last: int
+    count: int
+
+
 class LedgerPort(Protocol):
     """What outlives the process: debts and deliveries."""
 
-    def is_done(self, batch: DeliverBatch) -> bool: ...
-    def next_order(self) -> int: ...
+    def next_order(self) -> int:
+        """A number above every one that was given before, also to rows of `deliveries`."""
+        ...
+
     def write_events(self, events: Sequence[DebtEvent]) -> None: ...
     def foreign_events(self) -> Sequence[DebtEvent]:
         """Events somebody else (an operator) wrote since the last call."""
         ...
 
     def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None: ...
-    def unread(self, owner: str, above: int) -> Mapping[str, int]:
-        """channel -> first sequence delivered to `owner` in frames above that DLV sequence."""
+    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[Handed]:
+        """What `owner` was handed in frames with a DLV sequence in (above, through], written after order `since`."""
+        ...
+
+    def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Owner -> (order, DLV sequence) of each of its frames that may still be unread."""
         ...
 
 
@@ -94,8 +114,11 @@ class MailboxPort(Protocol):
         """Owner -> DLV sequences of its frames, in order, up to the first that was not acknowledged."""
         ...
 
-    def empty(self, owner: str) -> Emptied:
-        """Remove what `owner` has not read, noting first how far it had: emptying moves that floor (measured)."""
+    def empty(self, owner: str, *, trusted: bool = True) -> Emptied:
+        """Remove what `owner` has not read, noting first how far it had: emptying moves that floor (measured).
+
+        Without trust in what the stream says it counts as having read nothing.
+        """
         ...
 
     def noted(self) -> Iterable[str]:
@@ -114,10 +137,22 @@ class MailboxPort(Protocol):
         """Owner -> frames its mailbox still takes."""
         ...
 
+    def held(self) -> Mapping[str, int]:
+        """Owner -> frames in its mailbox; owners of empty ones are left out."""
+        ...
+
+    def end(self) -> int:
+        """The newest DLV sequence that was ever used, as far as DLV knows, before this process wrote anything."""
+        ...
+
+    def read_through(self, owner: str) -> int | None:
+        """The DLV sequence through which `owner` has acknowledged everything; None if it has no mailbox."""
+        ...
+
 
 class FloorPort(Protocol):
-    def advance(self, through: int, debts_after: int | None) -> None:
-        """Everything up to `through` is delivered or a debt; everything after `debts_after` is needed to pay."""
+    def advance(self, through: int, needed: int | None) -> None:
+        """Everything up to `through` is delivered or a debt; the log must keep everything from `needed` on."""
         ...
 
 
@@ -134,6 +169,7 @@ class Deliverer:
         counters: Mapping[str, Counter],
         last_head: int,
         floor: int,
+        unread: UnreadWindow,
         cap: int = BATCH_BYTES,
     ) -> None:
         self._ledger, self._outlet, self._floors = ledger, outlet, floors
@@ -141,18 +177,20 @@ class Deliverer:
         self.counters = dict(counters)
         self.last_head = last_head
         self.floor = floor
+        self.unread = unread
         self._cap = cap
 
     # --- a batch of the log ---
 
-    def deliver(self, batch: DeliverBatch, table: Table, blocks: Sequence[BlockInfo]) -> Figures | None:
-        """The effects of one batch. None if they had all happened before.
-
-        `floor` must not be below a batch that is done: a lane deferred in it would be settled below its debt.
-        """
-        if self._ledger.is_done(batch):
-            self._advance(batch.through)
+    def remaining(self, batch: DeliverBatch) -> DeliverBatch | None:
+        """What is still to be delivered of a batch; None if all of it was before."""
+        if batch.through <= self.floor:
             return None
+        return replace(batch, after=max(batch.after, self.floor))
+
+    def deliver(self, batch: DeliverBatch, table: Table, blocks: Sequence[BlockInfo]) -> Figures:
+        """The effects of one batch, of which nothing was done before (`remaining`)."""
+        assert batch.after >= self.floor, f"{batch} begins below {self.floor}"
         self._take_foreign_events()
         self._empty_mailboxes(batch.head, table)
         reach("deliver.read")
@@ -160,8 +198,7 @@ class Deliverer:
         self._write("owe", planned.deferred, "the batch was too large")
         settled = self._publish(planned, blocks)
         reach("deliver.published")
-        if settled.delivered:
-            self._ledger.write_deliveries(batch, settled.delivered)
+        self._record_deliveries(batch, settled.delivered)
         reach("deliver.recorded")
         self.last_head = max(self.last_head, batch.head)
         self._advance(batch.through)
@@ -192,37 +229,137 @@ class Deliverer:
         self._tell(settled)
         return settled
 
+    def _record_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None:
+        if rows:
+            self._ledger.write_deliveries(batch, rows)
+            self.unread.add(max(row.dlv_seq for row in rows), min(row.first for row in rows))
+
     def _advance(self, through: int) -> None:
         self.floor = max(self.floor, through)
-        self._floors.advance(self.floor, self.debts.oldest())
+        self.advance_floor()
 
-    # --- access that became narrower ---
+    def advance_floor(self) -> None:
+        """Let retention and agents know how far delivery is, and what it needs of the log."""
+        self._floors.advance(self.floor, self.needed)
+
+    def forget_read(self, oldest: int | None) -> None:
+        """Frames below this place were read; None: all were. Not while a mailbox was emptied and nothing made good."""
+        if not any(True for _ in self._outlet.noted()):
+            self.unread.read_below(oldest)
+
+    @property
+    def needed(self) -> int | None:
+        """The first sequence that the log must keep, for what is owed or unread; None: nothing is."""
+        owed = self.debts.oldest()
+        needed = [] if owed is None else [owed + 1]
+        return min([*needed, *([] if self.unread.needed is None else [self.unread.needed])], default=None)
+
+    # --- mailboxes that are emptied, were set back, or are not read ---
 
     def _empty_mailboxes(self, head: int, table: Table) -> frozenset[str]:
         narrowed = table.rules.narrowings(self.last_head, head)
+        wanted = dict.fromkeys((*self._outlet.noted(), *self._outlet.crowding()), "emptied")
+        return self._empty(wanted | {owner: f"access:{seq}" for owner, seq in narrowed.items()}, table, head)
+
+    def _empty(self, reasons: Mapping[str, str], table: Table, head: int, *, trusted: bool = True) -> frozenset[str]:
         emptied: dict[str, Emptied] = {}
         events: list[DebtEvent] = []
-        for owner in sorted({*narrowed, *self._outlet.noted(), *self._outlet.crowding()}):
-            emptied[owner] = self._outlet.empty(owner)
-            reason = f"access:{narrowed[owner]}" if owner in narrowed else "emptied"
-            events += self._restart(owner, f"{reason}@{emptied[owner].at}", emptied[owner], table, head)
+        for owner, reason in sorted(reasons.items()):
+            emptied[owner] = self._outlet.empty(owner, trusted=trusted)
+            events += self._restart(owner, reason, emptied[owner], table, head)
         self._record(events)
         self._outlet.forget_emptied(emptied)
         return frozenset(emptied)
 
-    def _restart(self, owner: str, series: str, emptied: Emptied, table: Table, head: int) -> list[DebtEvent]:
+    def _restart(self, owner: str, reason: str, emptied: Emptied, table: Table, head: int) -> list[DebtEvent]:
         """A new series, and what lay unread as debts; whoever was revoked is owed nothing any more."""
-        self.counters[owner] = Counter(series)
-        order = self._ledger.next_order()
-        events = [DebtEvent(order, "reset", owner, "", emptied.at, series, first=emptied.above)]
+        since = self.debts.reset_at(owner)
+        events = [self._reset(owner, reason, emptied)]
         if _is_revoked(table, owner, head):
             lanes = [debt.lane for debt in self.debts.of_owner(owner)]
             return events + [self._event("settled", lane, NEVER, "revoked") for lane in lanes]
-        unread = self._ledger.unread(owner, emptied.above)
+        firsts: dict[str, int] = {}
+        for piece in self._ledger.handed(owner, above=emptied.above, since=since):
+            firsts[piece.channel] = min(piece.first, firsts.get(piece.channel, piece.first))
         cause = "the mailbox was emptied with mail unread"
-        return events + [self._event("owe", (owner, channel), first - 1, cause) for channel, first in unread.items()]
+        return events + [self._event("owe", (owner, channel), first - 1, cause) for channel, first in firsts.items()]
+
+    def _reset(self, owner: str, reason: str, emptied: Emptied) -> DebtEvent:
+        order = self._ledger.next_order()
+        self.counters[owner] = Counter(f"{reason}@{order}")
+        return DebtEvent(order, "reset", owner, "", emptied.at, self.counters[owner].series, first=emptied.above)
+
+    def take_over(self, found: tuple[str, int], own: tuple[str, int], table: Table, head: int) -> frozenset[str]:
+        """Begin to deliver under the lease `own`. `found` is the one that was in the mailbox stream before.
+
+        If that is not the one of the last who wrote to the ledger, the stream is another than it was left, however far
+        it goes. Answers whose mailboxes were not as they should be.
+        """
+        trusted = self.debts.holder in (found, ("", 0))  # nobody before us said who it was
+        wrong = self._differing_mailboxes(trusted=trusted)
+        short = self._empty(wrong, table, head, trusted=trusted)
+        self._record([DebtEvent(self._ledger.next_order(), "held", "", "", own[1], own[0])])
+        return short
+
+    def _differing_mailboxes(self, *, trusted: bool) -> dict[str, str]:
+        """Whose mailboxes do not hold what was put there and not read: they are emptied, and what they held is owed.
+
+        The stream of mailboxes may be older than the ledger (a copy was put back, a power cut took what was not
+        synced): then no mailbox is right, for what was taken out of one may be back. Or it has lost a part. Frames of
+        a batch that was broken off are not in the ledger yet: they are made again. One who acknowledges out of order
+        looks the same as one who lost frames: it gets again what it settled, and knows it.
+        """
+        held, noted = self._outlet.held(), frozenset(self._outlet.noted())
+        put = {owner: {place for place, _ in told} for owner, told in self.debts.told.items()}
+        for owner, frames in self._ledger.frames().items():
+            since = self.debts.reset_at(owner)
+            put.setdefault(owner, set()).update(place for order, place in frames if order > since)
+        trusted = trusted and max((max(places, default=0) for places in put.values()), default=0) <= self._outlet.end()
+        if not trusted:
+            return dict.fromkeys({*put, *held, *noted}, "lost")
+        return {owner: "lost" for owner in {*put, *held} - noted if self._differs(owner, put, held)}
+
+    def _differs(self, owner: str, put: Mapping[str, set[int]], held: Mapping[str, int]) -> bool:
+        read = self._outlet.read_through(owner)
+        if read is None:
+            return False
+        return held.get(owner, 0) != sum(place > read for place in put.get(owner, ()))
+
+    def expire(self, owner: str, table: Table, cause: str) -> None:
+        """Nobody reads this mailbox: what lies in it and what is owed to its owner are told as lost, and end."""
+        since = self.debts.reset_at(owner)
+        emptied = self._outlet.empty(owner)
+        events = [self._reset(owner, "expired", emptied)]
+        ranges: dict[str, Handed] = {}
+        for piece in self._ledger.handed(owner, above=emptied.above, since=since):
+            had = ranges.get(piece.channel, replace(piece, count=0))
+            first, last = min(had.first, piece.first), max(had.last, piece.last)
+            ranges[piece.channel] = Handed(piece.channel, first, last, had.count + piece.count)
+        if not _is_revoked(table, owner, table.head):
+            events += [self._loss(owner, each, cause) for each in ranges.values()]
+            events += [self._event("cancel", debt.lane, self.floor, cause) for debt in self.debts.of_owner(owner)]
+        self._record(events)
+        self._outlet.forget_emptied({owner: emptied})
+
+    def _loss(self, owner: str, lost: Handed, cause: str) -> DebtEvent:
+        order = self._ledger.next_order()
+        return DebtEvent(order, "lost", owner, lost.channel, lost.last, cause, lost.first, lost.count)
 
     # --- debts ---
+
+    def write_off(self, kept_from: int) -> None:
+        """What is owed below the log's own floor cannot be paid any more: it is told as lost."""
+        gone = [debt for debt in self.debts.open.values() if debt.after + 1 < kept_from]
+        events: list[DebtEvent] = []
+        for debt in sorted(gone, key=lambda debt: debt.lane):
+            first, last = debt.after + 1, kept_from - 1
+            handed = self._ledger.handed(debt.owner, above=0, since=0)
+            known = {(p.first, p.last): p.count for p in handed if p.channel == debt.channel}
+            count = sum(count for (a, b), count in known.items() if a >= first and b <= last) or last - first + 1
+            lost = Handed(debt.channel, first, last, count)
+            events.append(self._loss(debt.owner, lost, "the log removed it before it could be delivered"))
+            events.append(self._event("paid", debt.lane, last, ""))
+        self._record(events)
 
     def payment(self, chunk: int) -> Payment | None:
         """What can be paid next: lanes whose owners have room, over a range of at most `chunk` sequences."""
@@ -237,10 +374,15 @@ class Deliverer:
         return Payment(after, through, due, {owner: rooms[owner] for owner, _ in due})
 
     def pay(self, batch: DeliverBatch, table: Table, payment: Payment, blocks: Sequence[BlockInfo]) -> Figures:
-        """Pay from `blocks`, which hold all of the payment's channels in its range."""
+        """Pay from `blocks`, which hold all of the payment's channels in its range.
+
+        They were read before: a lane that was set back or given up meanwhile is left for another payment.
+        """
+        self._take_foreign_events()
         narrowed = self._empty_mailboxes(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
-        due = {lane: after for lane, after in payment.due.items() if lane[0] not in narrowed}
+        still = {debt.lane for debt in self.debts.open.values() if payment.due.get(debt.lane) == debt.after}
+        due = {lane: after for lane, after in payment.due.items() if lane in still and lane[0] not in narrowed}
         audience = self.audience(table, batch.head)
 
         def owed(block: BlockInfo) -> Iterable[str]:
@@ -252,8 +394,7 @@ class Deliverer:
         reach("pay.published")
         settled = settle(planned, acknowledged, self.counters)
         self.counters.update(settled.counters)
-        if settled.delivered:
-            self._ledger.write_deliveries(batch, settled.delivered)
+        self._record_deliveries(batch, settled.delivered)
         self._tell(settled)
         unpaid = planned.deferred | settled.owed
         paid = {lane: unpaid.get(lane, max(after, payment.through)) for lane, after in due.items()}
@@ -263,7 +404,7 @@ class Deliverer:
         return self._figures(blocks, planned, settled)
 
     def tell(self, batch: DeliverBatch, table: Table) -> None:
-        """Tell owners of losses although there is nothing else to deliver."""
+        """Make good what was emptied and tell owners of losses, although there is nothing else to deliver."""
         self._empty_mailboxes(batch.head, table)
         self.last_head = max(self.last_head, batch.head)
         planned = plan((), lambda _block: (), self.debts, self.counters)
@@ -273,30 +414,31 @@ class Deliverer:
         """The log went back to `seq`: what a lane was paid beyond it may be another record now."""
         self._write("owe", {d.lane: seq for d in self.debts.open.values() if d.after > seq}, "the log went backwards")
 
-    def restart_series(self, owners: Iterable[str], series: str, at: int) -> None:
+    def restart_series(self, owners: Iterable[str], reason: str, at: int) -> None:
         """Frames may have gone with the log: what follows is no gap after them. DLV is at `at` now."""
-        events = [DebtEvent(self._ledger.next_order(), "reset", owner, "", at, series, first=at) for owner in owners]
-        self._record(events)
-        self.counters.update((event.owner, Counter(series)) for event in events)
+        self._record([self._reset(owner, reason, Emptied(at, at)) for owner in owners])
 
-    def report_missing(self, table: Table, missing: Iterable[tuple[int, int]]) -> None:
+    def report_missing(self, table: Table, missing: Iterable[tuple[int, int]], owners: Iterable[str] | None) -> None:
         """Sequences the log has lost: nobody knows whose they were, so every member hears of them, once.
 
-        A batch that is repeated finds the same ones.
+        A batch that is repeated finds the same ones. `owners`: only these, because only they are owed of the range.
         """
-        members = [owner for owner in table.owners() if table.memberships_at(owner, table.head + 1)]
-        events = [
-            DebtEvent(self._ledger.next_order(), "lost", owner, "*", last, "the log lost them", first, last - first + 1)
-            for first, last in missing
-            for owner in members
-            if not self.debts.knows_lost(owner, "*", first, last)
-        ]
-        self._record(events)
+        asked = table.owners() if owners is None else owners
+        members = [owner for owner in asked if table.memberships_at(owner, table.head + 1)]
+        self._record(
+            [
+                self._loss(owner, Handed("*", first, last, last - first + 1), "the log lost them")
+                for first, last in missing
+                for owner in members
+                if not self.debts.knows_lost(owner, "*", first, last)
+            ]
+        )
 
     def _tell(self, settled: Settlement) -> None:
         events = [
-            DebtEvent(self._ledger.next_order(), "told", owner, "", order, "", first=dlv_seq)
-            for owner, (order, dlv_seq) in sorted(settled.told.items())
+            DebtEvent(self._ledger.next_order(), "told", owner, "", order, "", first=dlv_seq, count=1)
+            for owner, (orders, dlv_seq) in sorted(settled.told.items())
+            for order in orders
         ]
         self._record(events)
 
@@ -332,12 +474,12 @@ def _is_revoked(table: Table, owner: str, head: int) -> bool:
 
 
 def resume_counters(last: Mapping[str, tuple[Counter, int]], debts: Debts) -> dict[str, Counter]:
-    """Counters after a restart, from each owner's last frame and the DLV sequence it got.
+    """Counters after a restart, from each owner's last frame and the order in which it was written down.
 
     A series that was begun and has no frame yet wins over an older frame.
     """
     counters = {owner: counter for owner, (counter, _) in last.items()}
-    for owner, (at, series) in debts.series.items():
-        if owner not in last or last[owner][1] <= at:
+    for owner, (order, series) in debts.series.items():
+        if owner not in last or last[owner][1] <= order:
             counters[owner] = Counter(series)
     return counters

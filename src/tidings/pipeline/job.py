@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 
 from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
+from tidings.broker.records import StoredRecord
 from tidings.errors import (
     ConflictError,
     LeaseHeld,
@@ -45,6 +46,7 @@ from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
+from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
 from tidings.space.lease import DeliverLease
 from tidings.space.log import ruling_steps
@@ -57,8 +59,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RESTART = Backoff(1.0, 3.0)
-#: sequences a payment reads at most
-PAY_CHUNK = 50_000
+#: sequences and bytes that a payment reads at most
+PAY_CHUNK, PAY_BYTES = 50_000, 32 * 1024 * 1024
+#: seconds that unread mail is kept if the space says nothing else
+KEEP_UNREAD = 14 * 86_400
+#: from this share of its budget on, what only an absent reader needs does not keep the log from shrinking
+FULL_LOG = 0.7
+FULL_LOG_WORDS = "the log had no room left to keep it"
+#: a batch that failed again and again is cut into so many pieces at most
+MOST_PIECES = 256
 #: a task for fewer records costs more than it saves
 SMALLEST_PART = 5_000
 
@@ -77,6 +86,7 @@ class JobSettings:
     max_records: int = 30_000
     wait_ms: int = 1_000
     pay_every: float = 1.0
+    look_every: float = 15.0
     lease_ttl: float = 3.0
 
 
@@ -107,6 +117,22 @@ def agrees(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
     return bool(offset["seq"] == 0 or (offset["mark"] and mark_of(reader.at(offset["seq"])) == offset["mark"]))
 
 
+def pieces_for(attempts: int) -> int:
+    """Into how many pieces a batch is cut that did not come to an end so often: the whole of it may be too much."""
+    return min(MOST_PIECES, 1 << max(0, attempts - 1))
+
+
+def cut(batch: DeliverBatch, pieces: int) -> Iterator[DeliverBatch]:
+    """The same range in so many pieces, in order; fewer if it has fewer sequences."""
+    size = max(1, -(-(batch.through - batch.after) // pieces))
+    for after in range(batch.after, batch.through, size):
+        yield replace(batch, after=after, through=min(after + size, batch.through))
+
+
+def owner_of(frame: StoredRecord) -> str:
+    return frame.subject.rpartition(".")[2]
+
+
 class SpaceTable:
     """The fold of the ruling records, kept at the head."""
 
@@ -135,6 +161,9 @@ class Mailboxes(BrokerState):
         assert len(blocks) == len(self.blocks)
         frames = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
         return acknowledged(publish_in_order(self._publishing.connection, frames, self._lease.fence))
+
+    def end(self) -> int:
+        return self._lease.seq - 1
 
     def _outgoing(self, frame: FramePlan) -> Outgoing:
         blocks = [self.blocks[index].data for index in frame.blocks]
@@ -234,34 +263,50 @@ class DeliverJob:
         self._put_damaged_checkpoint_aside()
         rewound = self._rewind(reader, floors, epoch)
         known = floors.read()
-        self.start = int(known["seq"]) if known else 0
+        kept_from = mailboxes.log_floor()
+        # what retention removed while nobody delivered is not ours to deliver, nor lost
+        self.start = max(int(known["seq"]) if known else 0, kept_from - 1)
         paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
         self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
+        debts = self.ledger.load_debts()
+        if known and known.get("epoch") == epoch and debts.holder[0]:  # older versions did not count what is unread
+            self.ledger.needed = int(known["needed"])
         self.reader, self.mailboxes = reader, mailboxes
-        entry = mailboxes.get(StateKey.LOG_FLOOR)
-        self.folded = SpaceTable(reader, self.settings, min(int(entry.value["seq"]) if entry else 0, self.start))
+        self.folded = SpaceTable(reader, self.settings, kept_from)
         head = reader.state().last
         self.folded.advance(head)
         through, last_head = self.ledger.reached(), self.ledger.last_head()
         if not through:  # a new checkpoint: what was seen beyond its start is seen again
             last_head = min(last_head, self.start)
-        offsets = self.checkpoint.offsets()
-        self._cuts_from = int(offsets[-2]["seq"]) if len(offsets) > 1 else 0
-        debts = self.ledger.load_debts()
+        self._replay = self.checkpoint.pending()
+        self._pieces = 1 if self._replay is None else pieces_for(self.checkpoint.count_attempt(self._replay))
         self.deliverer = Deliverer(
             self.ledger,
             mailboxes,
             floors,
             debts=debts,
             counters=resume_counters(self.ledger.last_frames(), debts),
-            last_head=last_head,
+            last_head=max(last_head, kept_from),
             floor=max(self.start, through),
+            unread=self._unread_window(),
             cap=min(BATCH_BYTES, mailboxes.delivery_budget() // 4),
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
-            at = mailboxes.delivered_through()
-            self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}@{at}", at)
+            self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}", mailboxes.delivered_through())
+        own = (lease.holder_id, lease.seq)
+        if short := self.deliverer.take_over((lease.before.id, lease.before.seq), own, self.folded.table, head):
+            words = f"{len(short)} mailboxes were not as they were left; what is unread is delivered again from the log"
+            log.warning("%s", words)
+            self.tally.last_error = words
+        self.deliverer.advance_floor()
+
+    def _unread_window(self) -> UnreadWindow:
+        """Everything from the oldest frame on, or more where somebody emptied a mailbox and left a note."""
+        oldest = self.mailboxes.oldest_frame()
+        if self.mailboxes.noted():
+            return UnreadWindow(self.ledger.unread_since(0))
+        return UnreadWindow(self.ledger.unread_since(oldest.seq) if oldest is not None else ())
 
     def _put_damaged_checkpoint_aside(self) -> None:
         """Spark would refuse it at every start. The floor and the ledger know how far delivery is."""
@@ -291,9 +336,10 @@ class DeliverJob:
         return agreed
 
     @property
-    def _parts(self) -> int:
-        """Tasks of a full batch: as many as run side by side, or workers would wait for one of them."""
-        return int(self.spark.sparkContext.defaultParallelism)
+    def _partition_records(self) -> int:
+        """A full batch has as many tasks as run side by side, or workers would wait for one of them."""
+        side_by_side = int(self.spark.sparkContext.defaultParallelism)
+        return max(SMALLEST_PART, -(-self.settings.max_records // side_by_side))
 
     def _stream(self, beat: Heartbeat) -> None:
         frame = (
@@ -304,7 +350,7 @@ class DeliverJob:
             .option("start", str(self.start + 1))
             .option("missing", "rows")
             .option("maxRecords", str(self.settings.max_records))
-            .option("partitionRecords", str(max(SMALLEST_PART, -(-self.settings.max_records // self._parts))))
+            .option("partitionRecords", str(self._partition_records))
             .option("waitMs", str(self.settings.wait_ms))
             .load()
         )
@@ -325,18 +371,23 @@ class DeliverJob:
             query.stop()
 
     def _tend(self, query: Any, beat: Heartbeat) -> None:
-        """Pay debts and report until told to stop, the query ends, Spark ends, or the lease is gone."""
-        paid = 0.0
+        """Pay debts, look after mailboxes and report until told to stop, the query or Spark ends, the lease is gone."""
+        paid = looked = 0.0
         while not self._stopping.wait(min(0.2, self.settings.pay_every)):
             beat.check()
             if not query.isActive:
                 why = query.exception()
                 raise self._failure or TidingsError(f"the query failed: {why}" if why else "the query was ended")
-            if time.monotonic() - paid >= self.settings.pay_every:
+            if time.monotonic() - paid < self.settings.pay_every:
+                continue
+            if self._replay is None:  # a payment before would take the frame numbers of the batch that is repeated
                 self._count_losses()
                 self._pay()
-                self._report()
-                paid = time.monotonic()
+                if time.monotonic() - looked >= self.settings.look_every:
+                    self._look_after_mailboxes()
+                    looked = time.monotonic()
+            self._report()
+            paid = time.monotonic()
 
     # --- a batch ---
 
@@ -350,21 +401,32 @@ class DeliverJob:
     def _deliver(self, frame: DataFrame, number: int) -> None:
         started = time.monotonic()
         with self._lock:
-            head = self.reader.state().last
-            self.folded.advance(head)
-            encoded = self._encode(frame, self._cuts_from, None)
-            if not encoded.last:
-                return
-            if encoded.first <= self._cuts_from:  # a batch from before what we thought: its runs may span a cut
-                self._cuts_from = encoded.first - 1
-                encoded = self._encode(frame, self._cuts_from, None)
-            self.ledger.write_quarantine(number, encoded.poison)
-            self.deliverer.report_missing(self.folded.table, encoded.missing)
-            batch = DeliverBatch(number, encoded.first - 1, encoded.last, head)
-            self._offer(encoded, head)
-            figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
-            self._count(encoded, figures, started)
-            self._cuts_from = batch.after  # Spark may repeat this batch, but none before it
+            after, through = self.checkpoint.range_of(number)
+            planned = DeliverBatch(number, self.start if after is None else after, through, self._advance_fold())
+            rest = self.deliverer.remaining(planned)
+            if rest is not None:
+                if self._pieces == 1 and rest == planned:
+                    self._deliver_range(frame, rest)
+                else:
+                    for piece in cut(rest, self._pieces):
+                        self._deliver_range(self._read(piece.after, piece.through, missing="rows"), piece)
+            self._replay, self._pieces = None, 1
+            self.tally.batches += 1
+            self.tally.last_batch_ms = (time.monotonic() - started) * 1_000
+
+    def _deliver_range(self, frame: DataFrame, batch: DeliverBatch) -> None:
+        encoded = self._encode(frame, batch.after, None)
+        self.ledger.write_quarantine(batch, encoded.poison)
+        self.deliverer.report_missing(self.folded.table, encoded.missing, None)
+        self._offer(encoded, batch.head)
+        figures = self.deliverer.deliver(batch, self.folded.table, [block.info for block in encoded.blocks])
+        self._count(encoded, figures)
+
+    def _advance_fold(self) -> int:
+        """Apply the rulings up to the end of the log. Answers where that is."""
+        head = self.reader.state().last
+        self.folded.advance(head)
+        return head
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         table = self.folded.table
@@ -375,66 +437,105 @@ class DeliverJob:
     def _offer(self, encoded: Encoded, head: int) -> None:
         self.mailboxes.blocks, self.mailboxes.head = encoded.blocks, head
 
-    def _count(self, encoded: Encoded, figures: Figures | None, started: float) -> None:
+    def _count(self, encoded: Encoded, figures: Figures) -> None:
         tally = self.tally
-        tally.batches += 1
         tally.poison += len(encoded.poison)
         tally.void += encoded.void
         tally.missing += sum(last - first + 1 for first, last in encoded.missing)
-        tally.last_batch_ms = (time.monotonic() - started) * 1_000
-        if figures is not None:
-            tally.messages += figures.messages
-            tally.deliveries += figures.deliveries
-            tally.frames += figures.frames
+        tally.messages += figures.messages
+        tally.deliveries += figures.deliveries
+        tally.frames += figures.frames
 
     # --- between batches ---
 
     def _pay(self) -> None:
+        """Pay a part of what is owed. Reading takes long, so batches go on meanwhile."""
         debts = self.deliverer.debts
         if not (debts.open or debts.untold) or not self._lock.acquire(blocking=False):
             return
         try:
-            payment = self.deliverer.payment(PAY_CHUNK)
-            head = self.reader.state().last
-            self.folded.advance(head)
-            if payment is None:
-                if debts.tellable():
-                    self._offer(Encoded.nothing(), head)
-                    self.deliverer.tell(DeliverBatch(None, head, head, head), self.folded.table)
-                return
-            encoded = self._read_again(payment.after, payment.through, payment.channels)
-            self._offer(encoded, head)
-            batch = DeliverBatch(None, payment.after, payment.through, head)
-            blocks = [block.info for block in encoded.blocks]
-            figures = self.deliverer.pay(batch, self.folded.table, payment, blocks)
-            self.tally.deliveries += figures.deliveries
-            self.tally.frames += figures.frames
+            self.deliverer.write_off(self.mailboxes.log_floor())
+            payment = self.deliverer.payment(self.mailboxes.records_in(PAY_BYTES, most=PAY_CHUNK))
+            head = self._advance_fold()
+            if payment is None and debts.tellable():
+                self._tell(head)
         finally:
             self._lock.release()
+        if payment is None:
+            return
+        encoded = self._encode(self._read(payment.after, payment.through), payment.after, payment.channels)
+        with self._lock:
+            if self.mailboxes.log_floor() > payment.after + 1:
+                return  # retention passed while we read: what is gone is written off next time
+            table, head = self.folded.table, self._advance_fold()
+            self.deliverer.report_missing(table, encoded.missing, {owner for owner, _ in payment.due})
+            self._offer(encoded, head)
+            batch = DeliverBatch(None, payment.after, payment.through, head)
+            figures = self.deliverer.pay(batch, table, payment, [block.info for block in encoded.blocks])
+            self.tally.deliveries += figures.deliveries
+            self.tally.frames += figures.frames
 
-    def _read_again(self, after: int, through: int, channels: frozenset[str]) -> Encoded:
-        frame = (
+    def _tell(self, head: int) -> None:
+        self._offer(Encoded.nothing(), head)
+        self.deliverer.tell(DeliverBatch(None, head, head, head), self.folded.table)
+
+    def _read(self, after: int, through: int, *, missing: str = "rows") -> DataFrame:
+        return (
             self.spark.read.format("nats")
             .option("url", self.settings.url)
             .option("creds", self.settings.creds)
             .option("stream", self.subjects.log_stream)
             .option("start", str(after + 1))
             .option("end", str(through))
-            .option("missing", "skip")
+            .option("missing", missing)
+            .option("partitionRecords", str(self._partition_records))
             .load()
         )
-        return self._encode(frame, after, channels)
+
+    def _look_after_mailboxes(self) -> None:
+        """What was read need not be kept; what nobody reads must not be kept for ever."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.mailboxes.noted():  # no message came since that would have made it good
+                self._tell(self._advance_fold())
+            oldest = self.mailboxes.oldest_frame()
+            self.deliverer.forget_read(oldest.seq if oldest else None)
+            if (found := self._overdue(oldest)) is not None:
+                owner, cause = found
+                log.warning("giving up what waits for %s: %s", owner, cause)
+                self.deliverer.expire(owner, self.folded.table, cause)
+            self.deliverer.advance_floor()
+        finally:
+            self._lock.release()
+
+    def _overdue(self, oldest: StoredRecord | None) -> tuple[str, str] | None:
+        """Whose mail is given up, and why: nobody read it for too long, or the log is full of what is kept for it."""
+        table = self.folded.table
+        kept = table.space_at(max(table.head, table.floor)).keep_unread or KEEP_UNREAD
+        if oldest is not None and time.time_ns() - oldest.time_ns > kept * 10**9:
+            return owner_of(oldest), f"nobody read it for {kept / 86_400:.3g} days"
+        needed = self.deliverer.needed
+        if needed is None or self.mailboxes.log_floor() < needed or self.mailboxes.log_share() < FULL_LOG:
+            return None
+        debt = min(self.deliverer.debts.open.values(), key=lambda debt: debt.after, default=None)
+        if debt is not None and debt.after + 1 == needed:
+            return debt.owner, FULL_LOG_WORDS
+        return (owner_of(oldest), FULL_LOG_WORDS) if oldest is not None else None
 
     def _count_losses(self) -> None:
         """How many records an operator cancelled: their owner is told the number."""
         if not self.deliverer.debts.uncounted() or not self._lock.acquire(blocking=False):
             return
         try:
+            kept_from = self.mailboxes.log_floor()
             audience = self.deliverer.audience(self.folded.table, self.folded.table.head)
             for owner, loss in self.deliverer.debts.uncounted():
                 lost = loss.lost
-                encoded = self._read_again(lost.first - 1, lost.last, frozenset({lost.channel}))
+                frame = self._read(lost.first - 1, lost.last, missing="skip")
+                encoded = self._encode(frame, lost.first - 1, frozenset({lost.channel}))
                 count = sum(b.info.owed_to(owner) for b in encoded.blocks if owner in set(audience(b.info)))
+                count += max(0, min(kept_from - 1, lost.last) - lost.first + 1)  # nobody can count those any more
                 self.deliverer.debts.counted(owner, loss, count)
         finally:
             self._lock.release()

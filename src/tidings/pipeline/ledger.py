@@ -1,10 +1,12 @@
 """The ledger: debts, deliveries and quarantine as Delta tables, readable by anyone without Spark.
 
-`deliveries` has one row for each range of a channel in a frame, `quarantine` one for each poisoned record; a batch is
-written to each in one commit that carries its number, and a number already there is not written again. Delta does not
-check that: we do, against the same snapshot.
-`debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs; it is folded
-up now and then. The application id holds the identity of the checkpoint: a new checkpoint counts batches from zero.
+`deliveries` has one row for each range of a channel in a frame, `quarantine` one for each poisoned record. A batch is
+written to each in one commit whose application transaction is the log sequence it reaches, so `reached` says how far
+delivery is, whatever numbers Spark gives its batches; its range is in the commit's metadata. The application id holds
+the identity of the checkpoint: a log that went backwards gets a new one, and with it a new reach.
+Rows of one commit share `at_ns`, an order that only grows, also over restarts and clocks that go back: the events of
+`debts` have the same orders, so that a reset of an owner ends what its earlier rows say, whatever their places in DLV.
+`debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from deltalake.exceptions import CommitFailedError
 from tidings.errors import ConflictError
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
-from tidings.pipeline.deliverer import DeliverBatch
+from tidings.pipeline.deliverer import NEVER, DeliverBatch, Handed
 from tidings.pipeline.planning import Counter, Delivered
 
 DELIVERIES = pa.schema(
@@ -93,6 +95,8 @@ class DeltaLedger:
 
     def __init__(self, paths: LedgerPaths, *, app: str, epoch: str) -> None:
         self.paths = paths
+        #: what lies below in the log was read by everybody long ago, and may be gone
+        self.needed = 0
         self._app = app
         self.epoch = epoch
         self._deliveries = open_table(paths.deliveries, DELIVERIES)
@@ -110,28 +114,27 @@ class DeltaLedger:
         self._known = {event.order for event in events}
         self._debts_version = self._debts.version()
         debts = Debts.of(events)
-        self._order = debts.newest
+        newest = pc.max(self._deliveries.to_pyarrow_table(columns=["at_ns"])["at_ns"]).as_py()
+        self._order = max(debts.newest, newest or 0)
         return debts
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
-        """Owner -> the counter after its last frame of this epoch, and the DLV sequence of that frame.
-
-        Where the log went backwards, DLV may have too: older frames had higher sequences and say nothing of the newest.
-        """
-        rows = self._deliveries.to_pyarrow_table(
-            columns=["owner", "series", "number", "first", "last", "count", "dlv_seq"],
-            filters=[("epoch", "=", self.epoch)],
-        )
+        """Owner -> the counter after its last frame of this epoch, and the order of the row that says so."""
+        rows = self._rows(["owner", "series", "number", "first", "last", "count", "dlv_seq", "at_ns"])
         if not rows.num_rows:
             return {}
-        newest = rows.group_by("owner").aggregate([("dlv_seq", "max")])
-        joined = rows.join(newest.rename_columns(["owner", "dlv_seq"]), ["owner", "dlv_seq"], join_type="inner")
-        keys = ["owner", "series", "number", "dlv_seq"]
-        frames = joined.group_by(keys).aggregate([("first", "min"), ("last", "max"), ("count", "sum")])
+        # of the rows of one commit, which share their order, the frame with the highest place
+        latest = rows.sort_by([("at_ns", "descending"), ("dlv_seq", "descending")])
+        newest = latest.group_by("owner", use_threads=False).aggregate([("at_ns", "first"), ("dlv_seq", "first")])
+        keys = ["owner", "at_ns", "dlv_seq"]
+        joined = rows.join(newest.rename_columns(keys), keys, join_type="inner")
+        frames = joined.group_by([*keys, "series", "number"]).aggregate(
+            [("first", "min"), ("last", "max"), ("count", "sum")]
+        )
         return {
             row["owner"]: (
                 Counter(row["series"], row["number"], (row["first_min"], row["last_max"], row["count_sum"])),
-                row["dlv_seq"],
+                row["at_ns"],
             )
             for row in frames.to_pylist()
         }
@@ -142,25 +145,25 @@ class DeltaLedger:
         return sorted(pc.unique(rows["owner"]).to_pylist())
 
     def reached(self) -> int:
-        """`through` of the newest batch of this checkpoint that is done."""
-        rows = self._deliveries.to_pyarrow_table(
-            columns=["through"], filters=[("app", "=", self._app), ("batch", ">=", 0)]
-        )
-        return int(pc.max(rows["through"]).as_py() or 0)
+        """Everything of the log through this was delivered or is a debt, as far as this checkpoint knows."""
+        return self._deliveries.transaction_version(self._app) or 0
 
     def last_head(self) -> int:
         """The newest head anything was delivered at in this epoch."""
-        rows = self._deliveries.to_pyarrow_table(columns=["head"], filters=[("epoch", "=", self.epoch)])
+        rows = self._rows(["head"])
         return int(pc.max(rows["head"]).as_py() or 0)
 
+    def unread_since(self, place: int) -> list[tuple[int, int]]:
+        """(DLV sequence, first log sequence) of what was handed out at or above a place, not below `needed`."""
+        rows = self._rows(["dlv_seq", "first", "last"], [("dlv_seq", ">=", place), ("last", ">=", self.needed)])
+        found = rows.group_by("dlv_seq").aggregate([("first", "min")])
+        return list(zip(found["dlv_seq"].to_pylist(), found["first_min"].to_pylist(), strict=True))
+
+    def _rows(self, columns: list[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pa.Table:
+        """Of this epoch: where the log went backwards, sequences say nothing of those before."""
+        return self._deliveries.to_pyarrow_table(columns=columns, filters=[("epoch", "=", self.epoch), *filters])
+
     # --- the port of the deliverer ---
-
-    def is_done(self, batch: DeliverBatch) -> bool:
-        return batch.number is not None and self._has(self._deliveries, batch.number)
-
-    def _has(self, table: DeltaTable, number: int) -> bool:
-        version = table.transaction_version(self._app)
-        return version is not None and version >= number
 
     def next_order(self) -> int:
         self._order = max(self._order + 1, time.time_ns())
@@ -186,33 +189,40 @@ class DeltaLedger:
             "head": batch.head,
             "epoch": self.epoch,
             "app": self._app,
-            "at_ns": time.time_ns(),
+            "at_ns": self.next_order(),
         }
         table = pa.Table.from_pylist([asdict(row) | stamp for row in rows], schema=DELIVERIES)
-        self._append(self._deliveries, table, batch.number)
+        self._append(self._deliveries, table, batch)
 
-    def _append(self, to: DeltaTable, rows: pa.Table, number: int | None) -> None:
-        """One commit that carries the number of its batch; whoever else writes meanwhile is one too many."""
-        transactions = [] if number is None else [Transaction(self._app, number)]
-        commit = CommitProperties(app_transactions=transactions, max_commit_retries=0)
+    def _append(self, to: DeltaTable, rows: pa.Table, batch: DeliverBatch) -> None:
+        """One commit that says how far its batch reaches; whoever else writes meanwhile is one too many."""
+        transactions = [] if batch.number is None else [Transaction(self._app, batch.through)]
+        said = {"after": str(batch.after), "through": str(batch.through), "head": str(batch.head)}
+        commit = CommitProperties(custom_metadata=said, app_transactions=transactions, max_commit_retries=0)
         try:
             write_deltalake(to, rows, mode="append", commit_properties=commit)
         except CommitFailedError as error:
             raise ConflictError(f"somebody else writes {to.table_uri}: is another pipeline running?") from error
         to.update_incremental()
 
-    def unread(self, owner: str, above: int) -> Mapping[str, int]:
-        rows = self._deliveries.to_pyarrow_table(
-            columns=["channel", "first"], filters=[("owner", "=", owner), ("dlv_seq", ">", above)]
-        )
-        found = rows.group_by("channel").aggregate([("first", "min")]).to_pylist()
-        return {row["channel"]: row["first_min"] for row in found}
+    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[Handed]:
+        places = [("dlv_seq", ">", above), ("dlv_seq", "<=", through), ("at_ns", ">", since)]
+        rows = self._rows(["channel", "first", "last", "count"], [("owner", "=", owner), *places])
+        pieces = {Handed(row["channel"], row["first"], row["last"], row["count"]) for row in rows.to_pylist()}
+        return sorted((piece for piece in pieces if piece.last >= self.needed), key=lambda piece: piece.first)
 
-    def write_quarantine(self, number: int, poison: Iterable[Poison]) -> None:
-        """Keep aside what batch `number` found, unless an earlier attempt of it did."""
+    def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        rows = self._rows(["owner", "dlv_seq", "at_ns"], [("last", ">=", self.needed)])
+        found: dict[str, set[tuple[int, int]]] = {}
+        for row in rows.to_pylist():
+            found.setdefault(row["owner"], set()).add((row["at_ns"], row["dlv_seq"]))
+        return {owner: sorted(frames) for owner, frames in found.items()}
+
+    def write_quarantine(self, batch: DeliverBatch, poison: Iterable[Poison]) -> None:
+        """Keep aside what a batch found, unless an earlier attempt of it did."""
         rows = [asdict(each) | {"epoch": self.epoch, "at_ns": time.time_ns()} for each in poison]
-        if rows and not self._has(self._quarantine, number):
-            self._append(self._quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), number)
+        if rows and (self._quarantine.transaction_version(self._app) or 0) < batch.through:
+            self._append(self._quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), batch)
 
 
 def read_events(table: DeltaTable, *, but: str | None = None) -> list[DebtEvent]:

@@ -104,8 +104,8 @@ class Settlement:
     delivered: list[Delivered] = field(default_factory=list)
     owed: dict[Lane, int] = field(default_factory=dict)
     counters: dict[str, Counter] = field(default_factory=dict)
-    #: owner -> (order of the newest loss it was told, DLV sequence of the frame)
-    told: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: owner -> (orders of the losses it was told, DLV sequence of the frame)
+    told: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
 
 def plan(
@@ -186,7 +186,7 @@ def settle(planned: Plan, acknowledged: Mapping[str, Sequence[int]], counters: M
             ]
             result.counters[owner] = frame.counter
             if frame.losses:
-                result.told[owner] = (frame.losses[-1].order, dlv_seq)
+                result.told[owner] = (tuple(loss.order for loss in frame.losses), dlv_seq)
         for frame in frames[len(sequences) :]:
             for piece in frame.pieces:
                 result.owed.setdefault((owner, piece.channel), piece.first - 1)

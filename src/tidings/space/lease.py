@@ -66,6 +66,8 @@ class LeaseSteps(ABC):
         self.stream, self.subject, self.subjects, self.ttl = stream, subject, subjects, ttl
         self.holder_id = new_id()
         self.seq = 0
+        #: who held it before us, as its stream says
+        self.before = Holder(0)
         self._state = state
         self._beat_revision = 0
         self._beats = 0
@@ -112,7 +114,7 @@ class LeaseSteps(ABC):
 
         `after` is the id of a holder known to be dead: its parent saw it end, so there is nothing to wait for.
         """
-        holder = yield from self.current_steps()
+        self.before = holder = yield from self.current_steps()
         if holder.seq and not (holder.id and holder.id == after):
             yield from self._wait_for_silence(holder)
         self.seq = yield from self._write(holder.seq)

@@ -139,6 +139,8 @@ class Space(_Record, frozen=True, kw_only=True):
     parts: Parts = Parts()
     keep_age: Count | None = None
     keep_bytes: Count | None = None
+    #: seconds that mail nobody reads is kept, in mailboxes and by the log
+    keep_unread: Count | None = None
     #: seconds that receipts and task results are kept
     keep_receipts: Count | None = None
     #: what one sender may publish each second for long; 0 is no limit, None the built-in one

@@ -12,8 +12,9 @@ import pytest
 from tidings.pipeline import deliverer, planning
 from tidings.pipeline.classify import Classifier
 from tidings.pipeline.debts import Debts
-from tidings.pipeline.deliverer import Deliverer, Emptied
+from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Emptied
 from tidings.pipeline.planning import Counter, Plan, Settlement
+from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
 from tidings.space.rulebook import Rulebook
 from tidings.wire.frames import decode_frame
@@ -45,7 +46,10 @@ def test_it_does_on_thousands_of_seeds(first: int) -> None:
 def test_the_simulated_lives_hold_what_they_are_meant_to() -> None:
     worlds = [simulate(seed) for seed in range(12)]
     kinds = {event.kind for world in worlds for event in world.books.events}
-    assert kinds == {"owe", "paid", "settled", "cancel", "told", "reset"}
+    assert kinds == {"owe", "paid", "settled", "cancel", "lost", "told", "reset", "held"}
+    assert sum(world.set_back for world in worlds) > 12
+    assert sum(world.expired for world in worlds) > 2
+    assert all(world.kept_from for world in worlds)
     tails = [record.subject.split(".")[2] for world in worlds for record in world.space.stored]
     assert {"chat", "via", "link", "member", "acl", "channel", "space"} <= set(tails)
     assert any(reader.told for world in worlds for reader in world.readers.values())
@@ -108,22 +112,11 @@ def unacknowledged_counts_as_delivered(patch: Patch) -> None:
 def emptying_ignores_its_own_note(patch: Patch) -> None:
     noting = Mailboxes.note_and_empty
 
-    def forgetful(self: Mailboxes, owner: str) -> Emptied:
+    def forgetful(self: Mailboxes, owner: str, *, trusted: bool = True) -> Emptied:
         acknowledged = self.box(owner).acknowledged
-        return dataclasses.replace(noting(self, owner), above=acknowledged)
+        return dataclasses.replace(noting(self, owner, trusted=trusted), above=acknowledged)
 
     patch.setattr(Mailboxes, "note_and_empty", forgetful)
-
-
-def the_floor_forgets_batches_that_are_done(patch: Patch) -> None:
-    start = World._start
-
-    def behind(self: World) -> Deliverer:
-        deliverer = start(self)
-        deliverer.floor = self.books.floor
-        return deliverer
-
-    patch.setattr(World, "_start", behind)
 
 
 def runs_span_changes_of_their_audience(patch: Patch) -> None:
@@ -145,7 +138,8 @@ def access_at_the_head_is_not_asked(patch: Patch) -> None:
 
 def narrowing_empties_nothing(patch: Patch) -> None:
     patch.setattr(Deliverer, "_empty_mailboxes", lambda *_: frozenset())
-    patch.setattr(Mailboxes, "note_and_empty", lambda self, _: Emptied(0, self.seq))
+    patch.setattr(Mailboxes, "note_and_empty", lambda self, *_, **__: Emptied(0, self.seq))
+    patch.setattr(Mailboxes, "purge", lambda *_: None)
 
 
 def what_the_cap_left_out_is_forgotten(patch: Patch) -> None:
@@ -184,11 +178,57 @@ def a_payment_is_written_before_it_is_made(patch: Patch) -> None:
     patch.setattr(deliverer, "settle", settle)
 
 
+def what_is_unread_may_leave_the_log(patch: Patch) -> None:
+    patch.setattr(UnreadWindow, "needed", None)
+
+
+def done_is_judged_by_the_number_of_a_batch(patch: Patch) -> None:
+    deliver, start = Deliverer.deliver, World._start_once
+    done: dict[int, int] = {}
+
+    def delivered(self: Deliverer, batch: DeliverBatch, *rest: Any) -> Any:
+        figures = deliver(self, batch, *rest)
+        assert batch.number is not None
+        done[id(self._ledger)] = max(batch.number, done.get(id(self._ledger), -1))
+        return figures
+
+    def remaining(self: Deliverer, batch: DeliverBatch) -> DeliverBatch | None:
+        assert batch.number is not None
+        if batch.through <= self.floor or batch.number <= done.get(id(self._ledger), -1):
+            return None
+        return dataclasses.replace(batch, after=max(batch.after, self.floor))
+
+    def started(self: World) -> Deliverer:
+        if not self.books.rows:
+            done.pop(id(self.books), None)
+        return start(self)
+
+    patch.setattr(Deliverer, "deliver", delivered)
+    patch.setattr(Deliverer, "remaining", remaining)
+    patch.setattr(World, "_start_once", started)
+
+
+def mailboxes_are_taken_as_they_are(patch: Patch) -> None:
+    patch.setattr(Deliverer, "_differing_mailboxes", lambda *_, **__: {})
+
+
+def a_purge_has_no_end(patch: Patch) -> None:
+    purge = Mailboxes.purge
+    patch.setattr(Mailboxes, "purge", lambda self, owner, _end: purge(self, owner, self.seq))
+
+
+def frames_are_forgotten_while_a_note_is_open(patch: Patch) -> None:
+    patch.setattr(Deliverer, "forget_read", lambda self, oldest: self.unread.read_below(oldest))
+
+
+def what_the_log_lost_is_not_told(patch: Patch) -> None:
+    patch.setattr(Deliverer, "write_off", lambda *_: None)
+
+
 BROKEN: tuple[Callable[[Patch], None], ...] = (
     one_series_for_ever,
     unacknowledged_counts_as_delivered,
     emptying_ignores_its_own_note,
-    the_floor_forgets_batches_that_are_done,
     runs_span_changes_of_their_audience,
     lanes_in_debt_get_news,
     access_at_the_head_is_not_asked,
@@ -199,6 +239,11 @@ BROKEN: tuple[Callable[[Patch], None], ...] = (
     a_frame_is_named_by_owner_and_number,
     forged_headers_are_not_looked_at,
     a_payment_is_written_before_it_is_made,
+    what_is_unread_may_leave_the_log,
+    done_is_judged_by_the_number_of_a_batch,
+    mailboxes_are_taken_as_they_are,
+    a_purge_has_no_end,
+    frames_are_forgotten_while_a_note_is_open,
 )
 
 
@@ -207,3 +252,12 @@ def test_a_broken_rule_is_found(broken: Callable[[Patch], None], monkeypatch: Pa
     broken(monkeypatch)
     with pytest.raises(Violation):
         all(simulate(seed) for seed in range(FOUND_WITHIN))
+
+
+def test_what_retention_took_against_the_rules_is_told_as_lost(monkeypatch: Patch) -> None:
+    worlds = [simulate(seed, careless=True) for seed in range(CHUNK)]
+    causes = {loss.cause for world in worlds for reader in world.readers.values() for loss in reader.told}
+    assert any("log removed it" in cause for cause in causes)
+    what_the_log_lost_is_not_told(monkeypatch)
+    with pytest.raises(Violation):
+        all(simulate(seed, careless=True) for seed in range(FOUND_WITHIN))
