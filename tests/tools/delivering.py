@@ -78,8 +78,10 @@ class RunningJob:
         def done() -> bool:
             if self.failure is not None:
                 raise self.failure
-            deliverer = getattr(self.job, "deliverer", None)
-            there = deliverer and deliverer.floor >= last and not (debts and deliverer.debts.open)
+            if not self.ready.is_set():  # it looks at the mailboxes before its query runs
+                return False
+            deliverer = self.job.deliverer
+            there = deliverer.floor >= last and not (debts and deliverer.debts.open)
             return bool(there and not self.job.busy)  # a batch moves the floor before it is counted
 
         await eventually(done, within=within, what=f"delivery reaches {last}: {self.job.tally}", every=0.05)

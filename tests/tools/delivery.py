@@ -76,7 +76,7 @@ class World:
             cap=self.rng.choice((2_000, 20_000, 10**9)),
         )
         found, self.boxes.lease = self.boxes.lease, (f"process {self.rng.getrandbits(48):x}", 0)
-        deliverer.take_over(found, self.boxes.lease, self.space.table, self.space.table.head)
+        deliverer.take_over(found, self.boxes.lease, self.space.table)
         deliverer.advance_floor()
         return deliverer
 

@@ -17,6 +17,7 @@ from tidings.wire.ids import new_id
 VERSION = "v1"
 #: in this order a checkpoint is written: what a batch will be, then that it is done
 LOGS = ("offsets", "commits")
+ATTEMPTS = "tidings-attempts"
 
 
 class Checkpoint:
@@ -53,12 +54,16 @@ class Checkpoint:
         return newest if newest > (int(done[-1].name) if done else -1) else None
 
     def count_attempt(self, number: int) -> int:
-        """Write down that a batch is begun once more. Answers how often it was, without ever coming to its end."""
-        path = self.folder / "tidings-attempts"
+        """Write down that a batch is begun once more. Answers how often it was since `count_success`."""
+        path = self.folder / ATTEMPTS
         known = path.read_text().split() if path.exists() else []
         before = int(known[1]) if len(known) == 2 and known[0] == str(number) and known[1].isdigit() else 0
         path.write_text(f"{number} {before + 1}")
         return before + 1
+
+    def count_success(self) -> None:
+        """Whatever ended the attempts before, the batch as it is cut now can be read and encoded."""
+        (self.folder / ATTEMPTS).unlink(missing_ok=True)
 
     def identity(self) -> str:
         """Its own word: a new checkpoint counts batches from zero under another one."""

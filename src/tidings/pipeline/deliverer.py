@@ -208,11 +208,12 @@ class Deliverer:
     def audience(self, table: Table, head: int) -> Audience:
         """Whom a block goes to: owed at its sequences, allowed at `head`."""
         allowed: dict[Lane, bool] = {}
+        now = max(head, table.floor)  # retention may have left nothing, not even at the head
 
         def may_read(owner: str, channel: str) -> bool:
             answer = allowed.get((owner, channel))
             if answer is None:
-                answer = allowed[owner, channel] = table.allowed_at(owner, channel, head)
+                answer = allowed[owner, channel] = table.allowed_at(owner, channel, now)
             return answer
 
         def owners(block: BlockInfo) -> list[str]:
@@ -259,23 +260,23 @@ class Deliverer:
     def _empty_mailboxes(self, head: int, table: Table) -> frozenset[str]:
         narrowed = table.rules.narrowings(self.last_head, head)
         wanted = dict.fromkeys((*self._outlet.noted(), *self._outlet.crowding()), "emptied")
-        return self._empty(wanted | {owner: f"access:{seq}" for owner, seq in narrowed.items()}, table, head)
+        return self._empty(wanted | {owner: f"access:{seq}" for owner, seq in narrowed.items()}, table)
 
-    def _empty(self, reasons: Mapping[str, str], table: Table, head: int, *, trusted: bool = True) -> frozenset[str]:
+    def _empty(self, reasons: Mapping[str, str], table: Table, *, trusted: bool = True) -> frozenset[str]:
         emptied: dict[str, Emptied] = {}
         events: list[DebtEvent] = []
         for owner, reason in sorted(reasons.items()):
             emptied[owner] = self._outlet.empty(owner, trusted=trusted)
-            events += self._restart(owner, reason, emptied[owner], table, head)
+            events += self._restart(owner, reason, emptied[owner], table)
         self._record(events)
         self._outlet.forget_emptied(emptied)
         return frozenset(emptied)
 
-    def _restart(self, owner: str, reason: str, emptied: Emptied, table: Table, head: int) -> list[DebtEvent]:
+    def _restart(self, owner: str, reason: str, emptied: Emptied, table: Table) -> list[DebtEvent]:
         """A new series, and what lay unread as debts; whoever was revoked is owed nothing any more."""
         since = self.debts.reset_at(owner)
         events = [self._reset(owner, reason, emptied)]
-        if _is_revoked(table, owner, head):
+        if _is_revoked(table, owner):
             lanes = [debt.lane for debt in self.debts.of_owner(owner)]
             return events + [self._event("settled", lane, NEVER, "revoked") for lane in lanes]
         firsts: dict[str, int] = {}
@@ -289,7 +290,7 @@ class Deliverer:
         self.counters[owner] = Counter(f"{reason}@{order}")
         return DebtEvent(order, "reset", owner, "", emptied.at, self.counters[owner].series, first=emptied.above)
 
-    def take_over(self, found: tuple[str, int], own: tuple[str, int], table: Table, head: int) -> frozenset[str]:
+    def take_over(self, found: tuple[str, int], own: tuple[str, int], table: Table) -> frozenset[str]:
         """Begin to deliver under the lease `own`. `found` is the one that was in the mailbox stream before.
 
         If that is not the one of the last who wrote to the ledger, the stream is another than it was left, however far
@@ -297,7 +298,7 @@ class Deliverer:
         """
         trusted = self.debts.holder in (found, ("", 0))  # nobody before us said who it was
         wrong = self._differing_mailboxes(trusted=trusted)
-        short = self._empty(wrong, table, head, trusted=trusted)
+        short = self._empty(wrong, table, trusted=trusted)
         self._record([DebtEvent(self._ledger.next_order(), "held", "", "", own[1], own[0])])
         return short
 
@@ -335,7 +336,7 @@ class Deliverer:
             had = ranges.get(piece.channel, replace(piece, count=0))
             first, last = min(had.first, piece.first), max(had.last, piece.last)
             ranges[piece.channel] = Handed(piece.channel, first, last, had.count + piece.count)
-        if not _is_revoked(table, owner, table.head):
+        if not _is_revoked(table, owner):
             events += [self._loss(owner, each, cause) for each in ranges.values()]
             events += [self._event("cancel", debt.lane, self.floor, cause) for debt in self.debts.of_owner(owner)]
         self._record(events)
@@ -424,7 +425,8 @@ class Deliverer:
         A batch that is repeated finds the same ones. `owners`: only these, because only they are owed of the range.
         """
         asked = table.owners() if owners is None else owners
-        members = [owner for owner in asked if table.memberships_at(owner, table.head + 1)]
+        now = max(table.head + 1, table.floor)
+        members = [owner for owner in asked if table.memberships_at(owner, now)]
         self._record(
             [
                 self._loss(owner, Handed("*", first, last, last - first + 1), "the log lost them")
@@ -468,8 +470,8 @@ class Deliverer:
         )
 
 
-def _is_revoked(table: Table, owner: str, head: int) -> bool:
-    access = table.access_at(owner, head)
+def _is_revoked(table: Table, owner: str) -> bool:
+    access = table.access_at(owner, max(table.head, table.floor))
     return access is None or access.revoked
 
 

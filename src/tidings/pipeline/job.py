@@ -118,7 +118,7 @@ def agrees(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
 
 
 def pieces_for(attempts: int) -> int:
-    """Into how many pieces a batch is cut that did not come to an end so often: the whole of it may be too much."""
+    """Into how many pieces a batch is cut that nobody could encode so often: the whole of it may be too much."""
     return min(MOST_PIECES, 1 << max(0, attempts - 1))
 
 
@@ -295,7 +295,7 @@ class DeliverJob:
             self.deliverer.owe_after(rewound)
             self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}", mailboxes.delivered_through())
         own = (lease.holder_id, lease.seq)
-        if short := self.deliverer.take_over((lease.before.id, lease.before.seq), own, self.folded.table, head):
+        if short := self.deliverer.take_over((lease.before.id, lease.before.seq), own, self.folded.table):
             words = f"{len(short)} mailboxes were not as they were left; what is unread is delivered again from the log"
             log.warning("%s", words)
             self.tally.last_error = words
@@ -416,6 +416,8 @@ class DeliverJob:
 
     def _deliver_range(self, frame: DataFrame, batch: DeliverBatch) -> None:
         encoded = self._encode(frame, batch.after, None)
+        if self._replay is not None:
+            self.checkpoint.count_success()
         self.ledger.write_quarantine(batch, encoded.poison)
         self.deliverer.report_missing(self.folded.table, encoded.missing, None)
         self._offer(encoded, batch.head)
@@ -529,7 +531,8 @@ class DeliverJob:
             return
         try:
             kept_from = self.mailboxes.log_floor()
-            audience = self.deliverer.audience(self.folded.table, self.folded.table.head)
+            table = self.folded.table
+            audience = self.deliverer.audience(table, max(table.head, table.floor))
             for owner, loss in self.deliverer.debts.uncounted():
                 lost = loss.lost
                 frame = self._read(lost.first - 1, lost.last, missing="skip")
