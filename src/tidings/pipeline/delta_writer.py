@@ -24,7 +24,7 @@ import pyarrow.fs as pa_fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tidings.errors import ConflictError, StoreBroken, StoreError
+from tidings.errors import ConflictError, OutcomeUnknown, StoreBroken, StoreError
 from tidings.pipeline.delta_log import DeltaLog, local_folder
 from tidings.wire.ids import new_id
 
@@ -57,6 +57,7 @@ class Upkeep:
     checkpoint_every: int = 100
     #: commits that stay in the log, for `history`
     log_entries: int = 200
+    #: files that no snapshot has stay so long, for readers of older ones; 0 only where nobody else reads or writes
     keep_hours: int = 1
     #: seconds between looks for files that can go
     vacuum_every: float = 600.0
@@ -93,7 +94,7 @@ class DeltaWriter:
         self._options = dict(storage_options or {})
         self._log = DeltaLog(uri, self._options)
         self._indexed = tuple(indexed)
-        self.table = self._open()
+        self.table = self._open(self._create)
         self._native = _local_files(uri)
         #: what each application reached, in the snapshot at hand
         self._reached: dict[str, int | None] = {}
@@ -105,17 +106,24 @@ class DeltaWriter:
 
     # --- opening ---
 
-    def _open(self) -> DeltaTable:
+    def _open(self, absent: Callable[[], DeltaTable]) -> DeltaTable:
+        try:
+            table = self._sound(absent)
+            self._check(table)
+        except OSError as error:
+            raise StoreError(f"{self.uri} cannot be reached: {_first_line(error)}") from error
+        return table
+
+    def _sound(self, absent: Callable[[], DeltaTable]) -> DeltaTable:
         try:
             table = self._load()
         except TableNotFoundError:
-            table = self._create()
+            table = absent()
         except DeltaError as error:
             table = self._recover(error)
         if lost := self._log.lost_commits():
             log.warning("%s: the last commits %s are empty, as a power cut leaves them: not done", self.uri, lost)
             table.create_checkpoint()
-        self._check(table)
         return table
 
     def _load(self) -> DeltaTable:
@@ -187,8 +195,11 @@ class DeltaWriter:
         self._reached.clear()
         try:
             self.table.update_incremental()
-        except DeltaError:
-            self.table = self._open()
+        except (DeltaError, OSError):
+            self.table = self._open(self._gone)
+
+    def _gone(self) -> DeltaTable:
+        raise StoreBroken(f"{self.uri} was there and is gone: take it from a backup, or start again to begin a new one")
 
     def read(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pa.Table:
         """The rows of the snapshot at hand; of the newest, if files of that one are gone."""
@@ -282,7 +293,10 @@ class DeltaWriter:
         try:
             write_deltalake(self.table, rows, mode=mode, commit_properties=properties, post_commithook_properties=HOOKS)
         except (DeltaError, OSError) as error:
-            self.refresh()
+            try:
+                self.refresh()
+            except StoreError as unseen:
+                raise OutcomeUnknown(f"{self.uri}: it may be committed or not: {unseen}") from error
             # the commit may have been made, and what follows it (a checkpoint) failed
             newer = self.table.version() - since
             if newer > 0 and any(entry.get("commit") == mark for entry in self.table.history(newer)):
@@ -355,7 +369,10 @@ class DeltaWriter:
 
 
 def _local_files(uri: str) -> pa_fs.FileSystem | None:
-    """Arrow's own files where there are some: deltalake's pass each read through Python."""
+    """Arrow's own files where there are some.
+
+    deltalake's pass each read through Python on threads of Arrow; one that is left at the end aborts the process.
+    """
     folder = local_folder(uri)
     return None if folder is None else pa_fs.SubTreeFileSystem(folder, pa_fs.LocalFileSystem())
 

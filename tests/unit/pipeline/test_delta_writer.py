@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from tidings.errors import ConflictError, StoreBroken, StoreError
+from tidings.errors import ConflictError, OutcomeUnknown, StoreBroken, StoreError
 from tidings.pipeline.delta_writer import DeltaWriter, Tended, Upkeep
 
 SCHEMA = pa.schema([("n", pa.int64()), ("who", pa.string())])
@@ -114,6 +115,24 @@ def test_appends_of_others_and_merges_stand_in_nobodys_way(tmp_path: Path) -> No
     assert ours.read(["n"], [("who", "=", "operator"), ("n", ">", 100)])["n"].to_pylist() == [101]
 
 
+def test_many_write_at_once_while_one_tends_and_nobody_is_refused(tmp_path: Path) -> None:
+    upkeep = Upkeep(small_files=5, checkpoint_every=5, log_entries=10, vacuum_every=0)
+    opened(tmp_path, upkeep)
+
+    def appends(base: int) -> None:
+        other = opened(tmp_path, upkeep)
+        for number in range(base, base + 25):
+            other.append(rows(number), app=f"job {base}", version=number)
+
+    with ThreadPoolExecutor(3) as others:
+        started = [others.submit(appends, base) for base in (100, 200, 300)]
+        writer = written(tmp_path, 40, tended=True, upkeep=upkeep)
+        for each in started:
+            each.result(60)
+    assert numbers(writer) == [*range(40), *range(100, 125), *range(200, 225), *range(300, 325)]
+    assert [opened(tmp_path).reached(app) for app in ("job", "job 100", "job 300")] == [39, 124, 324]
+
+
 def test_an_operator_whose_view_is_long_gone_appends_all_the_same(tmp_path: Path) -> None:
     operator = opened(tmp_path)
     writer = written(tmp_path, 40, tended=True)
@@ -127,6 +146,7 @@ def test_a_commit_whose_checkpoint_failed_is_done(tmp_path: Path, caplog: pytest
     log_file(tmp_path, 4, "checkpoint.parquet").mkdir()
     (log_file(tmp_path, 4, "checkpoint.parquet") / "in the way").touch()
     assert writer.append(rows(3), app="job", version=3)
+    assert "committed, but not what follows" in caplog.text
     assert writer.reached("job") == 3
     assert numbers(writer) == [0, 1, 2, 3]
 
@@ -137,6 +157,18 @@ def test_rows_that_do_not_fit_are_refused_as_what_they_are(tmp_path: Path) -> No
         writer.append(pa.table({"other": [1]}), app="job", version=0)
     assert not isinstance(refused.value, StoreBroken)
     assert writer.append(rows(0), app="job", version=0)
+
+
+def test_a_table_that_went_away_is_not_begun_anew_by_its_writer(tmp_path: Path) -> None:
+    writer = written(tmp_path, 3)
+    (tmp_path / "table").rename(tmp_path / "away")
+    (tmp_path / "table").touch()
+    with pytest.raises(OutcomeUnknown, match="committed or not"):
+        writer.append(rows(3), app="job", version=3)
+    (tmp_path / "table").unlink()
+    (tmp_path / "away").rename(tmp_path / "table")
+    assert writer.append(rows(3), app="job", version=3)
+    assert numbers(writer) == [0, 1, 2, 3]
 
 
 # --- a table written anew ---
@@ -244,7 +276,8 @@ def test_what_a_killed_writer_left_is_removed_once_it_is_old(tmp_path: Path) -> 
 
 def test_upkeep_that_fails_is_said_and_stops_no_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = written(tmp_path, 6)
-    next((tmp_path / "table").glob("*.parquet")).unlink()
+    for file in (tmp_path / "table").glob("*.parquet"):
+        file.unlink()
     done = writer.tend()
     assert done.failed
     assert "could not be tended" in caplog.text
@@ -324,10 +357,13 @@ def test_a_checkpoint_that_cannot_be_read_is_made_again(
 
 
 def test_a_trimmed_log_still_has_a_checkpoint_to_fall_back_on(tmp_path: Path) -> None:
-    written(tmp_path, 60, tended=True)
+    writer, number = written(tmp_path, 60, tended=True), 59
+    while not writer.tend().entries_removed:
+        number += 1
+        writer.append(rows(number), app="job", version=number)
     log_file(tmp_path, checkpoints(tmp_path)[-1], "checkpoint.parquet").write_bytes(b"")
-    writer = opened(tmp_path)
-    assert (numbers(writer), writer.reached("job")) == (list(range(60)), 59)
+    again = opened(tmp_path)
+    assert (numbers(again), again.reached("job")) == (list(range(number + 1)), number)
 
 
 def test_the_last_commits_are_not_done_if_they_are_empty_and_that_is_said(
@@ -340,11 +376,12 @@ def test_the_last_commits_are_not_done_if_they_are_empty_and_that_is_said(
         writer = opened(tmp_path)
     assert "[12, 13] are empty" in caplog.text
     assert (numbers(writer), writer.reached("job")) == (list(range(11)), 10)
+    caplog.clear()
+    opened(tmp_path)
+    assert not caplog.text  # once
     for number in (11, 12):
         assert writer.append(rows(number), app="job", version=number)
-    caplog.clear()
     assert numbers(opened(tmp_path)) == list(range(13))
-    assert not caplog.text
 
 
 def tear(file: Path) -> None:
