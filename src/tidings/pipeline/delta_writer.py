@@ -371,7 +371,7 @@ class DeltaWriter:
 def _local_files(uri: str) -> pa_fs.FileSystem | None:
     """Arrow's own files where there are some.
 
-    deltalake's pass each read through Python on threads of Arrow; one that is left at the end aborts the process.
+    deltalake's pass each read through Python, on threads of Arrow; some processes that used them aborted at exit.
     """
     folder = local_folder(uri)
     return None if folder is None else pa_fs.SubTreeFileSystem(folder, pa_fs.LocalFileSystem())
