@@ -7,8 +7,8 @@ refuses every row once the lease has a newer record (`LeaseLost`).
 
 `order`: "pipelined" (default), rows go out one after the other without waiting and are stored in that order unless one
 is refused (`stream_writer.py`); "strict", a row waits until the one before it of the same subject is acknowledged, and
-a subject that refused one gets no more (`publishing.py`). Either way order is kept within a partition, what is under way
-at a time is bounded, and a refusal fails the task; nothing is skipped.
+a subject that refused one gets no more (`publishing.py`). Either way order is kept within a partition, what is under
+way at a time is bounded, and a refusal fails the task; nothing is skipped.
 """
 
 from __future__ import annotations

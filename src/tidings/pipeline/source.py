@@ -94,7 +94,7 @@ class NatsReader(DataSourceReader):
             last = state.last if options.end is None else options.end.through(reader, state)
         finally:
             reader.close()
-        return split(after + 1, last, options.parts, guess=_mean(state))
+        return [*split(after + 1, last, options.parts, guess=_mean(state))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes one empty partition of none at all.
@@ -171,7 +171,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         kept_from = start["seq"] + 1 if start["mark"] else None
         measured = self._admission.sizes(start["seq"], end["seq"])
         guess = 0.0 if measured else _mean(self.reader.state())
-        return split(start["seq"] + 1, end["seq"], self.options.parts, kept_from, guess=guess, of=measured)
+        return [*split(start["seq"] + 1, end["seq"], self.options.parts, kept_from, guess=guess, of=measured)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SeqRange)

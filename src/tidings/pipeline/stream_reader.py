@@ -15,7 +15,7 @@ from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.broker.jetstream_api import NO_STREAM, Answer, ApiError, Ask, AskPage, RangeReader
 from tidings.broker.records import Missing, Page, StoredRecord
-from tidings.errors import UsageError
+from tidings.errors import BrokerUnreachable, UsageError
 from tidings.pipeline.login import Login
 
 PAGE_RECORDS = 10_000
@@ -65,6 +65,12 @@ class StreamReader(BlockingJetStream):
             if error.err_code == NO_STREAM:
                 raise UsageError(f"there is no stream {self.stream!r} at {self.location.url}") from error
             raise
+        except BrokerUnreachable as error:
+            if self.location.api == API:
+                raise
+            raise BrokerUnreachable(
+                f"nothing answers at {self.location.api}: is that domain or prefix right?"
+            ) from error
         state = answer["state"]
         return StreamState(
             int(state["first_seq"]),
@@ -88,31 +94,42 @@ class StreamReader(BlockingJetStream):
         for part in self.pages(first, last, subject):
             yield from (part,) if isinstance(part, Missing) else part.records()
 
-    def pages(
-        self, first: int, last: int, subject: str = ">", *, max_bytes: int | None = None, holes: bool = True
-    ) -> Iterator[Page | Missing]:
-        """The same by pages: the records of one are consecutive as far as the leader knows.
+    def pages(self, first: int, last: int, subject: str = ">") -> Iterator[Page | Missing]:
+        """The same by pages: the records of one are consecutive as far as the leader knows."""
+        return self._pages(first, last, subject, PAGE_BYTES, holes=subject == ">")
 
-        A page ends with the record that brings it to `max_bytes` (`PAGE_BYTES`).
+    def merged(
+        self,
+        first: int,
+        last: int,
+        subjects: Sequence[str],
+        *,
+        max_bytes: int | None = None,
+        page_type: type[Page] = Page,
+    ) -> Iterator[Page]:
+        """The records of any of these filters, each once and in order, by pages; not what is missing.
+
+        A page has at most `max_bytes` (and never more than `PAGE_BYTES`), and one record of each filter.
         """
-        size = min(max_bytes or PAGE_BYTES, PAGE_BYTES)
-        holes = holes and subject == ">"
-        reader = RangeReader(self.stream, subject, first, last, page=PAGE_RECORDS, max_bytes=size, holes=holes)
-        while not reader.done:
-            yield from self.run(reader.next_parts())
-
-    def merged(self, first: int, last: int, subjects: Sequence[str], *, max_bytes: int | None = None) -> Iterator[Page]:
-        """The records of any of these filters, each once and in order, by pages."""
-        share = max((max_bytes or PAGE_BYTES) // len(subjects), 1)
-        lanes = [_Lane(self._records(first, last, each, share)) for each in subjects]
+        share = max(min(max_bytes or PAGE_BYTES, PAGE_BYTES) // len(subjects), 1)
+        lanes = [_Lane(self._pages(first, last, each, share, holes=False, page_type=page_type)) for each in subjects]
         while lanes := [lane for lane in lanes if lane.fill()]:
             # beyond the nearest end of a page, another filter may have a record that was not read yet
             end = min(lane.page.seqs[-1] for lane in lanes)
             yield _in_order([lane.take(end) for lane in lanes])
 
-    def _records(self, first: int, last: int, subject: str, max_bytes: int) -> Iterator[Page]:
-        pages = self.pages(first, last, subject, max_bytes=max_bytes, holes=False)
-        return (page for page in pages if isinstance(page, Page) and page.seqs)
+    def _pages(
+        self, first: int, last: int, subject: str, max_bytes: int, *, holes: bool, page_type: type[Page] = Page
+    ) -> Iterator[Page | Missing]:
+        reader = RangeReader(
+            *(self.stream, subject, first, last),
+            page=PAGE_RECORDS,
+            max_bytes=max_bytes,
+            holes=holes,
+            page_type=page_type,
+        )
+        while not reader.done:
+            yield from self.run(reader.next_parts())
 
     def _exchange(self, request: Ask | AskPage) -> Answer | None:
         if self.location.api != API and request.subject.startswith(f"{API}."):
@@ -123,8 +140,9 @@ class StreamReader(BlockingJetStream):
 class _Lane:
     """What one filter of several has next."""
 
-    def __init__(self, pages: Iterator[Page]) -> None:
-        self._pages, self.page = pages, Page()
+    def __init__(self, pages: Iterator[Page | Missing]) -> None:
+        self._pages = (page for page in pages if isinstance(page, Page) and page.seqs)
+        self.page = Page()
 
     def fill(self) -> bool:
         """Is there anything (more)?"""
@@ -145,8 +163,8 @@ def _in_order(pages: Sequence[Page]) -> Page:
         return pages[0]
     found = {seq: index for index, seq in enumerate(chain.from_iterable(page.seqs for page in pages))}
     order = [found[seq] for seq in sorted(found)]
-    whole = Page()
-    for name in Page.COLUMNS:
+    whole = type(pages[0])()
+    for name in whole.COLUMNS:
         column = list(chain.from_iterable(getattr(page, name) for page in pages))
         setattr(whole, name, [column[index] for index in order])
     return whole
