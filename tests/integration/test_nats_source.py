@@ -1,5 +1,6 @@
 """What the options of the `nats` source do, read as a task reads: without a JVM, from a real server."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import pytest
 
 from bare import BareServer, bare_server
 from tidings.errors import BrokerUnreachable, UsageError
+from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers
 
 pytest.importorskip("pyspark")
@@ -229,7 +231,7 @@ def test_a_query_that_keeps_up_measures_nothing(
     assert len(list(query.all())) > 2
     measured: list[int] = []
 
-    def counted(reader: StreamReader, subjects: tuple[str, ...], first: int, *rest: int) -> Measured:
+    def counted(reader: StreamReader, subjects: tuple[str, ...], first: int, *rest: Any) -> Measured:
         measured.append(first)
         return measure(reader, subjects, first, *rest)
 
@@ -245,6 +247,35 @@ def test_a_query_that_keeps_up_measures_nothing(
     bare.api("STREAM.MSG.DELETE.live", {"seq": 1})  # what came is no longer the difference
     assert len(query.batch()) == 1
     assert measured == [86, 95, 101]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_next_batch_of_a_backlog_is_measured_while_this_one_is_worked_on(
+    bare: BareServer, drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    stream = f"ahead-{fails}"
+    skewed(bare, stream, 10, 30)
+    measured: list[tuple[bool, int]] = []
+
+    def noted(reader: StreamReader, subjects: tuple[str, ...], first: int, *rest: Any) -> Measured:
+        beside = threading.current_thread() is not threading.main_thread()
+        measured.append((beside, first))
+        if beside and fails:
+            raise BrokerUnreachable("gone for a moment")
+        return measure(reader, subjects, first, *rest)
+
+    monkeypatch.setattr("tidings.pipeline.admission.measure", noted)
+    query = drive(stream, maxBytesPerTrigger=210_000, name=stream)
+    ends = [parts[-1].last for parts in query.all()]
+    assert ends == [20, 30, 40]
+    beside = [(True, 21), (True, 31)]
+    itself = [(False, 1), (False, 21), (False, 31)]
+    assert sorted(measured) == sorted(beside + (itself if fails else itself[:1]))
+    bare.fill(stream, 30, data=LARGE)
+    query.batch()
+    query.source.stop()  # in the middle of measuring
+    assert not any(thread.name == "measure" for thread in threading.enumerate())
+    await eventually(lambda: stream not in bare.connections().values(), what="both connections are closed")
 
 
 def test_everything_available_is_everything_whatever_the_bounds(bare: BareServer, drive: Callable[..., Driven]) -> None:

@@ -9,9 +9,9 @@ of 200 KB. So a bound in bytes is kept in two steps, the first of which is nearl
    records came as there are more now) its `bytes` grew by exactly what came: a query that keeps up has its last look at
    the end of its last batch, and knows the size of the next one for nothing.
 2. If that leaves it open, the range is **measured**: read as a task would read it, only as far as the bound, a page at
-   a time, and nothing of it is kept but the sizes. That reads what the tasks read again, and no more than the bound:
-   some microseconds for each record in the driver, once (docs/spark-source.md has the figures). Where the sizes are
-   known the tasks get parts of about the same number of bytes.
+   a time, and nothing of it is kept but the sizes. That is as long as one bare reader needs for the range, so while a
+   batch of a backlog is worked on, the next one is measured beside it; the broker sends the data twice
+   (docs/spark-source.md has figures). Where the sizes are known the tasks get parts of about the same number of bytes.
 
 A record counts with its payload, its headers, its subject and what the broker writes beside them (about 150 bytes).
 A batch has at least one record, however large. Sizes come from direct get, which a replica that lags may answer; one
@@ -20,16 +20,20 @@ that ends early is not believed (`RangeReader`).
 
 from __future__ import annotations
 
+import threading
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import accumulate, islice
 
 from pyspark.sql.datasource import InputPartition
 
 from tidings.broker.records import Page
-from tidings.pipeline.stream_reader import StreamReader, StreamState
+from tidings.errors import TidingsError
+from tidings.nats.errors import NatsError
+from tidings.pipeline.stream_reader import StreamLocation, StreamReader, StreamState
 
 _SEQUENCE = b"\r\nNats-Sequence: "
 
@@ -55,27 +59,33 @@ class SeqRange(InputPartition):
     kept_from: int | None = None
 
 
-@dataclass(slots=True)
 class BatchAdmission:
     """What one query takes in a batch: at most `max_bytes`, if that is a number."""
 
-    subjects: Sequence[str]
-    max_bytes: int | None
-    #: the last look at the stream that ended where a batch did
-    _look: StreamState | None = None
-    _measured: dict[tuple[int, int], Measured] = field(default_factory=dict)
+    def __init__(
+        self, location: StreamLocation, subjects: Sequence[str], max_records: int, max_bytes: int | None
+    ) -> None:
+        self._subjects, self._max_records, self._max_bytes = subjects, max_records, max_bytes
+        #: the last look at the stream that ended where a batch did
+        self._look: StreamState | None = None
+        self._measured: dict[tuple[int, int], Measured] = {}
+        self._ahead = MeasuringAhead(location, subjects, max_bytes or 0)
 
     def end(self, reader: StreamReader, state: StreamState, after: int, last: int) -> int:
         """The end of the batch that begins after `after` and may reach to `last`; `state`: the stream as it is now."""
         self._measured.clear()
-        if self.max_bytes is not None and self._most(state, after) > self.max_bytes:
-            measured = measure(reader, self.subjects, after + 1, last, self.max_bytes)
-            cut = bisect_left(measured.sums, self.max_bytes + 1)
-            if cut < len(measured.sums):
+        if self._max_bytes is not None and self._most(state, after) > self._max_bytes:
+            ahead = self._ahead.taken(after + 1)
+            through, measured = ahead or (last, measure(reader, self._subjects, after + 1, last, self._max_bytes))
+            last = min(last, through)
+            above = bisect_right(measured.sums, self._max_bytes)
+            if above < len(measured.seqs):
                 # up to the record that is too much; at least one, however large
-                last = measured.seqs[cut] - 1 if cut else measured.seqs[0]
-            kept = max(cut, 1)
+                last = min(last, max(measured.seqs[above] - 1, measured.seqs[0]))
+            kept = bisect_right(measured.seqs, last)
             self._measured[after, last] = Measured(measured.seqs[:kept], measured.sums[:kept])
+            if last < state.last:
+                self._ahead.start(last + 1, min(state.last, last + self._max_records))
         if last == state.last:
             self._look = state
         return last
@@ -83,6 +93,9 @@ class BatchAdmission:
     def sizes(self, after: int, last: int) -> Measured | None:
         """What is known of the batch that was planned last."""
         return self._measured.get((after, last))
+
+    def close(self) -> None:
+        self._ahead.close()
 
     def _most(self, state: StreamState, after: int) -> int:
         """No record after `after` is left out of this many bytes."""
@@ -94,7 +107,58 @@ class BatchAdmission:
         return state.bytes
 
 
-def measure(reader: StreamReader, subjects: Sequence[str], first: int, last: int, enough: int) -> Measured:
+class MeasuringAhead:
+    """Measures the next batch of a backlog while the one before is worked on: a thread and a connection of its own.
+
+    What it finds stays true: records do not change, and one that is removed meanwhile was counted too much.
+    """
+
+    def __init__(self, location: StreamLocation, subjects: Sequence[str], enough: int) -> None:
+        self._reader = StreamReader(location)
+        self._subjects, self._enough = subjects, enough
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._first = 0
+        self._found: tuple[int, Measured] | None = None
+
+    def start(self, first: int, last: int) -> None:
+        self.close()
+        self._stop = threading.Event()
+        self._first, self._found = first, None
+        self._thread = threading.Thread(target=self._run, args=(first, last, self._stop), name="measure", daemon=True)
+        self._thread.start()
+
+    def taken(self, first: int) -> tuple[int, Measured] | None:
+        """The end of the range that begins there, and its sizes; None if it was not measured."""
+        if self._thread is None or self._first != first:
+            return None
+        self._thread.join()
+        self._thread = None
+        return self._found
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._reader.close()
+
+    def _run(self, first: int, last: int, stop: threading.Event) -> None:
+        # whoever needs it measures it again, and says what is wrong
+        with suppress(TidingsError, NatsError, OSError):
+            measured = measure(self._reader, self._subjects, first, last, self._enough, stop)
+            if not stop.is_set():
+                self._found = last, measured
+
+
+def measure(
+    reader: StreamReader,
+    subjects: Sequence[str],
+    first: int,
+    last: int,
+    enough: int,
+    stop: threading.Event | None = None,
+) -> Measured:
     """The sizes of the records of a range, up to the first that brings them above `enough`."""
     seqs, sums = array("q"), array("q")
     total = 0
@@ -103,7 +167,7 @@ def measure(reader: StreamReader, subjects: Sequence[str], first: int, last: int
         seqs.extend(page.seqs)
         sums.extend(islice(accumulate(page.sizes, initial=total), 1, None))
         total = sums[-1]
-        if total > enough:
+        if total > enough or (stop is not None and stop.is_set()):
             break
     return Measured(seqs, sums)
 

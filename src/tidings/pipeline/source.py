@@ -114,7 +114,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: StreamReader | None = None
         self._checked = -1
         self._target: int | None = None
-        self._admission = BatchAdmission(options.subjects, options.max_bytes)
+        self._admission = BatchAdmission(options.location, options.subjects, options.max_records, options.max_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options}
@@ -181,6 +181,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing is held for us: retention waits for floors, not for this."""
 
     def stop(self) -> None:
+        self._admission.close()
         if self._reader is not None:
             self._reader.close()
 
