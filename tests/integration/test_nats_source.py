@@ -256,10 +256,13 @@ async def test_the_next_batch_of_a_backlog_is_measured_while_this_one_is_worked_
     stream = f"ahead-{fails}"
     skewed(bare, stream, 10, 30)
     measured: list[tuple[bool, int]] = []
+    held = threading.Event()
 
     def noted(reader: StreamReader, subjects: tuple[str, ...], first: int, *rest: Any) -> Measured:
         beside = threading.current_thread() is not threading.main_thread()
         measured.append((beside, first))
+        if held.is_set():
+            assert rest[-1].wait(20), "whoever stops does not wait for the end of it"
         if beside and fails:
             raise BrokerUnreachable("gone for a moment")
         return measure(reader, subjects, first, *rest)
@@ -271,8 +274,11 @@ async def test_the_next_batch_of_a_backlog_is_measured_while_this_one_is_worked_
     beside = [(True, 21), (True, 31)]
     itself = [(False, 1), (False, 21), (False, 31)]
     assert sorted(measured) == sorted(beside + (itself if fails else itself[:1]))
-    bare.fill(stream, 30, data=LARGE)
+    bare.fill(stream, 10, data=LARGE)
     query.batch()
+    bare.fill(stream, 30, data=LARGE)
+    held.set()
+    query.source._admission._ahead.start(51, 80)
     query.source.stop()  # in the middle of measuring
     assert not any(thread.name == "measure" for thread in threading.enumerate())
     await eventually(lambda: stream not in bare.connections().values(), what="both connections are closed")

@@ -1,6 +1,6 @@
 """The options of the `nats` source, checked; docs/spark-source.md tells them one by one.
 
-Where a read starts and ends is a `Place`: the earliest record, the latest, a sequence or a moment. A moment is looked
+Where a read starts and ends is a `StreamPlace`: the earliest record, the latest, a sequence or a moment. A moment is looked
 up with the stream's leader when it is needed, once.
 """
 
@@ -38,7 +38,7 @@ _WORD = re.compile(r"[^\s.*>]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """Between two records of a stream: at a moment (nanoseconds), before or after a sequence, or at an end of it."""
 
     word: str | None = None
@@ -46,7 +46,7 @@ class Place:
     time_ns: int | None = None
 
     @classmethod
-    def of(cls, option: str, text: str) -> Place:
+    def of(cls, option: str, text: str) -> StreamPlace:
         if text.lower() in (EARLIEST, LATEST):
             return cls(text.lower())
         if text.isascii() and text.isdigit():
@@ -98,8 +98,8 @@ class SourceOptions:
     location: StreamLocation
     subjects: tuple[str, ...]
     headers_as: str
-    start: Place
-    end: Place | None
+    start: StreamPlace
+    end: StreamPlace | None
     missing: str
     max_records: int
     max_bytes: int | None
@@ -169,14 +169,14 @@ def _subjects(text: str) -> tuple[str, ...]:
     return (">",) if ">" in subjects else subjects
 
 
-def _start(options: GivenOptions) -> Place:
+def _start(options: GivenOptions) -> StreamPlace:
     text = options.text("startingOffsets", "start")
-    return Place.of("startingOffsets", text) if text is not None else Place(seq=1)
+    return StreamPlace.of("startingOffsets", text) if text is not None else StreamPlace(seq=1)
 
 
-def _end(options: GivenOptions) -> Place | None:
+def _end(options: GivenOptions) -> StreamPlace | None:
     text = options.text("endingOffsets", "end")
-    end = Place.of("endingOffsets", text) if text is not None else None
+    end = StreamPlace.of("endingOffsets", text) if text is not None else None
     if end is not None and end.word == EARLIEST:
         raise UsageError("option endingOffsets is 'earliest': nothing would be read; latest, a sequence or a time")
     return end
