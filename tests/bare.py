@@ -60,12 +60,12 @@ class BareServer:
 
 
 @contextmanager
-def bare_server(folder: Path, config: str = "", *, domain: str = "", greets: bool = True) -> Iterator[BareServer]:
+def bare_server(folder: Path, config: str = "", *, jetstream: str = "", greets: bool = True) -> Iterator[BareServer]:
     """`greets`: it says hello in plain, as all but those do that begin with TLS."""
     port, monitor = free_port(), free_port()
     path = folder / "bare.conf"
-    where = f'store_dir: "{folder}/js"' + (f', domain: "{domain}"' if domain else "")
-    path.write_text(f'listen: "127.0.0.1:{port}"\nhttp: "127.0.0.1:{monitor}"\n{config}\njetstream {{ {where} }}\n')
+    storing = f'store_dir: "{folder}/js"\n{jetstream}'
+    path.write_text(f'listen: "127.0.0.1:{port}"\nhttp: "127.0.0.1:{monitor}"\n{config}\njetstream {{ {storing} }}\n')
     process = subprocess.Popen([find_binary(), "-c", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 20

@@ -1,10 +1,11 @@
 """Rows as messages, published as a task publishes: without a JVM, to a real server."""
 
 import base64
+from pathlib import Path
 
 import pytest
 
-from bare import BareServer
+from bare import BareServer, bare_server
 from tidings.errors import LeaseLost, UnhealthyError, UsageError
 from tidings.wire.headers import encode_headers
 
@@ -41,15 +42,11 @@ def payloads(bare: BareServer, stream: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("order", ["pipelined", "strict"])
-def test_rows_of_one_subject_are_stored_in_their_order_over_many_windows(
-    bare: BareServer, monkeypatch: pytest.MonkeyPatch, order: str
-) -> None:
-    monkeypatch.setattr(stream_writer, "MAX_ROWS_IN_FLIGHT", 16)
-    monkeypatch.setattr(stream_writer, "CHUNK", 4)
+def test_rows_of_one_subject_are_stored_in_their_order_over_many_windows(bare: BareServer, order: str) -> None:
     stream = bare.stream(f"ordered-{order}")
     first, second = batch(stream, 50), batch(stream, 30, start=50)
-    assert publish(bare, first, second, order=order) == 80
-    assert publish(bare, first, second, order=order) == 80, "a repeat is acknowledged"
+    assert publish(bare, first, second, order=order, maxInFlight="16") == 80
+    assert publish(bare, first, second, order=order, maxInFlight="1") == 80, "a repeat is acknowledged"
     assert payloads(bare, stream) == [b"%d" % n for n in range(80)]
 
 
@@ -65,9 +62,9 @@ def test_what_is_under_way_is_bounded_in_rows_and_bytes(bare: BareServer, monkey
     monkeypatch.setattr(stream_writer.PipelinedWriter, "_take", noted)
     bare.stream("bounded")
     publish(bare, batch("bounded", 60, data=b"x" * 10_000))
-    publish(bare, batch("bounded", 5_000, start=100))
+    publish(bare, batch("bounded", 5_000, start=100), maxInFlight="300")
     assert max(size for _, size in seen) < 100_000 + 50_000
-    assert max(rows for rows, _ in seen) <= stream_writer.MAX_ROWS_IN_FLIGHT
+    assert max(rows for rows, _ in seen) <= 300
     assert len(seen) == 5_060
 
 
@@ -101,6 +98,14 @@ def test_nothing_is_stored_under_a_lease_that_is_gone(bare: BareServer, order: s
 def test_a_subject_no_stream_takes_is_an_error_and_no_silence(bare: BareServer, order: str) -> None:
     with pytest.raises(UnhealthyError, match=r"no stream takes nobodys\.0"):
         publish(bare, batch("nobodys", 2), order=order)
+
+
+def test_a_broker_with_too_much_to_store_says_so_and_less_at_a_time_helps(tmp_path: Path) -> None:
+    with bare_server(tmp_path, jetstream="max_buffered_msgs: 10") as server:
+        server.stream("busy")
+        with pytest.raises(UnhealthyError, match="less maxInFlight, or fewer tasks"):
+            publish(server, batch("busy", 5_000))
+        assert publish(server, batch("busy", 500, start=10_000), maxInFlight="5") == 500
 
 
 @pytest.mark.parametrize(

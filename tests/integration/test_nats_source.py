@@ -349,7 +349,7 @@ def test_a_stream_is_read_through_its_domain_or_another_prefix(tmp_path: Path) -
     domain = tmp_path / "hub"
     domain.mkdir()
     config = "accounts: {A: {jetstream: enabled, users: [{user: a, password: a}]}}\nno_auth_user: a"
-    with bare_server(domain, config, domain="hub") as hub:
+    with bare_server(domain, config, jetstream="domain: hub") as hub:
         hub.stream("dom", 4)
         for options in ({}, {"domain": "hub"}, {"apiPrefix": "$JS.hub.API"}, {"apiPrefix": "$JS.hub.API."}):
             assert seqs(hub, "dom", **options) == [1, 2, 3, 4], options

@@ -26,10 +26,10 @@ from tidings.errors import UnhealthyError, UsageError
 from tidings.pipeline.login import Login, checked_url
 from tidings.pipeline.options import GivenOptions
 from tidings.pipeline.publishing import Outgoing, publish_in_order
-from tidings.pipeline.stream_writer import PipelinedWriter, Ready
+from tidings.pipeline.stream_writer import ROWS_IN_FLIGHT, PipelinedWriter, Ready
 from tidings.wire.headers import encode_headers
 
-KNOWN = ("url", "name", *Login.NAMES, "subject", "order", "leaseSubject", "leaseSeq")
+KNOWN = ("url", "name", *Login.NAMES, "subject", "order", "maxInFlight", "leaseSubject", "leaseSeq")
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -41,6 +41,7 @@ class SinkOptions:
     login: Login
     fence: dict[str, str]
     strict: bool
+    in_flight: int
     #: of every row, if there is no such column
     subject: str | None
     name: str = "tidings-sink"
@@ -64,6 +65,7 @@ class SinkOptions:
             Login.of(options),
             _fence(options),
             options.choice("order", ("pipelined", "strict")) == "strict",
+            options.number("maxInFlight") or ROWS_IN_FLIGHT,
             subject,
             options.text("name") or cls.name,
         )
@@ -120,7 +122,7 @@ def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> 
     try:
         if options.strict:
             return Written(sum(_publish_strictly(connection, options, batch) for batch in batches))
-        writer = PipelinedWriter(connection)
+        writer = PipelinedWriter(connection, options.in_flight)
         for batch in batches:
             writer.write(_ready(options, batch))
         return Written(writer.finish())

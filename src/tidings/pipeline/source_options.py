@@ -1,7 +1,7 @@
 """The options of the `nats` source, checked; docs/spark-source.md tells them one by one.
 
-Where a read starts and ends is a `StreamPlace`: the earliest record, the latest, a sequence or a moment. A moment is looked
-up with the stream's leader when it is needed, once.
+Where a read starts and ends is a `StreamPlace`: the earliest record, the latest, a sequence or a moment. A moment is
+looked up with the stream's leader when it is needed, once.
 """
 
 from __future__ import annotations

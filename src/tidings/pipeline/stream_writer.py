@@ -16,9 +16,9 @@ from tidings.errors import LeaseLost, UnhealthyError
 from tidings.nats.blocking import Reply
 from tidings.pipeline.publishing import ANSWER_TIMEOUT, MAX_BYTES_IN_FLIGHT
 
-#: the broker refuses what is more than it buffers for a stream (10,000 messages of all its writers together)
-MAX_ROWS_IN_FLIGHT = 2_048
-CHUNK = 256
+#: the broker refuses what is more than it buffers for a stream: 10,000 messages of all its writers together, if nobody
+#: changed `max_buffered_msgs`. Half of this many is a quarter slower
+ROWS_IN_FLIGHT = 4_096
 
 #: subject, header block, payload
 Ready = tuple[str, bytes, bytes]
@@ -27,8 +27,10 @@ Ready = tuple[str, bytes, bytes]
 class PipelinedWriter:
     """Give it rows with `write`; `finish` returns once all of them are acknowledged. An error is the end of it."""
 
-    def __init__(self, connection: WorkerConnection) -> None:
+    def __init__(self, connection: WorkerConnection, in_flight: int = ROWS_IN_FLIGHT) -> None:
         self._connection = connection
+        self._chunk_rows = max(in_flight // 8, 1)
+        self._room = in_flight - self._chunk_rows
         self._answers = connection.replies(ANSWER_TIMEOUT)
         #: token -> subject and size
         self._flying: dict[int, tuple[str, int]] = {}
@@ -42,7 +44,7 @@ class PipelinedWriter:
             sizes = [(subject, len(block) + len(payload)) for subject, block, payload in chunk]
             self._flying.update(zip(tokens, sizes, strict=True))
             self._bytes += sum(size for _, size in sizes)
-            while len(self._flying) > MAX_ROWS_IN_FLIGHT - CHUNK or self._bytes > MAX_BYTES_IN_FLIGHT:
+            while len(self._flying) > self._room or self._bytes > MAX_BYTES_IN_FLIGHT:
                 self._take()
 
     def finish(self) -> int:
@@ -55,7 +57,7 @@ class PipelinedWriter:
         """What goes out in one write: not many, and not many large ones."""
         chunk: list[Ready] = []
         size = 0
-        for row in islice(rows, CHUNK):
+        for row in islice(rows, self._chunk_rows):
             chunk.append(row)
             size += len(row[2])
             if size > MAX_BYTES_IN_FLIGHT // 4:
@@ -75,6 +77,11 @@ class PipelinedWriter:
 
     def _refused(self, subject: str, reply: Reply) -> None:
         """Raises, unless the broker has only said it differently."""
+        if reply.status == 429:
+            raise UnhealthyError(
+                f"the broker has more to store than it buffers, and refused a row of {subject}: less maxInFlight, or "
+                "fewer tasks at a time"
+            )
         if reply.status is not None:
             raise UnhealthyError(f"no stream takes {subject} ({reply.status})")
         try:
