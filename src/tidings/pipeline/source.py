@@ -114,6 +114,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: StreamReader | None = None
         self._checked = -1
         self._target: int | None = None
+        self._last_look: StreamState | None = None
         self._admission = BatchAdmission(options.location, options.subjects, options.max_records, options.max_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,6 +150,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             last = min(last, start["seq"] + int(getattr(limit, "max_rows", self.options.max_records)))
             last = self._admission.end(self.reader, state, start["seq"], last)
+        self._last_look = state
         return offset_at(self.reader, last)
 
     def _state_after_checking(self, start: Mapping[str, Any]) -> StreamState:
@@ -170,7 +172,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A record was read at `start`, so the rest was promised: what is gone of it since is missing.
         kept_from = start["seq"] + 1 if start["mark"] else None
         measured = self._admission.sizes(start["seq"], end["seq"])
-        guess = 0.0 if measured else _mean(self.reader.state())
+        guess = 0.0 if measured else _mean(self._last_look or self.reader.state())
         return [*split(start["seq"] + 1, end["seq"], self.options.parts, kept_from, guess=guess, of=measured)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
