@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 import urllib.request
@@ -59,19 +60,37 @@ class BareServer:
 
 
 @contextmanager
-def bare_server(folder: Path, config: str = "") -> Iterator[BareServer]:
+def bare_server(folder: Path, config: str = "", *, jetstream: str = "", greets: bool = True) -> Iterator[BareServer]:
+    """`greets`: it says hello in plain, as all but those do that begin with TLS."""
     port, monitor = free_port(), free_port()
     path = folder / "bare.conf"
-    path.write_text(
-        f'listen: "127.0.0.1:{port}"\nhttp: "127.0.0.1:{monitor}"\n{config}\njetstream {{ store_dir: "{folder}/js" }}\n'
-    )
+    storing = f'store_dir: "{folder}/js"\n{jetstream}'
+    path.write_text(f'listen: "127.0.0.1:{port}"\nhttp: "127.0.0.1:{monitor}"\n{config}\njetstream {{ {storing} }}\n')
     process = subprocess.Popen([find_binary(), "-c", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 20
-        while greeting(port) is None:
+        while (greeting(port) is None) if greets else not _listens(port):
             assert time.monotonic() < deadline, "the bare server did not start"
             time.sleep(0.02)
         yield BareServer(f"nats://127.0.0.1:{port}", f"http://127.0.0.1:{monitor}")
     finally:
         process.terminate()
         process.wait(20)
+
+
+@contextmanager
+def guarded(folder: Path, user: str, more: str = "") -> Iterator[BareServer]:
+    """A server with the stream `logged` that lets in `user` only; the stream was made while it was open."""
+    folder.mkdir(exist_ok=True)
+    with bare_server(folder) as opened:
+        opened.stream("logged")
+    with bare_server(folder, f"authorization {{ {user} }}\n{more}" if user else more) as server:
+        yield server
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True

@@ -15,7 +15,8 @@ from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.nats import aio
 from tidings.pipeline import stream_reader
-from tidings.pipeline.source import NatsStreamReader, SourceOptions
+from tidings.pipeline.source import NatsStreamReader
+from tidings.pipeline.source_options import SourceOptions
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers

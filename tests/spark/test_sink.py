@@ -31,13 +31,14 @@ def rows(spark: SparkSession, stream: str, count: int) -> DataFrame:
     )
 
 
+@pytest.mark.parametrize("order", ["pipelined", "strict"])
 def test_every_row_is_stored_once_in_order_per_subject_and_a_repeat_is_recognised(
-    spark: SparkSession, bare: BareServer
+    spark: SparkSession, bare: BareServer, order: str
 ) -> None:
-    bare.stream("sink")
+    stream = bare.stream(f"sink-{order}")
     for _ in range(2):  # the second time as a retry would
-        rows(spark, "sink", 60).write.format("nats").option("url", bare.url).mode("append").save()
-    found = stored(bare, "sink")
+        rows(spark, stream, 60).write.format("nats").options(url=bare.url, order=order).mode("append").save()
+    found = stored(bare, stream)
     assert sorted(int(record.payload) for record in found) == list(range(60))
     # Two partitions publish at the same time: the order holds within each.
     lanes: dict[tuple[str, bool], list[int]] = defaultdict(list)
@@ -77,6 +78,21 @@ def test_rows_without_what_a_message_needs_are_refused(spark: SparkSession, bare
         rows(spark, "sink", 1).drop("id").write.format("nats").option("url", bare.url).mode("append").save()
     with pytest.raises(PySparkException, match="only appends"):
         rows(spark, "sink", 1).write.format("nats").option("url", bare.url).mode("overwrite").save()
+    with pytest.raises(PySparkException, match=r"the nats sink has no option stream: it has .*leaseSeq.*tlsKey"):
+        rows(spark, "sink", 1).write.format("nats").options(url=bare.url, stream="sink").mode("append").save()
+
+
+def test_what_was_read_is_written_with_its_headers_as_they_were(spark: SparkSession, bare: BareServer) -> None:
+    bare.stream("original")
+    bare.stream("copy")
+    block = encode_headers([("A", "1"), ("B", "2"), ("A", "3")])
+    bare.publish([("original.x", block, b"one")])
+    frame = spark.read.format("nats").options(url=bare.url, stream="original", headersAs="map").load()
+    copied = frame.selectExpr("cast(seq as string) id", "data", "headers")
+    copied.write.format("nats").options(url=bare.url, subject="copy.x").mode("append").save()
+    (record,) = stored(bare, "copy")
+    assert (record.subject, record.payload) == ("copy.x", b"one")
+    assert Headers.parse(record.own_block).fields == (("Nats-Msg-Id", "1"), ("A", "1"), ("A", "3"), ("B", "2"))
 
 
 def test_a_query_copies_a_stream_into_another_once(spark: SparkSession, bare: BareServer, tmp_path: Path) -> None:

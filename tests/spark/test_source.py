@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_wrong_options_are_said_before_anything_is_read(load: Load) -> None:
         load("batch", missing="perhaps").collect()
     with pytest.raises(PySparkException, match="no stream 'nowhere'"):
         load("nowhere").collect()
+    with pytest.raises(PySparkException, match=r"the nats source has no option maxbytes: it has .*maxBytesPerTrigger"):
+        load("batch", maxBytes=1)
 
 
 def test_a_query_continues_exactly_where_its_checkpoint_says(
@@ -120,6 +123,34 @@ def test_a_query_starts_at_its_start_and_follows_its_filter(
 ) -> None:
     bare.stream("begin", 12)
     assert Query(spark, bare, "begin", tmp_path, start=6, subject="begin.c0").run() == [7, 10]
+
+
+def test_a_query_with_a_bound_in_bytes_takes_a_skewed_backlog_in_batches_below_it(
+    spark: SparkSession, bare: BareServer, tmp_path: Path
+) -> None:
+    bare.stream("backlog", 400)
+    bare.fill("backlog", 20, data=b"x" * 50_000)
+    bare.fill("backlog", 3)
+    options = {"maxBytesPerTrigger": "200k", "minPartitions": 2, "headersAs": "map", "startingOffsets": 101}
+    query = Query(spark, bare, "backlog", tmp_path, **options)
+    assert query.run() == list(range(101, 424))
+    sizes = [sum(len(row.data) for row in batch) for batch in query.batches]
+    assert max(sizes) <= 200 << 10
+    assert len(sizes) >= 5
+    assert query.batches[0][0].headers == {"Td-Sig": ["A" * 86]}
+
+
+def test_a_query_begins_at_the_end_or_at_a_time_when_its_checkpoint_is_new_and_only_then(
+    spark: SparkSession, bare: BareServer, tmp_path: Path
+) -> None:
+    bare.stream("late", 5)
+    when = datetime.now(UTC).isoformat()
+    latest = Query(spark, bare, "late", tmp_path / "latest", startingOffsets="latest")
+    assert latest.run() == []
+    bare.fill("late", 3)
+    assert latest.run() == [6, 7, 8]
+    timed = Query(spark, bare, "late", tmp_path / "timed", startingOffsets=when, subjects="late.c0,late.c2")
+    assert timed.run() == [6, 8]
 
 
 def test_what_is_purged_before_a_query_read_it_is_an_error_and_not_silence(

@@ -238,9 +238,9 @@ def direct_last(stream: str, subject: str) -> Steps[StoredRecord | None]:
 # --- many records ---
 
 
-def page_of(stream: str, body: Mapping[str, Any]) -> Steps[Page]:
+def page_of(stream: str, body: Mapping[str, Any], page_type: type[Page] = Page) -> Steps[Page]:
     """One page of a batched direct get, as the server sends it."""
-    page = Page()
+    page = page_type()
     try:
         yield AskPage(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), page)
     except (PublishDenied, Unwritable):
@@ -269,15 +269,25 @@ class RangeReader:
     """Reads the records of a filter with first <= seq <= last, in order, a page at a time.
 
     Ask for `next_parts` until it is `done`. With `holes` every sequence of the range is accounted for: what the stream
-    does not have is `Missing`, once its leader confirmed it. That costs a question for each hole.
+    does not have is `Missing`, once its leader confirmed it. That costs a question for each hole. `page_type` is what
+    the records become: one that keeps less is quicker.
     """
 
     def __init__(
-        self, stream: str, subject_filter: str, first: int, last: int, *, page: int, max_bytes: int, holes: bool = False
+        self,
+        stream: str,
+        subject_filter: str,
+        first: int,
+        last: int,
+        *,
+        page: int,
+        max_bytes: int,
+        holes: bool = False,
+        page_type: type[Page] = Page,
     ) -> None:
         self.stream, self.filter = stream, subject_filter
         self.position, self.last = first, last
-        self._page, self._max_bytes, self._holes = page, max_bytes, holes
+        self._page, self._max_bytes, self._holes, self._page_type = page, max_bytes, holes, page_type
         self._lags = 0
         self.done = first > last
 
@@ -286,7 +296,7 @@ class RangeReader:
         first, last = self.position, self.last
         count = min(self._page, last - first + 1)
         body = {"seq": first, "next_by_subj": self.filter, "batch": count, "max_bytes": self._max_bytes}
-        page = yield from page_of(self.stream, body)
+        page = yield from page_of(self.stream, body, self._page_type)
         if not page.is_rising(first):
             raise LogGap(f"{self.stream} answered a page from {first} that is not in order")
         parts = yield from self._confirmed(page)

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import lt
+from typing import ClassVar
 
 from tidings.errors import WireError
 from tidings.wire.headers import DIRECT_GET_HEADERS, Fields, Headers, split_block
@@ -59,7 +60,7 @@ class Page:
     """Records of a stream in order, by columns: most of them never become objects."""
 
     __slots__ = ("own_blocks", "payloads", "seqs", "status", "subjects", "times")
-    COLUMNS = ("own_blocks", "payloads", "seqs", "subjects", "times")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("own_blocks", "payloads", "seqs", "subjects", "times")
 
     def __init__(self) -> None:
         self.clear()
@@ -115,8 +116,8 @@ class Page:
     def cut(self, start: int, end: int) -> Page:
         if start == 0 and end == len(self.seqs):
             return self
-        part = Page()
-        for name in Page.COLUMNS:
+        part = type(self)()
+        for name in self.COLUMNS:
             setattr(part, name, getattr(self, name)[start:end])
         return part
 

@@ -1,17 +1,20 @@
 """`df.write.format("nats")` and `writeStream`: rows become messages of a JetStream stream, each once per id.
 
-Columns: `subject`, `id` (its `Nats-Msg-Id`: a repeated task or batch is recognised by it while the stream's duplicate
-window lasts), `data`, and if you like `headers` (a map of strings). Options: `url`, `creds`, and for a fence
-`leaseSubject` with `leaseSeq`: the broker refuses every row once the lease has a newer record (`LeaseLost`). Rows of
-one subject are published in their order within a partition, each after the one before was acknowledged; what is under
-way at a time is bounded (`publishing.py`). A refusal fails the task; nothing is skipped.
+Columns: `subject` (or the option `subject` for all), `id` (its `Nats-Msg-Id`: a repeated task or batch is recognised by
+it while the stream's duplicate window lasts), `data`, and if you like `headers` (a map of names to a text, or to a list
+of them). Options: `url` and those of `login.py`; `order`; and for a fence `leaseSubject` with `leaseSeq`: the broker
+refuses every row once the lease has a newer record (`LeaseLost`).
+
+`order`: "pipelined" (default), rows go out one after the other without waiting and are stored in that order unless one
+is refused (`stream_writer.py`); "strict", a row waits until the one before it of the same subject is acknowledged, and
+a subject that refused one gets no more (`publishing.py`). Either way order is kept within a partition, what is under
+way at a time is bounded, and a refusal fails the task; nothing is skipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,9 +23,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jetstream_api import fence
 from tidings.errors import UnhealthyError, UsageError
+from tidings.pipeline.login import Login, checked_url
+from tidings.pipeline.options import GivenOptions
 from tidings.pipeline.publishing import Outgoing, publish_in_order
+from tidings.pipeline.stream_writer import ROWS_IN_FLIGHT, PipelinedWriter, Ready
+from tidings.wire.headers import encode_headers
 
-NEEDED = ("subject", "id", "data")
+KNOWN = ("url", "name", *Login.NAMES, "subject", "order", "maxInFlight", "leaseSubject", "leaseSeq")
+Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -30,32 +38,49 @@ class SinkOptions:
     """The options of one sink, checked."""
 
     url: str
-    creds: str | None
+    login: Login
     fence: dict[str, str]
+    strict: bool
+    in_flight: int
+    #: of every row, if there is no such column
+    subject: str | None
     name: str = "tidings-sink"
 
     @classmethod
     def of(cls, given: Mapping[str, str], columns: Sequence[str], *, overwrite: bool) -> SinkOptions:
-        options = {key.lower(): value for key, value in given.items()}
-        if not options.get("url"):
-            raise UsageError("the nats sink needs the option 'url'")
+        options = GivenOptions(given, KNOWN, "sink")
+        subject = options.text("subject")
         if overwrite:
             raise UsageError("the nats sink only appends: a stream is not overwritten by a query")
-        if lacking := [column for column in NEEDED if column not in columns]:
-            raise UsageError(f"the nats sink needs the columns subject, id and data: {', '.join(lacking)} is not there")
-        return cls(options["url"], options.get("creds"), _fence(options), options.get("name", cls.name))
+        if lacking := [name for name in ("subject", "id", "data") if name not in columns]:
+            if lacking != ["subject"] or not subject:
+                raise UsageError(
+                    f"the nats sink needs the columns subject, id and data: {', '.join(lacking)} is not there "
+                    "(the option subject is one for all rows)"
+                )
+        elif subject:
+            raise UsageError("there is a column subject and an option subject: which of them is meant?")
+        return cls(
+            checked_url(options.needed("url")),
+            Login.of(options),
+            _fence(options),
+            options.choice("order", ("pipelined", "strict")) == "strict",
+            options.number("maxInFlight") or ROWS_IN_FLIGHT,
+            subject,
+            options.text("name") or cls.name,
+        )
 
     def connect(self) -> WorkerConnection:
-        return WorkerConnection.open(self.url, Path(self.creds) if self.creds else None, name=self.name)
+        return self.login.connect(self.url, self.name)
 
 
-def _fence(options: Mapping[str, str]) -> dict[str, str]:
-    subject, seq = options.get("leasesubject"), options.get("leaseseq")
+def _fence(options: GivenOptions) -> dict[str, str]:
+    subject, seq = options.text("leaseSubject"), options.number("leaseSeq", least=0)
     if subject is None and seq is None:
         return {}
-    if not subject or not seq or not seq.isdigit():
+    if subject is None or seq is None:
         raise UsageError("a fence needs both leaseSubject and leaseSeq, a sequence")
-    return fence(subject, int(seq))
+    return fence(subject, seq)
 
 
 @dataclass
@@ -94,30 +119,48 @@ class NatsStreamWriter(DataSourceStreamArrowWriter):
 def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Written:
     """Publish the rows of one partition, in a worker, over a connection of its own."""
     connection = options.connect()
-    rows = 0
     try:
+        if options.strict:
+            return Written(sum(_publish_strictly(connection, options, batch) for batch in batches))
+        writer = PipelinedWriter(connection, options.in_flight)
         for batch in batches:
-            results = publish_in_order(connection, _by_subject(batch), options.fence)
-            for subject, sent in results.items():
-                if sent.refused is not None:
-                    raise UnhealthyError(f"{subject} took {len(sent.sequences)} rows and no more: {sent.refused}")
-            rows += batch.num_rows
+            writer.write(_ready(options, batch))
+        return Written(writer.finish())
     finally:
         connection.close()
-    return Written(rows)
 
 
-def _by_subject(batch: pa.RecordBatch) -> dict[str, list[Outgoing]]:
-    columns: list[list[Any]] = [batch.column(name).to_pylist() for name in NEEDED]
-    columns.append(batch.column("headers").to_pylist() if "headers" in batch.schema.names else [None] * batch.num_rows)
+def _publish_strictly(connection: WorkerConnection, options: SinkOptions, batch: pa.RecordBatch) -> int:
     rows_of: dict[str, list[Outgoing]] = {}
-    for subject, name, data, headers in zip(*columns, strict=True):
+    for subject, name, data, headers in _rows(options, batch):
+        rows_of.setdefault(subject, []).append(Outgoing(subject, name, data, headers))
+    for subject, sent in publish_in_order(connection, rows_of, options.fence).items():
+        if sent.refused is not None:
+            raise UnhealthyError(f"{subject} took {len(sent.sequences)} rows and no more: {sent.refused}")
+    return int(batch.num_rows)
+
+
+def _ready(options: SinkOptions, batch: pa.RecordBatch) -> Iterator[Ready]:
+    same = tuple(options.fence.items())
+    for subject, name, data, headers in _rows(options, batch):
+        yield subject, encode_headers((("Nats-Msg-Id", name), *same, *headers)), data
+
+
+def _rows(options: SinkOptions, batch: pa.RecordBatch) -> Iterator[tuple[str, str, bytes, Pairs]]:
+    """Subject, id, payload and headers of every row."""
+    names = batch.schema.names
+    subjects = batch.column("subject").to_pylist() if options.subject is None else [options.subject] * batch.num_rows
+    headers = batch.column("headers").to_pylist() if "headers" in names else [None] * batch.num_rows
+    columns = (subjects, batch.column("id").to_pylist(), batch.column("data").to_pylist(), headers)
+    for subject, name, data, fields in zip(*columns, strict=True):
         if not subject or not name:
             raise UsageError("a row for the nats sink has no subject or no id")
-        pairs = tuple(headers.items() if isinstance(headers, dict) else headers or ())
-        rows_of.setdefault(subject, []).append(Outgoing(subject, name, _bytes(data), pairs))
-    return rows_of
+        yield subject, name, data.encode() if isinstance(data, str) else data or b"", _pairs(fields)
 
 
-def _bytes(data: bytes | str | None) -> bytes:
-    return data.encode() if isinstance(data, str) else data or b""
+def _pairs(fields: Any) -> Pairs:
+    """A map as Arrow has it, of texts or of lists of them."""
+    if not fields:
+        return ()
+    pairs = fields.items() if isinstance(fields, dict) else fields
+    return tuple((name, each) for name, value in pairs for each in (value if isinstance(value, list) else (value,)))

@@ -1,22 +1,19 @@
 """`spark.read.format("nats")` and `spark.readStream.format("nats")`: a JetStream stream as a table of its records.
 
-Options: `url` and `stream` are needed. `creds`: path of a credentials file, readable wherever tasks run. `subject`:
-filter, default ">". `start`, `end`: sequences, both included; a streaming query starts at `start` when its checkpoint
-is new. `missing`: "fail" (default), "rows" or "skip", what becomes of sequences the stream does not have between its
-first record (in a running query: the last one read) and the end of the range; with a filter nobody can tell, so nothing
-is missing. `maxRecords` per batch (50000), `partitionRecords` (25000), `waitMs` for news before an empty answer (1000),
-`pollMs` (50), `keepAliveMs` (20000). docs/spark-source.md is for those who use it; the sink is in `pipeline/sink.py`.
+`pip install pyspark-nats` and nothing else is needed; without it, `spark.dataSource.register(NatsSource)`. Options are
+in `source_options.py`, how much a batch takes in `admission.py`, the sink in `sink.py`; docs/spark-source.md is for its
+users.
 
-Columns: `seq`, `time`, `time_ns`, `subject`, `headers` (the sender's own raw block), `data`, `missing` (null, or the
-last of the sequences from `seq` on that are not there). Reads are by sequence, so a retried task returns the same rows.
-An offset is {epoch, seq, mark}: a stream that went backwards is an error, never a silent skip.
+Columns: `seq`, `time`, `time_ns`, `subject`, `headers` (the sender's own raw block; with `headersAs=map` a map of it),
+`data`, `missing` (null, or the last of the sequences from `seq` on that are not there). Reads are by sequence, so a
+retried task returns the same rows. An offset is {epoch, seq, mark}: a stream that went backwards is an error, never a
+silent skip. What a task yields at a time is one page of the broker's: at most `PAGE_BYTES` and one record.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -26,93 +23,48 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.broker.records import Missing, Page, StoredRecord
-from tidings.errors import LogGap, LogRegressed, UsageError
+from tidings.errors import LogGap, LogRegressed
+from tidings.pipeline.admission import BatchAdmission, SeqRange, split
 from tidings.pipeline.sink import NatsStreamWriter, NatsWriter, SinkOptions
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
+from tidings.pipeline.source_options import SourceOptions
+from tidings.pipeline.stream_reader import StreamReader, StreamState
+from tidings.wire.headers import fields_of
 
-SCHEMA = "seq bigint, time timestamp, time_ns bigint, subject string, headers binary, data binary, missing bigint"
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
-ARROW = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("time", _MICROSECONDS),
-        ("time_ns", pa.int64()),
-        ("subject", pa.string()),
-        ("headers", pa.binary()),
-        ("data", pa.binary()),
-        ("missing", pa.int64()),
-    ]
-)
+_MAP = pa.map_(pa.string(), pa.list_(pa.string()))
+#: column -> its type in Spark and in Arrow; `headers` is one of the two below
+_COLUMNS: dict[str, tuple[str, Any]] = {
+    "seq": ("bigint", pa.int64()),
+    "time": ("timestamp", _MICROSECONDS),
+    "time_ns": ("bigint", pa.int64()),
+    "subject": ("string", pa.string()),
+    "headers": ("binary", pa.binary()),
+    "data": ("binary", pa.binary()),
+    "missing": ("bigint", pa.int64()),
+}
+_HEADER_MAP = ("map<string,array<string>>", _MAP)
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """The options of one source, checked."""
-
-    location: StreamLocation
-    subject: str
-    start: int | None
-    end: int | None
-    missing: str
-    max_records: int
-    partition_records: int
-    wait: float
-    poll: float
-    keep_alive: float
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> SourceOptions:
-        options = {key.lower(): value for key, value in given.items()}
-        for needed in ("url", "stream"):
-            if not options.get(needed):
-                raise UsageError(f"the nats source needs the option {needed!r}")
-        missing = options.get("missing", "fail")
-        if missing not in ("fail", "rows", "skip"):
-            raise UsageError(f"option missing is {missing!r}: one of fail, rows, skip")
-        location = StreamLocation(
-            options["url"], options.get("creds"), options["stream"], options.get("name", "tidings-source")
-        )
-        return cls(
-            location=location,
-            subject=options.get("subject", ">"),
-            start=_number(options, "start"),
-            end=_number(options, "end"),
-            missing=missing,
-            max_records=_number(options, "maxrecords") or 50_000,
-            partition_records=_number(options, "partitionrecords") or 25_000,
-            wait=(_number(options, "waitms", 1_000) or 0) / 1_000,
-            poll=(_number(options, "pollms", 50) or 1) / 1_000,
-            keep_alive=(_number(options, "keepalivems", 20_000) or 20_000) / 1_000,
-        )
+def _columns(headers_as: str) -> dict[str, tuple[str, Any]]:
+    if headers_as == "map":
+        return _COLUMNS | {"headers": _HEADER_MAP}
+    return _COLUMNS | {"header_map": _HEADER_MAP} if headers_as == "both" else _COLUMNS
 
 
-def _number(options: Mapping[str, str], key: str, default: int | None = None) -> int | None:
-    text = options.get(key)
-    if text is None:
-        return default
-    if not text.isdigit():
-        raise UsageError(f"option {key} is {text!r}: a whole number is needed")
-    return int(text)
-
-
-@dataclass
-class SeqRange(InputPartition):
-    """One task's part: first..last. What is gone from `kept_from` on is missing; None: from the stream's first on."""
-
-    first: int
-    last: int
-    kept_from: int | None = None
+def arrow_schema(headers_as: str) -> pa.Schema:
+    return pa.schema([(name, arrow) for name, (_, arrow) in _columns(headers_as).items()])
 
 
 class NatsSource(DataSource):
-    """Register with `spark.dataSource.register(NatsSource)`."""
+    """Found by Spark itself if `pyspark-nats` is installed."""
 
     @classmethod
     def name(cls) -> str:
         return "nats"
 
     def schema(self) -> str:
-        return SCHEMA
+        columns = _columns(SourceOptions.of(self.options).headers_as)
+        return ", ".join(f"{name} {spark}" for name, (spark, _) in columns.items())
 
     def reader(self, schema: Any) -> NatsReader:  # noqa: ARG002  Spark's signature
         return NatsReader(SourceOptions.of(self.options))
@@ -124,7 +76,7 @@ class NatsSource(DataSource):
         return NatsStreamWriter(SinkOptions.of(self.options, schema.fieldNames(), overwrite=overwrite))
 
     def streamReader(self, schema: Any) -> NatsStreamReader:  # noqa: ARG002, N802  Spark's signature
-        return NatsStreamReader(SourceOptions.of(self.options))
+        return NatsStreamReader(SourceOptions.of(self.options).must_have_no_end())
 
 
 class NatsReader(DataSourceReader):
@@ -134,17 +86,24 @@ class NatsReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        reader = StreamReader(self.options.location)
+        options = self.options
+        reader = StreamReader(options.location)
         try:
             state = reader.state()
+            after = options.start.before(reader, state)
+            last = state.last if options.end is None else options.end.through(reader, state)
         finally:
             reader.close()
-        last = state.last if self.options.end is None else min(self.options.end, state.last)
-        return split(max(self.options.start or 1, 1), last, self.options.partition_records)
+        return [*split(after + 1, last, options.parts, guess=_mean(state))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes one empty partition of none at all.
         return read_range(self.options, partition) if isinstance(partition, SeqRange) else iter(())
+
+
+def _mean(state: StreamState) -> float:
+    """Bytes of a record, more or less: enough to choose how many tasks share a range."""
+    return state.bytes / state.messages if state.messages else 0
 
 
 class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -155,9 +114,11 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: StreamReader | None = None
         self._checked = -1
         self._target: int | None = None
+        self._last_look: StreamState | None = None
+        self._admission = BatchAdmission(options.location, options.subjects, options.max_records, options.max_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_checked": -1}
+        return {"options": self.options}
 
     @property
     def reader(self) -> StreamReader:
@@ -167,8 +128,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        start = self.options.start
-        return offset_at(self.reader, max((start or 1) - 1, 0))
+        return offset_at(self.reader, self.options.start.before(self.reader, self.reader.state()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.options.max_records)
@@ -180,9 +140,8 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. Waits a while for news: an idle query costs a poll, not a batch."""
         deadline = time.monotonic() + self.options.wait
         while True:
-            last = self._last_after_checking(start)
-            if self._target is not None:
-                last = min(last, self._target)
+            state = self._state_after_checking(start)
+            last = state.last if self._target is None else min(state.last, self._target)
             if last > start["seq"]:
                 break
             if self._target is not None or time.monotonic() >= deadline:
@@ -190,10 +149,12 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(self.options.poll)
         if not isinstance(limit, ReadAllAvailable):
             last = min(last, start["seq"] + int(getattr(limit, "max_rows", self.options.max_records)))
+            last = self._admission.end(self.reader, state, start["seq"], last)
+        self._last_look = state
         return offset_at(self.reader, last)
 
-    def _last_after_checking(self, start: Mapping[str, Any]) -> int:
-        """The last sequence; after every new connection only once the record at `start` is known to be the same."""
+    def _state_after_checking(self, start: Mapping[str, Any]) -> StreamState:
+        """The stream as it is; after every new connection only once the record at `start` is known to be the same."""
         state = self.reader.state()
         if self._checked != self.reader.generation:
             if difference := regressed(self.reader, start):
@@ -205,12 +166,14 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{self.options.location.stream} went backwards or was made anew: it ends at {state.last}, "
                 f"{start['seq']} was read before. Start with a new checkpoint where it still agrees."
             )
-        return state.last
+        return state
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         # A record was read at `start`, so the rest was promised: what is gone of it since is missing.
         kept_from = start["seq"] + 1 if start["mark"] else None
-        return split(start["seq"] + 1, end["seq"], self.options.partition_records, kept_from)
+        measured = self._admission.sizes(start["seq"], end["seq"])
+        guess = 0.0 if measured else _mean(self._last_look or self.reader.state())
+        return [*split(start["seq"] + 1, end["seq"], self.options.parts, kept_from, guess=guess, of=measured)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SeqRange)
@@ -220,6 +183,7 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing is held for us: retention waits for floors, not for this."""
 
     def stop(self) -> None:
+        self._admission.close()
         if self._reader is not None:
             self._reader.close()
 
@@ -251,23 +215,14 @@ def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> str | None:
     return None
 
 
-def split(first: int, last: int, per: int, kept_from: int | None = None) -> list[InputPartition]:
-    """Ranges of about the same size, of at most `per` sequences, that together are first..last."""
-    count = last - first + 1
-    if count <= 0:
-        return []
-    size = -(-count // -(-count // per))
-    return [SeqRange(at, min(at + size - 1, last), kept_from) for at in range(first, last + 1, size)]
-
-
 def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatch]:
     """The rows of one part, in Arrow. Runs in a worker: its connection is its own and ends with it."""
     reader = StreamReader(options.location)
     try:
         kept_from = part.kept_from
-        for page in reader.pages(part.first, part.last, options.subject):
+        for page in _pages(reader, options, part):
             if not isinstance(page, Missing):
-                yield _arrow(page)
+                yield _arrow(page, options.headers_as)
             elif options.missing != "skip":
                 kept_from = reader.state().first if kept_from is None else kept_from
                 if page.last >= kept_from:
@@ -276,22 +231,44 @@ def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatc
         reader.close()
 
 
+def _pages(reader: StreamReader, options: SourceOptions, part: SeqRange) -> Iterator[Page | Missing]:
+    if len(options.subjects) == 1:
+        return reader.pages(part.first, part.last, options.subjects[0])
+    return reader.merged(part.first, part.last, options.subjects)
+
+
 def _missing_row(options: SourceOptions, hole: Missing) -> pa.RecordBatch:
     if options.missing == "fail":
         raise LogGap(f"{options.location.stream} has lost {hole.first}..{hole.last}: read with missing=rows to go on")
     row = {"seq": hole.first, "missing": hole.last}
-    return pa.RecordBatch.from_pylist([row], schema=ARROW)
+    return pa.RecordBatch.from_pylist([row], schema=arrow_schema(options.headers_as))
 
 
-def _arrow(page: Page) -> pa.RecordBatch:
+def _arrow(page: Page, headers_as: str) -> pa.RecordBatch:
     times = pa.array(page.times, pa.int64())
     arrays = [
         pa.array(page.seqs, pa.int64()),
         pc.divide(times, 1_000).cast(_MICROSECONDS),
         times,
         pa.array(page.subjects, pa.string()),
-        pa.array(page.own_blocks, pa.binary()),
+        _header_maps(page) if headers_as == "map" else pa.array(page.own_blocks, pa.binary()),
         pa.array(page.payloads, pa.binary()),
         pa.nulls(len(page.seqs), pa.int64()),
+        *([_header_maps(page)] if headers_as == "both" else []),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(headers_as))
+
+
+def _header_maps(page: Page) -> pa.Array:
+    """Every name with its values in order; null for a block that is none."""
+    return pa.array([_header_map(block) for block in page.own_blocks], _MAP)
+
+
+def _header_map(block: bytes) -> list[tuple[str, list[str]]] | None:
+    fields = fields_of(block)
+    if fields is None:
+        return None
+    values: dict[str, list[str]] = {}
+    for name, value in fields:
+        values.setdefault(name, []).append(value)
+    return list(values.items())

@@ -1,22 +1,26 @@
 """One stream of a broker, read by sequence over a connection of its own: what source, driver and status use.
 
-A read is stateless, so a repeated read answers the same. The rules of reading are in `broker/jetstream_api.py`.
+A read is stateless, so a repeated read answers the same. The rules of reading are in `broker/jetstream_api.py`; who we
+are to the broker is in `login.py`. Several filters are several reads, merged: the broker takes one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 
 from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.jetstream_api import NO_STREAM, ApiError, RangeReader
+from tidings.broker.jetstream_api import NO_STREAM, Answer, ApiError, Ask, AskPage, RangeReader
 from tidings.broker.records import Missing, Page, StoredRecord
-from tidings.errors import UsageError
+from tidings.errors import BrokerUnreachable, UsageError
+from tidings.pipeline.login import Login
 
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 4 * 1024 * 1024
+API = "$JS.API"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,13 @@ class StreamLocation:
     creds: str | None
     stream: str
     name: str = "tidings"
+    #: how to log in, if not by `creds`
+    login: Login | None = None
+    #: what JetStream listens on: another for a domain, or for an account that imports it
+    api: str = API
 
     def connect(self) -> WorkerConnection:
-        return WorkerConnection.open(self.url, Path(self.creds) if self.creds else None, name=self.name)
+        return (self.login or Login(creds=self.creds)).connect(self.url, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,9 @@ class StreamState:
     last: int
     metadata: dict[str, str]
     created: str
+    messages: int
+    #: as stored: every record with its subject, headers and what the broker adds, uncompressed
+    bytes: int
 
 
 class StreamReader(BlockingJetStream):
@@ -54,9 +65,20 @@ class StreamReader(BlockingJetStream):
             if error.err_code == NO_STREAM:
                 raise UsageError(f"there is no stream {self.stream!r} at {self.location.url}") from error
             raise
+        except BrokerUnreachable as error:
+            if self.location.api == API:
+                raise
+            raise BrokerUnreachable(
+                f"nothing answers at {self.location.api}: is that domain or prefix right?"
+            ) from error
         state = answer["state"]
         return StreamState(
-            int(state["first_seq"]), int(state["last_seq"]), answer["config"].get("metadata") or {}, answer["created"]
+            int(state["first_seq"]),
+            int(state["last_seq"]),
+            answer["config"].get("metadata") or {},
+            answer["created"],
+            int(state["messages"]),
+            int(state["bytes"]),
         )
 
     def at(self, seq: int) -> StoredRecord | None:
@@ -74,8 +96,75 @@ class StreamReader(BlockingJetStream):
 
     def pages(self, first: int, last: int, subject: str = ">") -> Iterator[Page | Missing]:
         """The same by pages: the records of one are consecutive as far as the leader knows."""
+        return self._pages(first, last, subject, PAGE_BYTES, holes=subject == ">")
+
+    def merged(
+        self,
+        first: int,
+        last: int,
+        subjects: Sequence[str],
+        *,
+        max_bytes: int | None = None,
+        page_type: type[Page] = Page,
+    ) -> Iterator[Page]:
+        """The records of any of these filters, each once and in order, by pages; not what is missing.
+
+        A page has at most `max_bytes` (and never more than `PAGE_BYTES`), and one record of each filter.
+        """
+        share = max(min(max_bytes or PAGE_BYTES, PAGE_BYTES) // len(subjects), 1)
+        lanes = [_Lane(self._pages(first, last, each, share, holes=False, page_type=page_type)) for each in subjects]
+        while lanes := [lane for lane in lanes if lane.fill()]:
+            # beyond the nearest end of a page, another filter may have a record that was not read yet
+            end = min(lane.page.seqs[-1] for lane in lanes)
+            yield _in_order([lane.take(end) for lane in lanes])
+
+    def _pages(
+        self, first: int, last: int, subject: str, max_bytes: int, *, holes: bool, page_type: type[Page] = Page
+    ) -> Iterator[Page | Missing]:
         reader = RangeReader(
-            self.stream, subject, first, last, page=PAGE_RECORDS, max_bytes=PAGE_BYTES, holes=subject == ">"
+            *(self.stream, subject, first, last),
+            page=PAGE_RECORDS,
+            max_bytes=max_bytes,
+            holes=holes,
+            page_type=page_type,
         )
         while not reader.done:
             yield from self.run(reader.next_parts())
+
+    def _exchange(self, request: Ask | AskPage) -> Answer | None:
+        if self.location.api != API and request.subject.startswith(f"{API}."):
+            request = request._replace(subject=self.location.api + request.subject[len(API) :])
+        return super()._exchange(request)
+
+
+class _Lane:
+    """What one filter of several has next."""
+
+    def __init__(self, pages: Iterator[Page | Missing]) -> None:
+        self._pages = (page for page in pages if isinstance(page, Page) and page.seqs)
+        self.page = Page()
+
+    def fill(self) -> bool:
+        """Is there anything (more)?"""
+        if not self.page.seqs:
+            self.page = next(self._pages, self.page)
+        return bool(self.page.seqs)
+
+    def take(self, end: int) -> Page:
+        count = bisect_right(self.page.seqs, end)
+        taken, self.page = self.page.cut(0, count), self.page.cut(count, len(self.page.seqs))
+        return taken
+
+
+def _in_order(pages: Sequence[Page]) -> Page:
+    """One page of several, in order; what more than one has is the same record, and counts once."""
+    pages = [page for page in pages if page.seqs]
+    if len(pages) == 1:
+        return pages[0]
+    found = {seq: index for index, seq in enumerate(chain.from_iterable(page.seqs for page in pages))}
+    order = [found[seq] for seq in sorted(found)]
+    whole = type(pages[0])()
+    for name in whole.COLUMNS:
+        column = list(chain.from_iterable(getattr(page, name) for page in pages))
+        setattr(whole, name, [column[index] for index in order])
+    return whole
