@@ -188,10 +188,11 @@ async def test_where_the_space_has_switched_delivery_off_its_silence_is_no_probl
 
 
 async def owe(space: RealSpace, *events: DebtEvent) -> None:
-    from tidings.pipeline.ledger import DEBTS, LedgerPaths, append_events, open_table
+    from tidings.pipeline.delta_writer import DeltaWriter
+    from tidings.pipeline.ledger import DEBTS, LedgerPaths, append_events
 
     path = LedgerPaths.below(space.home.checkpoint, space.home.lake).debts
-    open_table(path, DEBTS)
+    DeltaWriter(path, DEBTS)
     append_events(path, events, writer="deliver:test")
 
 
@@ -200,7 +201,7 @@ async def test_debts_are_listed_with_names_and_a_cancelled_one_becomes_a_loss_it
 ) -> None:
     from deltalake import DeltaTable
 
-    from tidings.pipeline.ledger import LedgerPaths, read_events
+    from tidings.pipeline.ledger import LedgerPaths, events_of
 
     code, out, err = await operator.run("pipeline", "debts")
     assert (code, out, "nobody in space main is owed anything" in err) == (0, "", True)
@@ -224,7 +225,7 @@ async def test_debts_are_listed_with_names_and_a_cancelled_one_becomes_a_loss_it
     code, _, err = await operator.run("pipeline", "cancel-debt", "bob", "general", "--why", "bob is new", "--yes")
     assert (code, "bob will be told with its next frame: 2..3 of general" in err) == (0, True)
     path = LedgerPaths.below(pair.home.checkpoint, pair.home.lake).debts
-    left = Debts.of(read_events(DeltaTable(path)))
+    left = Debts.of(events_of(DeltaTable(path).to_pyarrow_table()))
     assert [(x.lost.channel, x.lost.first, x.lost.last, x.lost.cause) for x in left.untold[owner]] == [
         ("general", 2, 3, "bob is new")
     ]

@@ -154,7 +154,7 @@ class World:
         head = table.head
         try:
             self.deliverer.write_off(self.kept_from)
-            payment = self.deliverer.payment(chunk=40)
+            payment = self.deliverer.payment(lambda after, floor: min(floor, after + 40))
             self._count_losses()
             if payment is None and (self.deliverer.debts.tellable() or self.boxes.noted()):
                 self._blocks(head, head)

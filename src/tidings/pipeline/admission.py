@@ -49,6 +49,11 @@ class Measured:
     def total(self) -> int:
         return self.sums[-1] if self.sums else 0
 
+    def through(self, last: int, most: int) -> int:
+        """How far a range of at most `most` bytes goes, up to `last`: at least one record, however large."""
+        above = bisect_right(self.sums, most)
+        return min(last, max(self.seqs[above] - 1, self.seqs[0])) if above < len(self.seqs) else last
+
 
 @dataclass
 class SeqRange(InputPartition):
@@ -77,11 +82,7 @@ class BatchAdmission:
         if self._max_bytes is not None and self._most(state, after) > self._max_bytes:
             ahead = self._ahead.taken(after + 1)
             through, measured = ahead or (last, measure(reader, self._subjects, after + 1, last, self._max_bytes))
-            last = min(last, through)
-            above = bisect_right(measured.sums, self._max_bytes)
-            if above < len(measured.seqs):
-                # up to the record that is too much; at least one, however large
-                last = min(last, max(measured.seqs[above] - 1, measured.seqs[0]))
+            last = measured.through(min(last, through), self._max_bytes)
             kept = bisect_right(measured.seqs, last)
             self._measured[after, last] = Measured(measured.seqs[:kept], measured.sums[:kept])
             if last < state.last:

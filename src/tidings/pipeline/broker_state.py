@@ -53,12 +53,6 @@ class BrokerState:
         info = self.js.run(api.info(self.subjects.log_stream))
         return float(info["state"]["bytes"] / max(1, int(info["config"]["max_bytes"])))
 
-    def records_in(self, size: int, *, most: int) -> int:
-        """So many records of the log have about that size."""
-        state = self.js.run(api.info(self.subjects.log_stream))["state"]
-        each = int(state["bytes"]) / max(1, int(state["messages"]))
-        return max(1, min(most, int(size / max(1.0, each))))
-
     # --- mailboxes ---
 
     def rooms(self, owners: Iterable[str]) -> dict[str, int]:

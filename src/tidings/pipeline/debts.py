@@ -83,7 +83,7 @@ class Debts:
     @classmethod
     def of(cls, events: Iterable[DebtEvent]) -> Debts:
         debts = cls()
-        for event in sorted(events, key=lambda event: event.order):
+        for event in sorted(events, key=_order_of):
             debts.apply(event)
         return debts
 
@@ -162,6 +162,22 @@ class Debts:
         """Everything after this is still needed to pay somebody."""
         return min((debt.after for debt in self.open.values()), default=None)
 
+    def events(self) -> list[DebtEvent]:
+        """As few events as make the same debts: what the table holds after it was written anew."""
+        order = self.newest
+        told = [(owner, at, loss) for owner, each in self.told.items() for at, loss in each]
+        losses = [(owner, loss) for owner, each in self.untold.items() for loss in each]
+        losses += [(owner, loss) for owner, _, loss in told]
+        events = [DebtEvent(d.since_ns, "owe", d.owner, d.channel, d.after, d.cause) for d in self.open.values()]
+        events += [
+            DebtEvent(loss.order, "lost", owner, lost.channel, lost.last, lost.cause, lost.first, lost.count)
+            for owner, loss in losses
+            for lost in (loss.lost,)
+        ]
+        events += [DebtEvent(at, "reset", owner, "", 0, name) for owner, (at, name) in self.series.items()]
+        events += [DebtEvent(order, "told", owner, "", loss.order, first=at, count=1) for owner, at, loss in told]
+        return sorted([*events, DebtEvent(order, "held", "", "", self.holder[1], self.holder[0])], key=_order_of)
+
     def reset_at(self, owner: str) -> int:
         """The order of the newest reset of an owner: what it was handed before that counts no more."""
         return self.series.get(owner, (0, ""))[0]
@@ -172,3 +188,8 @@ class Debts:
 
 def _order(loss: Loss) -> int:
     return loss.order
+
+
+def _order_of(event: DebtEvent) -> tuple[int, bool]:
+    """A loss of the same order comes before the word that it was told."""
+    return event.order, event.kind == "told"

@@ -15,7 +15,7 @@ The same class runs in the Spark driver and, with ports that crash, in the simul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -362,15 +362,16 @@ class Deliverer:
             events.append(self._event("paid", debt.lane, last, ""))
         self._record(events)
 
-    def payment(self, chunk: int) -> Payment | None:
-        """What can be paid next: lanes whose owners have room, over a range of at most `chunk` sequences."""
+    def payment(self, reach_of: Callable[[int, int], int]) -> Payment | None:
+        """What can be paid next: lanes whose owners have room. `reach_of` says how far one that begins after a
+        sequence may go, up to the floor."""
         self._take_foreign_events()
         rooms = self._outlet.rooms({debt.owner for debt in self.debts.open.values()})
         ready = [debt for debt in self.debts.open.values() if rooms.get(debt.owner, 0) >= ROOM_TO_PAY]
         if not ready:
             return None
         after = min(debt.after for debt in ready)
-        through = max(after, min(self.floor, after + chunk))
+        through = reach_of(after, self.floor) if after < self.floor else after
         due = {debt.lane: debt.after for debt in ready if debt.after < through or debt.after >= self.floor}
         return Payment(after, through, due, {owner: rooms[owner] for owner, _ in due})
 

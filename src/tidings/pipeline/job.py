@@ -34,6 +34,7 @@ from tidings.errors import (
     UnhealthyError,
     UnreachableError,
 )
+from tidings.pipeline.admission import measure
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RESTART = Backoff(1.0, 3.0)
-#: sequences and bytes that a payment reads at most
-PAY_CHUNK, PAY_BYTES = 50_000, 32 * 1024 * 1024
+#: sequences that a payment reads at most
+PAY_CHUNK = 50_000
 #: seconds that unread mail is kept if the space says nothing else
 KEEP_UNREAD = 14 * 86_400
 #: from this share of its budget on, what only an absent reader needs does not keep the log from shrinking
@@ -84,6 +85,7 @@ class JobSettings:
     checkpoint: Path
     lake: Path
     max_records: int = 30_000
+    max_bytes: int = 64 * 1024 * 1024
     wait_ms: int = 1_000
     pay_every: float = 1.0
     look_every: float = 15.0
@@ -349,7 +351,8 @@ class DeliverJob:
             .option("stream", self.subjects.log_stream)
             .option("start", str(self.start + 1))
             .option("missing", "rows")
-            .option("maxRecords", str(self.settings.max_records))
+            .option("maxRecordsPerTrigger", str(self.settings.max_records))
+            .option("maxBytesPerTrigger", str(self.settings.max_bytes))
             .option("partitionRecords", str(self._partition_records))
             .option("waitMs", str(self.settings.wait_ms))
             .load()
@@ -411,6 +414,7 @@ class DeliverJob:
                     for piece in cut(rest, self._pieces):
                         self._deliver_range(self._read(piece.after, piece.through, missing="rows"), piece)
             self._replay, self._pieces = None, 1
+            self.deliverer.debts = self.ledger.tend(self.deliverer.debts)
             self.tally.batches += 1
             self.tally.last_batch_ms = (time.monotonic() - started) * 1_000
 
@@ -457,7 +461,7 @@ class DeliverJob:
             return
         try:
             self.deliverer.write_off(self.mailboxes.log_floor())
-            payment = self.deliverer.payment(self.mailboxes.records_in(PAY_BYTES, most=PAY_CHUNK))
+            payment = self.deliverer.payment(self._payable)
             head = self._advance_fold()
             if payment is None and debts.tellable():
                 self._tell(head)
@@ -476,6 +480,12 @@ class DeliverJob:
             figures = self.deliverer.pay(batch, table, payment, [block.info for block in encoded.blocks])
             self.tally.deliveries += figures.deliveries
             self.tally.frames += figures.frames
+
+    def _payable(self, after: int, floor: int) -> int:
+        """How far a payment goes that begins after a sequence: it is read at once, so its bytes are counted."""
+        last = min(floor, after + PAY_CHUNK)
+        sizes = measure(self.reader, [">"], after + 1, last, self.settings.max_bytes // 2)
+        return sizes.through(last, self.settings.max_bytes // 2)
 
     def _tell(self, head: int) -> None:
         self._offer(Encoded.nothing(), head)

@@ -6,7 +6,8 @@ delivery is, whatever numbers Spark gives its batches; its range is in the commi
 the identity of the checkpoint: a log that went backwards gets a new one, and with it a new reach.
 Rows of one commit share `at_ns`, an order that only grows, also over restarts and clocks that go back: the events of
 `debts` have the same orders, so that a reset of an owner ends what its earlier rows say, whatever their places in DLV.
-`debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs.
+`debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs; now and then
+it is written anew with what is in force (`tend`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake import DeltaTable, write_deltalake
 
 from tidings.errors import ConflictError
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.deliverer import NEVER, DeliverBatch, Handed
+from tidings.pipeline.delta_writer import DeltaWriter
 from tidings.pipeline.planning import Counter, Delivered
+
+#: events that the holder of the deliver lease writes: a commit of one who was replaced is refused
+HOLDER = "deliver"
+#: the table of events is written anew when it has so many, and so many for each that is in force
+FOLD_FROM, FOLD_AT = 2_000, 4
 
 DELIVERIES = pa.schema(
     [
@@ -83,13 +89,6 @@ class LedgerPaths:
         return cls(str(lake / "deliveries"), str(checkpoint / "debts"), str(lake / "quarantine"))
 
 
-def open_table(path: str, schema: pa.Schema) -> DeltaTable:
-    """The table at `path`, made if it is not there."""
-    if not DeltaTable.is_deltatable(path):
-        DeltaTable.create(path, schema, mode="ignore")
-    return DeltaTable(path)
-
-
 class DeltaLedger:
     """Written by the holder of the deliver lease only, except for an operator's `cancel`."""
 
@@ -99,10 +98,11 @@ class DeltaLedger:
         self.needed = 0
         self._app = app
         self.epoch = epoch
-        self._deliveries = open_table(paths.deliveries, DELIVERIES)
-        self._debts = open_table(paths.debts, DEBTS)
-        self._quarantine = open_table(paths.quarantine, QUARANTINE)
+        self._deliveries = DeltaWriter(paths.deliveries, DELIVERIES, indexed=("owner", "dlv_seq", "last", "at_ns"))
+        self._debts = DeltaWriter(paths.debts, DEBTS, indexed=("order",))
+        self._quarantine = DeltaWriter(paths.quarantine, QUARANTINE, indexed=("seq",))
         self._order = 0
+        self._events = 0
         self._debts_version = -1
         #: orders of the events of others that were applied: each counts once
         self._known: set[int] = set()
@@ -110,11 +110,12 @@ class DeltaLedger:
     # --- what outlived the last process ---
 
     def load_debts(self) -> Debts:
-        events = read_events(self._debts)
+        events = events_of(self._debts.read())
+        self._events = len(events)
         self._known = {event.order for event in events}
-        self._debts_version = self._debts.version()
+        self._debts_version = self._debts.table.version()
         debts = Debts.of(events)
-        newest = pc.max(self._deliveries.to_pyarrow_table(columns=["at_ns"])["at_ns"]).as_py()
+        newest = pc.max(self._deliveries.read(["at_ns"])["at_ns"]).as_py()
         self._order = max(debts.newest, newest or 0)
         return debts
 
@@ -141,12 +142,12 @@ class DeltaLedger:
 
     def owners(self) -> list[str]:
         """Everybody who was ever handed a frame."""
-        rows = self._deliveries.to_pyarrow_table(columns=["owner"])
+        rows = self._deliveries.read(["owner"])
         return sorted(pc.unique(rows["owner"]).to_pylist())
 
     def reached(self) -> int:
         """Everything of the log through this was delivered or is a debt, as far as this checkpoint knows."""
-        return self._deliveries.transaction_version(self._app) or 0
+        return self._deliveries.reached(self._app) or 0
 
     def last_head(self) -> int:
         """The newest head anything was delivered at in this epoch."""
@@ -161,7 +162,7 @@ class DeltaLedger:
 
     def _rows(self, columns: list[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pa.Table:
         """Of this epoch: where the log went backwards, sequences say nothing of those before."""
-        return self._deliveries.to_pyarrow_table(columns=columns, filters=[("epoch", "=", self.epoch), *filters])
+        return self._deliveries.read(columns, [("epoch", "=", self.epoch), *filters])
 
     # --- the port of the deliverer ---
 
@@ -170,16 +171,32 @@ class DeltaLedger:
         return self._order
 
     def write_events(self, events: Sequence[DebtEvent]) -> None:
-        append_events(self.paths.debts, events, writer=self._app)
+        """One commit, refused to a holder that was replaced: the next one wrote that it took over."""
+        before = self._debts.table.version()
+        self._debts.append(table_of(events, writer=self._app), app=HOLDER, version=events[-1].order)
+        self._events += len(events)
+        if self._debts_version == before and self._debts.table.version() == before + 1:
+            self._debts_version += 1  # nobody else wrote
 
     def foreign_events(self) -> Sequence[DebtEvent]:
-        self._debts.update_incremental()
-        if self._debts.version() == self._debts_version:
+        self._debts.refresh()
+        if self._debts.table.version() == self._debts_version:
             return ()
-        self._debts_version = self._debts.version()
-        news = [event for event in read_events(self._debts, but=self._app) if event.order not in self._known]
+        self._debts_version = self._debts.table.version()
+        foreign = events_of(self._debts.read(filters=[("writer", "!=", self._app)]))
+        news = [event for event in foreign if event.order not in self._known]
         self._known |= {event.order for event in news}
+        self._events += len(news)
         return news
+
+    def tend(self, debts: Debts) -> Debts:
+        """Keep the tables small, a step at a time. Answers the debts, which may have been written anew."""
+        for table in (self._deliveries, self._debts, self._quarantine):
+            table.tend()
+        if self._events < FOLD_FROM or self._events < FOLD_AT * len(debts.events()):
+            return debts
+        self._debts.replace(lambda rows: table_of(Debts.of(events_of(rows)).events(), writer=self._app))
+        return self.load_debts()
 
     def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None:
         stamp: dict[str, Any] = {
@@ -194,16 +211,13 @@ class DeltaLedger:
         table = pa.Table.from_pylist([asdict(row) | stamp for row in rows], schema=DELIVERIES)
         self._append(self._deliveries, table, batch)
 
-    def _append(self, to: DeltaTable, rows: pa.Table, batch: DeliverBatch) -> None:
-        """One commit that says how far its batch reaches; whoever else writes meanwhile is one too many."""
-        transactions = [] if batch.number is None else [Transaction(self._app, batch.through)]
+    def _append(self, to: DeltaWriter, rows: pa.Table, batch: DeliverBatch) -> None:
+        """One commit that says how far its batch reaches; nothing if an earlier attempt of it did."""
         said = {"after": str(batch.after), "through": str(batch.through), "head": str(batch.head)}
-        commit = CommitProperties(custom_metadata=said, app_transactions=transactions, max_commit_retries=0)
-        try:
-            write_deltalake(to, rows, mode="append", commit_properties=commit)
-        except CommitFailedError as error:
-            raise ConflictError(f"somebody else writes {to.table_uri}: is another pipeline running?") from error
-        to.update_incremental()
+        if batch.number is None:
+            to.append(rows, metadata=said)
+        else:
+            to.append(rows, app=self._app, version=batch.through, metadata=said)
 
     def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[Handed]:
         places = [("dlv_seq", ">", above), ("dlv_seq", "<=", through), ("at_ns", ">", since)]
@@ -221,17 +235,19 @@ class DeltaLedger:
     def write_quarantine(self, batch: DeliverBatch, poison: Iterable[Poison]) -> None:
         """Keep aside what a batch found, unless an earlier attempt of it did."""
         rows = [asdict(each) | {"epoch": self.epoch, "at_ns": time.time_ns()} for each in poison]
-        if rows and (self._quarantine.transaction_version(self._app) or 0) < batch.through:
+        if rows:
             self._append(self._quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), batch)
 
 
-def read_events(table: DeltaTable, *, but: str | None = None) -> list[DebtEvent]:
-    rows = table.to_pyarrow_table().to_pylist()
+def events_of(rows: pa.Table) -> list[DebtEvent]:
     return [
         DebtEvent(r["order"], _kind(r["kind"]), r["owner"], r["channel"], r["seq"], r["cause"], r["first"], r["count"])
-        for r in rows
-        if r["writer"] != but
+        for r in rows.to_pylist()
     ]
+
+
+def table_of(events: Sequence[DebtEvent], *, writer: str) -> pa.Table:
+    return pa.Table.from_pylist([asdict(event) | {"writer": writer} for event in events], schema=DEBTS)
 
 
 def _kind(text: str) -> EventKind:
@@ -242,13 +258,13 @@ def _kind(text: str) -> EventKind:
 
 
 def append_events(path: str, events: Sequence[DebtEvent], *, writer: str) -> None:
-    rows = [asdict(event) | {"writer": writer} for event in events]
-    write_deltalake(path, pa.Table.from_pylist(rows, schema=DEBTS), mode="append")
+    """What an operator says beside a pipeline that may be running."""
+    write_deltalake(path, table_of(events, writer=writer), mode="append")
 
 
 def open_debts(path: str) -> Debts:
     """The debts as the table has them, for people; none if there is no table yet."""
-    return Debts.of(read_events(DeltaTable(path)) if DeltaTable.is_deltatable(path) else [])
+    return Debts.of(events_of(DeltaTable(path).to_pyarrow_table()) if DeltaTable.is_deltatable(path) else [])
 
 
 def quarantined(path: str, count: int) -> list[dict[str, Any]]:

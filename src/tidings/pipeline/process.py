@@ -16,6 +16,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -26,12 +27,14 @@ from typing import Any, NoReturn
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.private_files import close_to_others, private_dir, read_private
-from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError
+from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
 from tidings.pipeline.session import SessionSettings, missing, start_session, stop_session, unguarded
 from tidings.space.home import SpaceHome
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
 ORDERLY = 25.0
+#: bounds of what a batch takes of the log, whatever the heap
+SMALLEST_BATCH, LARGEST_BATCH = 16 << 20, 512 << 20
 Say = Callable[[dict[str, Any]], None]
 log = logging.getLogger(__name__)
 
@@ -111,6 +114,7 @@ class DeliverProcess:
             checkpoint=_folder(self.options.checkpoint, self.home.checkpoint),
             lake=_folder(self.options.lake, self.home.lake),
             lease_ttl=self.options.lease_ttl,
+            max_bytes=batch_bytes(self.options.memory),
         )
         self.say({"phase": "taking over delivery"})
         job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt, on_stuck=self._on_stuck)
@@ -130,6 +134,15 @@ class DeliverProcess:
         log.error("%s", why)
         self.say({"error": {"code": UnhealthyError.code, "message": why}})
         _end_as_it_is()
+
+
+def batch_bytes(memory: str) -> int:
+    """How much of the log a batch may hold: the heap has it in several forms at once."""
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", memory.strip().lower())
+    if found is None:
+        raise UsageError(f"--memory is {memory!r}: an amount like 700m or 4g is needed")
+    heap = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]]
+    return min(max(heap // 10, SMALLEST_BATCH), LARGEST_BATCH)
 
 
 def _folder(named: Path | None, own: Path) -> Path:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tidings.errors import UnhealthyError
 from tidings.pipeline import heartbeat
-from tidings.pipeline.checkpoint import Checkpoint
+from tidings.pipeline.checkpoint import ATTEMPTS, Checkpoint
 from tidings.pipeline.heartbeat import JvmWatchdog
 
 OFFSET = 'v1\n{"batchWatermarkMs":0}\n{"epoch":"e","seq":7,"mark":"m"}'
@@ -34,6 +35,36 @@ def test_a_sound_checkpoint_says_what_it_knows_and_a_new_one_nothing(sound: Chec
     new = Checkpoint(tmp_path / "new")
     assert (new.damage(), new.offsets()) == (None, [])
     assert new.identity() == new.identity() != sound.identity()
+
+
+def test_the_range_of_a_batch_and_the_one_that_was_broken_off_are_known_from_what_spark_wrote(
+    tmp_path: Path,
+) -> None:
+    checkpoint = Checkpoint(tmp_path / "spark")
+    assert checkpoint.pending() is None
+    for name in ("offsets", "commits"):
+        (checkpoint.folder / name).mkdir(parents=True)
+    for number, seq in enumerate((4, 9, 9, 30)):
+        (checkpoint.folder / "offsets" / str(number)).write_text(OFFSET.replace("7", str(seq)))
+    assert [checkpoint.range_of(number) for number in range(4)] == [(None, 4), (4, 9), (9, 9), (9, 30)]
+    with pytest.raises(UnhealthyError, match="says nothing of batch 4"):
+        checkpoint.range_of(4)
+    assert checkpoint.pending() == 3
+    for number in range(3):
+        (checkpoint.folder / "commits" / str(number)).write_text(COMMIT)
+    assert checkpoint.pending() == 3
+    (checkpoint.folder / "commits" / "3").write_text(COMMIT)
+    assert checkpoint.pending() is None
+
+
+def test_attempts_are_counted_for_one_batch_until_it_can_be_encoded(sound: Checkpoint) -> None:
+    assert [sound.count_attempt(11) for _ in range(3)] == [1, 2, 3]
+    assert [sound.count_attempt(12) for _ in range(2)] == [1, 2]
+    (sound.folder / ATTEMPTS).write_text("torn")
+    assert sound.count_attempt(12) == 1
+    sound.count_success()
+    sound.count_success()
+    assert sound.count_attempt(12) == 1
 
 
 @pytest.mark.parametrize("name", ["offsets/10", "offsets/0", "commits/10", "metadata", "tidings-id"])

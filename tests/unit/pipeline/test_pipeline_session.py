@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tidings.cli import examination
-from tidings.errors import PrerequisiteMissing
+from tidings.errors import PrerequisiteMissing, UsageError
 from tidings.pipeline import session
+from tidings.pipeline.process import batch_bytes
 from tidings.pipeline.status import LAGS_BADLY, SLOW_START, mode_of, problems_of
 
 
@@ -210,3 +211,11 @@ def test_a_socket_folder_is_short_private_empty_and_has_the_same_name_at_each_st
 )
 def test_spark_makes_a_secret_for_itself_everywhere_but_on_a_cluster_that_has_its_own(master: str, makes: bool) -> None:
     assert session.makes_its_own_secret(master) is makes
+
+
+def test_what_a_batch_takes_is_bounded_by_the_heap() -> None:
+    assert batch_bytes("700m") == 70 << 20
+    assert (batch_bytes("64m"), batch_bytes("100g")) == (16 << 20, 512 << 20)
+    assert batch_bytes("2g") == batch_bytes("2048M") == (2 << 30) // 10
+    with pytest.raises(UsageError, match="like 700m"):
+        batch_bytes("much")
