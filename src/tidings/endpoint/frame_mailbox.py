@@ -2,7 +2,7 @@
 
     pulled -> opened -> each message surfaced, or known already -> all settled -> kept in the state file -> acknowledged
 
-One frame is pulled when the inbox has room for a whole one, or is empty if it never has. A frame waits for every
+One frame is pulled when the inbox has room for a usual one, or is empty if it never has. A frame waits for every
 message in it that is in the application's hands, whichever copy of it surfaced: a live copy in memory is no reason to
 acknowledge. What does not verify is counted and holds nothing up; what does not open is reported and kept aside.
 A number that was skipped may be in the hands of a session that died, so it is given the broker's patience; then the gap
@@ -28,7 +28,7 @@ from tidings.endpoint.read_state import Sequences
 from tidings.endpoint.records import LiveRecord
 from tidings.errors import DeliveryLost, MalformedFrame, UnhealthyError
 from tidings.failpoints import reach
-from tidings.wire.frames import MAX_FRAME_MESSAGES, Block, Frame, Lost, decode_frame, open_block
+from tidings.wire.frames import Block, Frame, Lost, Ref, decode_frame, open_block, without_keys
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 EXPIRES_SOON, EXPIRES = 0.5, 10.0
 #: a frame that is missing may be with a session that died: the broker delivers it again after ACK_WAIT
 GAP_PATIENCE = ACK_WAIT + 10.0
+#: messages there is room for before a frame is pulled; one with more is filled in as the inbox is emptied
+FRAME_ROOM = 256
 #: frames that did not open, kept for whoever wants to look
 ASIDE = 16
 SERIES_KEPT = 4
@@ -169,10 +171,10 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         await super()._on_session(connection)
 
     async def _wait_for_room(self) -> tuple[int, float]:
-        """Room for a whole frame; an inbox that can never hold one is filled from a frame as it is emptied."""
+        """Room for a usual frame; an inbox that can never hold one is filled from a frame as it is emptied."""
         await self._arrived.join()
         inbox = self.endpoint.inbox
-        await inbox.wait_for_room(min(inbox.size, MAX_FRAME_MESSAGES))
+        await inbox.wait_for_room(min(inbox.size, FRAME_ROOM))
         self._floor = self.endpoint.roster.backstop.floor
         return 1, self._expires
 
@@ -213,7 +215,8 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         self._arrived.put_nowait((held, frame, floor))
 
     async def _put_aside(self, held: PendingAck, data: bytes, error: MalformedFrame) -> None:
-        """Kept for whoever wants to look, then acknowledged, so that it blocks nobody."""
+        """Kept for whoever wants to look, without keys of blocks, then acknowledged, so that it blocks nobody."""
+        data = without_keys(data)
         if self.endpoint.keep_aside is not None:
             await self.endpoint.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
         self.aside.append(data)
@@ -250,8 +253,11 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
             await self._offer_block(block, batch, again=held.delivery.count > 1)
         self._all_offered(batch)
 
-    async def _offer_block(self, block: Block, batch: AckBatch, *, again: bool) -> None:
+    async def _offer_block(self, block: Block | Ref, batch: AckBatch, *, again: bool) -> None:
         opener = self.endpoint.opener
+        if isinstance(block, Ref):
+            await self._recover(block.first - 1, block.last, block.count, batch, own_count=True)
+            return
         try:
             records = open_block(block)
         except MalformedFrame as error:
