@@ -12,17 +12,18 @@ import msgspec
 import pytest
 
 import tidings
+from tidings.broker import grants, jwt
 from tidings.broker.jetstream import JetStream
 from tidings.endpoint import block_reader, frame_mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
-from tidings.nats.errors import PublishDenied
 from tidings.space.agents import AgentFile
 from tidings.steward import backstop
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import encode_frame, encode_seqs
 from tidings.wire.keys import KeyPair
+from tidings.wire.subjects import Subjects
 from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 
@@ -327,24 +328,90 @@ async def test_what_may_no_longer_be_read_is_owed_no_more_once_its_block_is_gone
 
 
 async def test_an_agent_with_a_token_from_before_there_were_blocks_reads_the_log(
-    pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
+    pair: RealSpace, pipeline: StubPipeline
 ) -> None:
-    """What the broker says then is tried with a real one in test_layouts.py."""
+    with pytest.MonkeyPatch.context() as before:
+        rights = grants.agent_permissions
+
+        def older(s: Subjects, *given: Any, **how: Any) -> jwt.Permissions:
+            made = rights(s, *given, **how)
+            return jwt.Permissions([each for each in made.publish if each != grants.block_get(s)], made.subscribe)
+
+        before.setattr(grants, "agent_permissions", older)
+        carl_id = (await pair.add("carl")).row.id
+    async with connect(pair, "carl") as carl:
+        await carl.join("general", backfill=0)
+    await pipeline.deliver(carl_id, await say(pair, "one", "two"), by_reference=True)
+    await pipeline.level()
+    async with connect(pair, "carl", channels=["general"]) as carl:
+        assert [each.text for each in await received(carl, 2)] == ["one", "two"]
+        await emptied(pipeline, carl_id)
+        assert asked(carl) == 1
+
+
+async def test_where_the_store_of_blocks_is_gone_the_log_is_read(pair: RealSpace, pipeline: StubPipeline) -> None:
     bob_id = await away(pair)
     await pipeline.deliver(bob_id, await say(pair, "one", "two"), by_reference=True)
     await pipeline.level()
-    async with connect(pair, "bob") as bob:
-        request = bob.connection.current.request
-
-        async def denied(subject: str, *given: Any, **how: Any) -> Any:
-            if "DIRECT.GET" in subject:
-                raise PublishDenied(f'Permissions Violation for Publish to "{subject}"')
-            return await request(subject, *given, **how)
-
-        monkeypatch.setattr(bob.connection.current, "request", denied)
-        await bob.join("general")
+    await pipeline.js.api("STREAM.DELETE.BLK_main")
+    async with connect(pair, "bob", channels=["general"]) as bob:
         assert [each.text for each in await received(bob, 2)] == ["one", "two"]
-        assert asked(bob) == 1
+        await emptied(pipeline, bob_id)
+        assert asked(bob) == 1, "nobody listens: that is said at once"
+    async with pair.administer() as admin:
+        assert await admin.provision() == ["BLK_main created"]
+
+
+async def test_while_the_steward_is_away_a_block_that_is_gone_waits_and_comes_when_it_is_back(
+    pair: RealSpace, pipeline: StubPipeline
+) -> None:
+    bob_id = await away(pair)
+    seqs = await say(pair, "one", "two")
+    await pipeline.level()
+    async with connect(pair, "bob", channels=["general"]) as bob:
+        told = errors(bob)
+        await pair.stop_steward()
+        await pipeline.deliver(bob_id, seqs[:1], by_reference=True, stored=False)
+        await pipeline.deliver(bob_id, seqs[1:], by_reference=True)
+        await eventually(lambda: asked(bob) == 1, what="it asked for the first block")
+        await asyncio.sleep(0.3)
+        assert len(bob.inbox) == 0, "the second is not shown before the first"
+        await pair.start_steward()
+        assert [each.text for each in await received(bob, 2)] == ["one", "two"]
+        await emptied(pipeline, bob_id)
+        assert [each for each in told if isinstance(each, DeliveryLost)] == []
+
+
+async def test_frames_of_the_version_before_that_lie_in_a_mailbox_are_read(
+    pair: RealSpace, pipeline: StubPipeline
+) -> None:
+    bob_id = await away(pair)
+    seqs = await say(pair, "one", "two")
+    await pipeline.level()
+    older = [1, bob_id, "epoch", "first", 1, None, [], [msgspec.Raw(blocks_of(await pipeline.records(seqs[:1]))[0])]]
+    await pipeline.publish(bob_id, msgspec.msgpack.encode(older))
+    await pipeline.deliver(bob_id, seqs[1:], number=2, by_reference=True)
+    async with connect(pair, "bob", channels=["general"]) as bob:
+        assert [each.text for each in await received(bob, 2)] == ["one", "two"]
+        await emptied(pipeline, bob_id)
+        assert not bob._frames.aside
+
+
+async def test_a_frame_that_a_killed_program_had_comes_again_and_what_it_settled_is_not_shown_twice(
+    pair: RealSpace, pipeline: StubPipeline, tmp_path: Path
+) -> None:
+    state = tmp_path / "bob.state"
+    bob_id = await away(pair, state=state)
+    seqs = await say(pair, "one", "two", "three")
+    await pipeline.level()
+    await pipeline.deliver(bob_id, seqs, by_reference=True)
+    async with connect(pair, "bob", channels=["general"], state=state) as bob:
+        assert [each.text for each in await received(bob, 1)] == ["one"]
+        assert (await bob.next_message(10)).text == "two"  # handed out, and not settled
+    async with connect(pair, "bob", channels=["general"], state=state) as bob:
+        found = await received(bob, 2)
+        assert [(each.text, each.redelivered) for each in found] == [("two", True), ("three", True)]
+        await emptied(pipeline, bob_id)
 
 
 async def test_a_frame_that_is_put_aside_has_no_keys_in_it(
