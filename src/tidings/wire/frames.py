@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -234,9 +234,11 @@ def _decode_block(raw: msgspec.Raw) -> Block | Ref:
 
 def encode_seqs(seqs: Sequence[int]) -> bytes:
     """Ascending sequences, each but the first as what it adds to the one before: LEB128, low seven bits first."""
+    steps = [seq - before for before, seq in pairwise(seqs)]
+    if max(steps, default=0) < 0x80:
+        return bytes(steps)
     packed = bytearray()
-    for before, seq in pairwise(seqs):
-        step = seq - before
+    for step in steps:
         while step > 0x7F:
             packed.append(step & 0x7F | 0x80)
             step >>= 7
@@ -246,6 +248,10 @@ def encode_seqs(seqs: Sequence[int]) -> bytes:
 
 def decode_seqs(first: int, packed: bytes) -> tuple[int, ...]:
     """What `encode_seqs` packed. Each step is at least 1 and has one spelling."""
+    if packed.isascii():  # every step in one byte, as on a channel of a usual log
+        if 0 in packed:
+            raise MalformedFrame("a sequence in a reference does not ascend")
+        return tuple(accumulate(packed, initial=first))
     seqs, step, shift = [first], 0, 0
     for byte in packed:
         step |= (byte & 0x7F) << shift
