@@ -21,7 +21,7 @@ from tidings.space.agents import AgentFile
 from tidings.steward import backstop
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
-from tidings.wire.frames import encode_frame, encode_seqs
+from tidings.wire.frames import Ref, encode_frame, encode_seqs
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 from tools.frames import StubPipeline, blocks_of, stub_pipeline
@@ -173,6 +173,30 @@ async def test_blocks_are_fetched_side_by_side_and_surfaced_one_after_the_other(
         assert [each.seq for each in await received(bob, 20)] == seqs
         await emptied(pipeline, bob_id)
     assert 1 < most <= block_reader.AT_ONCE
+
+
+async def test_a_block_that_was_known_and_was_forgotten_meanwhile_is_fetched(
+    pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the log turns out to be another one while blocks after it are fetched already."""
+    bob_id = await away(pair)
+    seqs = await say(pair, *(f"message {n}" for n in range(12)))
+    await pipeline.level()
+    sealed = [pipeline.seal(blocks_of([record])[0]) for record in await pipeline.records(seqs)]
+    for each in sealed:
+        await pipeline.store(each)
+    await pipeline.publish(bob_id, encode_frame(bob_id, "epoch", "first", 1, [each.ref for each in sealed]))
+    truly, looks = frame_mailbox.FrameMailbox._is_known, 0
+
+    def once(self: Any, ref: Ref) -> bool:
+        nonlocal looks
+        looks += ref.first == seqs[1]
+        return truly(self, ref) or (ref.first == seqs[1] and looks == 1)
+
+    monkeypatch.setattr(frame_mailbox.FrameMailbox, "_is_known", once)
+    async with connect(pair, "bob", channels=["general"]) as bob:
+        assert [each.seq for each in await received(bob, 12)] == seqs
+        await emptied(pipeline, bob_id)
 
 
 async def test_a_block_is_not_fetched_before_there_is_room_for_it(pair: RealSpace, pipeline: StubPipeline) -> None:

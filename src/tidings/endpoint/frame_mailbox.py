@@ -270,8 +270,8 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
                 elif self._is_known(block):
                     batch.note_known(block, self.endpoint.read_state.held_among(frozenset(block.seqs)))
                 else:
-                    await self._fetch_ahead(frame, number, fetches)
-                    await self._offer_fetched(block, await fetches.pop(number), batch, again=again)
+                    records = await self._fetched(frame, number, block, fetches)
+                    await self._offer_fetched(block, records, batch, again=again)
         finally:
             await end_tasks(fetches.values())
         self._all_offered(batch)
@@ -299,18 +299,24 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         known = self.endpoint.read_state.known
         return all(seq in known for seq in ref.seqs)
 
-    async def _fetch_ahead(self, frame: Frame, number: int, fetches: dict[int, Fetch]) -> None:
-        """Have this block fetched once there is room for it, and those after it for which there is room too."""
+    async def _fetched(
+        self, frame: Frame, number: int, ref: Ref, fetches: dict[int, Fetch]
+    ) -> tuple[FrameRecord, ...] | None:
+        """Fetch this block once there is room for it, and begin with those after it for which there is room too."""
         inbox = self.endpoint.inbox
-        await inbox.wait_for_room(min(inbox.size, frame.blocks[number].count))
-        room = max(inbox.room, frame.blocks[number].count)
-        for later in range(number, len(frame.blocks)):
-            block = frame.blocks[later]
+        await inbox.wait_for_room(min(inbox.size, ref.count))
+        this = fetches.pop(number, None) or self._fetch(frame, ref)
+        room = inbox.room - ref.count
+        for later, block in enumerate(frame.blocks[number + 1 :], number + 1):
             room -= block.count
-            if room < 0 or len(fetches) >= AT_ONCE:
+            if room < 0 or len(fetches) >= AT_ONCE - 1:
                 break
             if later not in fetches and isinstance(block, Ref) and not self._is_known(block):
-                fetches[later] = asyncio.create_task(self.blocks.records(frame.epoch, block))
+                fetches[later] = self._fetch(frame, block)
+        return await this
+
+    def _fetch(self, frame: Frame, ref: Ref) -> Fetch:
+        return asyncio.create_task(self.blocks.records(frame.epoch, ref))
 
     async def _offer_fetched(
         self, ref: Ref, records: tuple[FrameRecord, ...] | None, batch: AckBatch, *, again: bool
