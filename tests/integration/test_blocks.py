@@ -5,8 +5,10 @@ import random
 
 import pytest
 
+from tidings.broker.client import connect
 from tidings.broker.jetstream_api import ApiError
-from tidings.errors import LogFull
+from tidings.errors import AuthRevoked, LogFull
+from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
 from tidings.testing.security.actor import acting, line
 from tidings.wire.subjects import block_shard
@@ -76,3 +78,22 @@ async def test_no_stream_takes_another_subject_for_a_block(space: RealSpace, sub
     async with space.core() as js:
         with pytest.raises(LogFull, match="no stream takes"):
             await js.publish(subject, b"x")
+
+
+async def test_what_was_named_to_an_agent_before_it_was_narrowed_it_can_still_fetch_and_once_revoked_it_cannot(
+    space: RealSpace,
+) -> None:
+    """A limit that SECURITY.md says: what was pulled is out of reach. Frames it had not pulled are removed."""
+    await space.add("bob")
+    s, name = space.subjects, a_name()
+    async with space.core() as js:
+        await js.publish(s.block(name), b"sealed")
+        async with space.administer() as admin:
+            await admin.set_access("bob", AgentFile("bob"))
+        async with space.agent("bob") as bob:
+            assert (await bob.connection.request(s.block_get(name), timeout=5)).data == b"sealed"
+        creds = space.home.agent_creds("bob").read_text()
+        async with space.administer() as admin:
+            await admin.revoke("bob")
+        with pytest.raises(AuthRevoked):
+            await connect(space.info.url, creds, bob.id, name="test", reconnect=False)
