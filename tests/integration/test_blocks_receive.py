@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import tidings
+from daemons import daemon_in
 from tidings.broker import grants, jwt
 from tidings.broker.jetstream import JetStream
 from tidings.endpoint import block_reader, frame_mailbox
@@ -455,3 +456,37 @@ async def test_a_frame_that_is_put_aside_has_no_keys_in_it(
         for data in (kept, bytes.fromhex(on_disk.read_text())):
             assert bytes.fromhex(sealed.name) in data
             assert key not in data
+
+
+async def test_a_program_at_the_host_gets_what_lies_in_blocks_and_is_told_what_is_lost(
+    pair: RealSpace, pipeline: StubPipeline
+) -> None:
+    bob_id = await away(pair)
+    seqs = await say(pair, "in a block", "in the log", "nowhere", "in a block too")
+    await pipeline.level()
+    await pipeline.deliver(bob_id, seqs[:1], by_reference=True)
+    await pipeline.deliver(bob_id, seqs[1:3], by_reference=True, stored=False)
+    await pipeline.deliver(bob_id, seqs[3:], by_reference=True)
+    await pipeline.js.api("STREAM.MSG.DELETE.LOG_main", {"seq": seqs[2]})
+    async with (
+        daemon_in(pair.home.home),
+        tidings.connect(pair.home.name, name="bob", home=pair.home.home, via="host") as bob,
+    ):
+        told: list[Any] = []
+        bob.on("notice", told.append)
+        found = []
+        for _ in range(3):
+            message = await bob.next_message(20)
+            found.append(message.text)
+            await message.ack()
+        assert found == ["in a block", "in the log", "in a block too"]
+        await emptied(pipeline, bob_id)
+        await eventually(lambda: told, what="the loss is told")
+        (lost,) = told
+        assert (lost.kind, lost.channel, lost.first, lost.last, lost.count) == (
+            "lost",
+            "general",
+            seqs[2],
+            seqs[2],
+            1,
+        )
