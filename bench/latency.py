@@ -26,7 +26,7 @@ from tidings.broker.acks import ACK
 from tidings.endpoint.mailbox import pull
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.wire.frames import decode_frame, open_block
+from tidings.wire.frames import Block, decode_frame, open_block
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -87,6 +87,7 @@ async def settle_frames(bob: AgentClient, settled: dict[int, float]) -> None:
         await bob.connection.request(message.reply, ACK, timeout=5)
         now = time.perf_counter()
         for block in decode_frame(message.data).blocks:
+            assert isinstance(block, Block), "one reader: no reference"
             for kept in open_block(block):
                 settled.setdefault(kept.seq, now)
 

@@ -282,7 +282,7 @@ async def test_f8_a_frame_larger_than_the_inbox_is_surfaced_as_it_is_emptied(
 async def test_f8_a_frame_is_not_pulled_before_there_is_room_for_a_whole_one(
     pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_mailbox, "MAX_FRAME_MESSAGES", 3)
+    monkeypatch.setattr(frame_mailbox, "FRAME_ROOM", 3)
     bob_id = await away(pair)
     seqs = await say(pair, "one", "two", "three", "four")
     await pipeline.level()

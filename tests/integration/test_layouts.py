@@ -9,7 +9,7 @@ import pytest
 from old_layouts import make_first
 from terminal import Terminal
 from tidings import failpoints
-from tidings.broker import grants, jwt, private_files
+from tidings.broker import grants, jwt, private_files, streams
 from tidings.broker.client import connect
 from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked, BrokerUnreachable
@@ -141,6 +141,65 @@ async def test_agents_get_credentials_with_other_rights_and_stay_who_they_are(
         subject = f"{space.subjects.root}.live.via.>"
         assert await ada.refused(lambda: ada.connection.subscribe(subject), within=0.2) is None
     assert await let_in(space, jwt.credentials(before.token, ada.key)), "the older one is not cut"
+
+
+async def test_a_space_from_before_sealed_blocks_gets_their_stream_and_its_agents_the_right_to_ask(
+    tmp_path: Path,
+) -> None:
+    with pytest.MonkeyPatch.context() as before:
+        _without_blocks(before)
+        async with real_space(tmp_path / "home", steward=False) as space:
+            assert "BLK_main" not in await _streams(space)
+            await space.start_steward()
+            older = (await space.add("ada")).row
+            await space.stop_steward()
+            space.broker.stop()
+            space.home.update_info(layout=3)
+
+            before.undo()
+            assert f"from layout 3 to {LAYOUT}" in (migrate(space.home) or "")
+            space.broker.start()
+            async with space.administer() as admin:
+                assert await admin.provision() == ["BLK_main created"]
+            await space.start_steward()
+            name, s = "a" * 40, space.subjects
+            async with space.core() as js:
+                await js.publish(s.block(name), b"sealed")
+            async with space.agent("ada") as ada:
+                refused = await ada.refused(lambda: ada.connection.publish(s.block_get(name), b""), within=2)
+                assert refused is not None, "its token is from before"
+            async with space.administer() as admin:
+                assert await admin.reconcile() == ["gave ada a credential with the rights of this version"]
+                assert await admin.reconcile() == []
+            async with space.agent("ada") as ada:
+                assert ada.id == older.id
+                assert (await ada.connection.request(s.block_get(name), timeout=5)).data == b"sealed"
+
+
+async def _streams(space: RealSpace) -> list[str]:
+    async with space.core() as js:
+        return list((await js.api("STREAM.NAMES"))["streams"])
+
+
+def _without_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Grants and streams as they were in layout 3, with the rights of agents numbered 2."""
+    services, permissions, specs = grants.service_subjects, grants.agent_permissions, streams.stream_specs
+
+    def without(s: Any) -> dict[str, int]:
+        return {subject: after for subject, after in services(s).items() if subject != grants.block_get(s)}
+
+    def narrower(s: Any, *given: Any, **how: Any) -> jwt.Permissions:
+        made = permissions(s, *given, **how)
+        return jwt.Permissions([each for each in made.publish if each != grants.block_get(s)], made.subscribe)
+
+    def fewer(s: Any, *given: Any) -> list[streams.StreamSpec]:
+        return [each for each in specs(s, *given) if each.name != s.block_stream]
+
+    patch.setattr(grants, "service_subjects", without)
+    patch.setattr(grants, "agents_mappings", lambda _s: {})
+    patch.setattr(grants, "agent_permissions", narrower)
+    patch.setattr(grants, "AGENT_RIGHTS", 2)
+    patch.setattr(streams, "stream_specs", fewer)
 
 
 def test_up_brings_an_older_space_here_and_says_so(terminal: Terminal) -> None:

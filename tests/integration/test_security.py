@@ -137,7 +137,7 @@ def test_what_the_suite_wrote_void_is_counted_and_only_real_damage_is_a_defect_o
 def test_what_remains_observable_is_written_in_security_md(tried: tuple[Report, dict[str, Any]]) -> None:
     said = " ".join(SECURITY_MD.read_text().split())
     sentences = {result.evidence for result in tried[0].results if result.outcome == "known"}
-    assert len(sentences) == 6
+    assert len(sentences) == 7
     assert [sentence for sentence in sentences if sentence not in said] == []
 
 
@@ -190,6 +190,24 @@ async def _on_weak_space(root: Path, only: set[str]) -> Report:
         async with real_space(root) as space:
             report = await run_security_suite(space.home, only=only)
     return report
+
+
+async def test_the_suite_finds_that_a_wildcard_covers_blocks_where_the_broker_does_not_compute_their_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grants, "agents_mappings", lambda _s: {})
+    report = await _on_weak_space(tmp_path / "home", {"unnamed_blocks", "named_block"})
+    assert [result.outcome for result in report.results] == ["BROKEN", "BROKEN"]
+
+
+async def test_the_suite_finds_that_a_wildcard_covers_blocks_whose_subject_ends_in_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = f"$JS.API.DIRECT.GET.BLK_main.{Subjects('main').root}.blk.>"
+    monkeypatch.setattr(grants, "block_get", lambda _s: wide)
+    monkeypatch.setattr(grants, "agents_mappings", lambda _s: {})
+    report = await _on_weak_space(tmp_path / "home", {"unnamed_blocks"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
 
 
 @pytest.mark.parametrize("call", ["chat", "refused_chat", "empty_pull", "expired_pull", "direct_pull", "ack", "dm"])

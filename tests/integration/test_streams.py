@@ -57,6 +57,16 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "AUD_main": {"subjects": ["td.main.aud.>"], "max_bytes": 4 * MIB, "max_consumers": 16},
     "DEAD_main": {"subjects": ["td.main.dead.>"], "max_bytes": 4 * MIB, "max_consumers": 16},
+    "BLK_main": {
+        "subjects": ["td.main.blk.*.*.b"],
+        "discard": "old",
+        "max_msgs_per_subject": 1,
+        "max_age": 7 * 24 * 60 * MINUTE,
+        "max_msg_size": 304 * 1024,
+        "max_bytes": 8 * MIB,
+        "max_consumers": 1,
+        "duplicate_window": 2 * MINUTE,
+    },
     "KV_td_state_main": {
         "subjects": ["$KV.td_state_main.>"],
         "discard": "old",

@@ -20,15 +20,15 @@ def test_where_node_is_installed_every_golden_vector_holds_in_javascript(node: P
     assert vectors_hold(node).endswith(" 0 differ")
 
 
-async def test_where_node_is_installed_a_client_of_the_document_joins_speaks_seals_works_and_opens_a_frame(
+async def test_where_node_is_installed_a_client_of_the_document_joins_speaks_seals_works_and_opens_a_block_by_reference(
     node: Path, space: RealSpace, tmp_path: Path
 ) -> None:
     async with stub_pipeline(space) as pipeline:
 
         async def deliver(owner: str, seq: int) -> None:
-            await pipeline.deliver(owner, [seq])
+            await pipeline.deliver(owner, [seq], by_reference=True)
 
         steps = await prove(space, node, tmp_path, deliver)
     assert [each["step"] for each in steps if each["step"] == "refused"] == []
     frame = next(each for each in steps if each["step"] == "frame")
-    assert (frame["number"], frame["prev"], frame["codecs"]) == (1, None, [1])
+    assert (frame["number"], frame["prev"], frame["codecs"], frame["refs"]) == (1, None, [1], 1)

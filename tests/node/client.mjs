@@ -270,14 +270,19 @@ tell("asked", { text: wire.textOf(wire.openResult(spaceId, answer.asker, asked.i
 
 // --- 7. a frame ---
 
+async function fetched(frame, block) {
+  const answer = await nc.request(wire.blockGet(S, block.ref.name), undefined, { timeout: 2_000 });
+  return wire.openRef(spaceId, frame.epoch, block, Buffer.from(answer.data));
+}
+
 const unpacked = await until("a frame", async () => {
   let found = null;
   await pull(`DLV_${S}`, `dlv_${me.id}`, 1, async (message) => {
     const frame = wire.readFrame(Buffer.from(message.data));
     if (frame.owner !== me.id) throw new wire.Refused("frame", "for somebody else");
-    const records = frame.blocks.flatMap(wire.openBlock);
+    const records = (await Promise.all(frame.blocks.map((block) => (block.ref ? fetched(frame, block) : wire.openBlock(block))))).flat();
     const texts = records.map((each) => wire.textOf(wire.openRecord(S, spaceId, `td.${S}.${each.tail}`, each.headers, each.payload).message));
-    found = { number: frame.number, prev: frame.prev, texts, codecs: frame.blocks.map((block) => block.codec), head: message.headers?.get("Td-Head") };
+    found = { number: frame.number, prev: frame.prev, texts, codecs: frame.blocks.map((block) => block.codec), refs: frame.blocks.filter((block) => block.ref).length, head: message.headers?.get("Td-Head") };
     await acknowledge(message);
   });
   return found;

@@ -74,22 +74,29 @@ for (const each of golden.frames.valid) {
   const frame = wire.readFrame(Buffer.from(each.frame_hex, "hex"));
   same(`frame: ${each.why}`, [frame.owner, frame.epoch, frame.series, frame.number, frame.prev, frame.lost], [each.owner, each.epoch, each.series, each.number, each.prev, each.lost]);
   for (const [n, block] of frame.blocks.entries()) {
-    const records = wire.openBlock(block).map((r) => ({ seq: r.seq, subject_tail: r.tail, headers: r.headers, payload: r.payload.toString() }));
+    const { ref } = each.blocks[n];
+    if (ref) {
+      same(`reference: ${each.why}`, [block.ref.size, block.ref.channel, block.ref.name, block.ref.seqs], [ref.size, ref.channel, ref.name, ref.seqs]);
+      same(`get: ${each.why}`, wire.blockGet(space, block.ref.name), ref.get);
+    }
+    const opened = ref ? wire.openRef(spaceId, frame.epoch, block, Buffer.from(ref.stored_hex, "hex")) : wire.openBlock(block);
+    const records = opened.map((r) => ({ seq: r.seq, subject_tail: r.tail, headers: r.headers, payload: r.payload.toString() }));
     same(`records: ${each.why}`, records, each.blocks[n].records.map(({ time, ...rest }) => rest));
-    for (const r of wire.openBlock(block)) same("a record of a frame", reason(() => wire.openRecord(space, spaceId, `td.${space}.${r.tail}`, r.headers, r.payload)), null);
+    for (const r of opened) same("a record of a frame", reason(() => wire.openRecord(space, spaceId, `td.${space}.${r.tail}`, r.headers, r.payload)), null);
   }
 }
 for (const each of golden.frames.invalid) {
   const found = reason(() => {
     const frame = wire.readFrame(Buffer.from(each.frame_hex, "hex"));
     try {
-      frame.blocks.forEach(wire.openBlock);
+      frame.blocks.forEach((block) => block.ref ? wire.openRef(spaceId, frame.epoch, block, Buffer.from(each.stored_hex, "hex")) : wire.openBlock(block));
     } catch (error) {
       throw error instanceof wire.Refused ? new wire.Refused("block", error.message) : error;
     }
   });
   same(`frame: ${each.why}`, found, each.refused);
 }
+for (const each of golden.block_shards) same("block shard", wire.blockShard(each.name), each.shard);
 for (const each of golden.deltas) {
   const fields = each.signature ? [["Td-Sig", each.signature]] : [];
   same(`delta: ${each.why}`, reason(() => wire.openDelta(space, spaceId, steward, each.subject, fields, Buffer.from(each.payload))), each.refused);

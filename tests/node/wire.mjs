@@ -1,6 +1,6 @@
 // The rules of docs/wire.md as functions, written from that page alone. Section numbers are the page's.
 import { createHash } from "node:crypto";
-import { decode as unpack } from "@msgpack/msgpack";
+import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 import { Decompress } from "fzstd";
 import sodium from "libsodium-wrappers";
 
@@ -394,7 +394,7 @@ export function readFrame(data) {
   const frame = msgpack(data);
   needs(Array.isArray(frame) && frame.length >= 8, "frame", "not an array of eight");
   const [version, owner, epoch, series, number, prev, lost, blocks] = frame.map(small);
-  needs(version === 1, "frame", "version");
+  needs(version === 1 || version === 2, "frame", "version");
   needs([owner, epoch, series].every(isText) && points(series) >= 1 && points(series) <= 128, "frame", "texts");
   needs(isCount(number) && number >= 1, "frame", "number");
   needs(prev === null || (Array.isArray(prev) && prev.length === 3 && prev.every(isCount)), "frame", "prev");
@@ -403,13 +403,65 @@ export function readFrame(data) {
   const read = blocks.map((block) => {
     needs(Array.isArray(block) && block.length >= 6, "frame", "a block");
     const [codec, count, first, last, rawSize, body] = block.map(small);
-    needs((codec === 0 || codec === 1) && isCount(count) && count >= 1 && count <= 256, "frame", "codec or count");
+    needs((codec === 0 || codec === 1) && isCount(count) && count >= 1 && count <= 4096, "frame", "codec or count");
     needs(isCount(first) && isCount(last) && isCount(rawSize) && rawSize >= 1 && rawSize <= 307200, "frame", "sizes");
-    needs(body instanceof Uint8Array, "frame", "body");
-    return { codec, count, first, last, rawSize, body };
+    if (body instanceof Uint8Array) return { codec, count, first, last, rawSize, body };
+    needs(version === 2 && block.length >= 10, "frame", "neither a body nor a reference");
+    const [size, channel, name, key, packed] = block.slice(5).map(small);
+    needs(isCount(size) && size >= 17 && size <= 307216, "frame", "size");
+    needs(isText(channel) && isChannel(channel), "frame", "channel");
+    needs([name, key, packed].every((each) => each instanceof Uint8Array) && name.length === 20 && key.length === 32, "frame", "name or key");
+    const seqs = unpackSeqs(first, packed);
+    needs(seqs.length === count && seqs.at(-1) === last, "frame", "sequences");
+    return { codec, count, first, last, rawSize, ref: { size, channel, name: Buffer.from(name).toString("hex"), key, seqs } };
   });
-  needs(read.reduce((sum, block) => sum + block.count, 0) <= 256, "frame", "too many messages");
+  needs(read.reduce((sum, block) => sum + block.count, 0) <= (version === 1 ? 256 : 4096), "frame", "too many messages");
+  needs(read.filter((block) => block.ref).length <= 32, "frame", "too many references");
   return { owner, epoch, series, number, prev, lost, blocks: read };
+}
+
+/** Each sequence but the first is what it adds to the one before, as LEB128. */
+function unpackSeqs(first, packed) {
+  const seqs = [first];
+  let at = BigInt(first), step = 0n, length = 0;
+  for (const byte of packed) {
+    step |= BigInt(byte & 127) << BigInt(7 * length++);
+    if (byte & 128) {
+      needs(length < 9, "frame", "a sequence that is too long");
+      continue;
+    }
+    needs(byte !== 0, "frame", "a sequence that does not ascend, or has a longer spelling");
+    at += step;
+    seqs.push(small(at));
+    step = 0n;
+    length = 0;
+  }
+  needs(length === 0, "frame", "sequences that end early");
+  return seqs;
+}
+
+export function blockShard(name) {
+  let hash = 2166136261;
+  for (const byte of bytes(name)) hash = Math.imul(hash ^ byte, 16777619) >>> 0;
+  return hash % 2147483647;
+}
+
+export const blockGet = (space, name) => `$JS.API.DIRECT.GET.BLK_${space}.td.${space}.blk.${blockShard(name)}.${name}.b`;
+
+/** The records of a block that was fetched: those its reference names. */
+export function openRef(spaceId, epoch, block, stored) {
+  const { size, channel, key, seqs } = block.ref;
+  needs(stored.length === size, "block", "another size");
+  const bound = pack(["td-blk2", spaceId, epoch, channel, block.first, block.last, block.count, block.codec, block.rawSize]);
+  let body;
+  try {
+    body = sodium.crypto_aead_xchacha20poly1305_ietf_decrypt(null, stored, bound, new Uint8Array(24), key);
+  } catch {
+    throw new Refused("block", "it does not open");
+  }
+  const records = openBlock({ ...block, body });
+  needs(records.every((record, n) => record.seq === seqs[n]), "block", "other records");
+  return records;
 }
 
 /** Size in the header of a Zstandard frame (RFC 8878), or null if it does not say; and where its last block ends. */

@@ -24,7 +24,7 @@ from tidings.pipeline.job import DeliverJob, JobSettings
 from tidings.space.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
-from tidings.wire.frames import Frame, FrameRecord, decode_frame, open_block
+from tidings.wire.frames import Block, Frame, FrameRecord, decode_frame, open_block
 from tools import model
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class Mailbox:
         frame = decode_frame(data)
         self.frames.append(frame)
         for block in frame.blocks:
+            assert isinstance(block, Block), "a reference"
             for kept in open_block(block):
                 if kept.seq in self.records:
                     self.repeats += 1

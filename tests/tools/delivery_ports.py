@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.deliverer import NEVER, DeliverBatch, Emptied, Handed
+from tidings.pipeline.deliverer import NEVER, DeliverBatch, Emptied, HandedRange
 from tidings.pipeline.planning import Counter, Delivered, Plan
 from tidings.wire.frames import encode_frame, frame_id
 
@@ -239,9 +239,9 @@ class Books:
             self.reached = max(self.reached, batch.through)
         self._fate.effect()
 
-    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> list[Handed]:
+    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> list[HandedRange]:
         return [
-            Handed(row.channel, row.first, row.last, row.count)
+            HandedRange(row.channel, row.first, row.last, row.count)
             for order, _, row in self.rows
             if row.owner == owner and above < row.dlv_seq <= through and order > since and row.last >= self.needed
         ]

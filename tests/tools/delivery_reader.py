@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tidings.wire.frames import Lost, decode_frame, open_block
+from tidings.wire.frames import Block, Lost, decode_frame, open_block
 from tools.delivery_ports import Books, Mailbox
 from tools.delivery_space import SimulatedSpace, addressed
 
@@ -73,6 +73,7 @@ class Reader:
         self.last = max(self.last, (dlv_seq, frame.series))
         self.told += frame.lost
         for block in frame.blocks:
+            assert isinstance(block, Block), "a reference"
             for kept in open_block(block):
                 self._surface(kept.seq, kept.tail)
 

@@ -17,13 +17,28 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.testing.real_space import RealSpace
-from tidings.wire.frames import FrameRecord, Lost, encode_block, encode_frame, frame_id
+from tidings.wire.block_refs import BlockSealer, SealedBlock
+from tidings.wire.frames import (
+    Block,
+    FrameRecord,
+    Lost,
+    encode_block,
+    encode_frame,
+    encode_seqs,
+    frame_id,
+    open_block,
+)
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
 
 BEAT_EVERY = 0.05
+EPOCH = "epoch"
+#: what names the blocks of this pipeline
+SECRET = bytes(range(32))
 
 
 def kept(subjects: Subjects, record: StoredRecord) -> FrameRecord:
@@ -64,15 +79,35 @@ class StubPipeline:
         number: int | None = None,
         lost: Iterable[Lost] = (),
         published: bool = True,
+        by_reference: bool = False,
+        stored: bool = True,
     ) -> int:
-        """Publish one frame; answers its sequence in DLV. Not `published`: it counts, and never arrives."""
+        """Publish one frame; answers its sequence in DLV. Not `published`: it counts, and never arrives.
+
+        `by_reference`: its blocks lie in the store, all of them, or were never `stored` there.
+        """
         held = sorted([*await self.records(seqs), *records], key=lambda each: each.seq)
         before, prev = self.counters.get((owner, series), (0, None))
         number = number or before + 1
-        data = encode_frame(owner, "epoch", series, number, blocks_of(held), prev=prev, lost=lost)
+        blocks = blocks_of(held)
+        if by_reference:
+            sealed = [self.seal(block) for block in blocks]
+            if stored:
+                for each in sealed:
+                    await self.store(each)
+            blocks = [each.ref for each in sealed]
+        data = encode_frame(owner, EPOCH, series, number, blocks, prev=prev, lost=lost)
         summary = (held[0].seq, held[-1].seq, len(held)) if held else (0, 0, 0)
         self.counters[owner, series] = (max(number, before), summary)
         return await self.publish(owner, data) if published else 0
+
+    def seal(self, block: bytes) -> SealedBlock:
+        records = open_block(msgspec.msgpack.decode(block, type=Block))
+        sealer = BlockSealer(SECRET, self.space.info.id, EPOCH)
+        return sealer.seal(_channel(records[0]), block, encode_seqs([each.seq for each in records]))
+
+    async def store(self, sealed: SealedBlock) -> None:
+        await self.js.publish(self.subjects.block(sealed.name), sealed.data)
 
     async def publish(self, owner: str, data: bytes) -> int:
         return await self.js.publish(self.subjects.delivery(owner), data, {"Nats-Msg-Id": frame_id(data)})

@@ -11,14 +11,14 @@ spaces get it too; a change of an agent's rights raises `AGENT_RIGHTS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidings.broker.jwt import Claims, Permissions, UserLimits
 from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import AGENT_SERVICES, RULING_KINDS, StreamKind, Subjects
+from tidings.wire.subjects import AGENT_SERVICES, BLOCK_SHARDS, RULING_KINDS, StreamKind, Subjects
 
 #: raised with every change of `agent_permissions` or `agent_limits`: agents with older tokens are given new ones
-AGENT_RIGHTS = 2
+AGENT_RIGHTS = 3
 
 #: payload of a message plus room for headers; LOG, DM and TASK refuse more
 MAX_MESSAGE = 264 * 1024
@@ -37,6 +37,8 @@ MAX_TOKEN_BYTES = 60_000
 ACK_ANSWER = 2
 PUBLISH_ANSWER = 5
 CONTROL_ANSWER = 60
+#: a reader asks again after 2 s
+BLOCK_ANSWER = 5
 #: pulls expire after at most 10 s
 PULL_ANSWER = 30
 #: a frame of half a megabyte on a busy disk is waited for 30 s
@@ -47,12 +49,29 @@ def _consumer_streams(s: Subjects) -> tuple[str, str]:
     return s.delivery_stream, s.direct_stream
 
 
+def block_get(s: Subjects) -> str:
+    """What every agent may ask for a sealed block by its name; without the key that is in frames it opens nothing.
+
+    A direct get takes wildcards, and answers with the newest of what they cover. The literal token at the end keeps
+    `>` from covering a name, and `agents_mappings` makes `*` cover the blocks of one shard, which is one name's. Bodies
+    that ask for more (a sequence, a batch) are refused by the broker where the subject names what is wanted; the forms
+    that take it from the body have another subject, and must never be imported.
+    """
+    return f"$JS.API.DIRECT.GET.{s.block_stream}.{s.root}.blk.*.*.b"
+
+
+def agents_mappings(s: Subjects) -> Mapping[str, str]:
+    """The shard of the block an agent asks for is computed by the broker, whatever the agent says it is."""
+    asked, shard = block_get(s), f"{{{{partition({BLOCK_SHARDS},2)}}}}"
+    return {asked: asked.replace("*.*", f"{shard}.{{{{wildcard(2)}}}}")}
+
+
 def service_subjects(s: Subjects) -> dict[str, int]:
     """Requests with one answer, and how long the broker waits for it."""
     published = {f"{s.root}.{kind}.>": PUBLISH_ANSWER for kind in ("chat", "dm", "task")}
     control = {f"{s.root}.ctl.{service}.*": CONTROL_ANSWER for service in AGENT_SERVICES}
     acknowledged = {f"$JS.ACK.{stream}.>": ACK_ANSWER for stream in _consumer_streams(s)}
-    return published | control | acknowledged
+    return published | control | acknowledged | {block_get(s): BLOCK_ANSWER}
 
 
 def pull_subjects(s: Subjects) -> dict[str, int]:
@@ -64,6 +83,7 @@ def pipeline_service_subjects(s: Subjects) -> dict[str, int]:
     """What PIPE may ask with one answer."""
     asked = (
         f"{s.root}.dlv.>",
+        f"{s.root}.blk.*.*.b",
         f"$KV.{s.state_bucket}.>",
         f"$JS.API.DIRECT.GET.KV_{s.state_bucket}.>",
         f"$JS.API.CONSUMER.INFO.{s.delivery_stream}.*",
@@ -137,6 +157,7 @@ def agent_permissions(
             f"$JS.API.CONSUMER.MSG.NEXT.{s.direct_stream}.dm_{agent_id}",
             f"$JS.ACK.{s.delivery_stream}.dlv_{agent_id}.>",
             f"$JS.ACK.{s.direct_stream}.dm_{agent_id}.>",
+            block_get(s),
         ],
         subscribe=[
             inbox(agent_id),
@@ -153,7 +174,8 @@ def agent_limits() -> UserLimits:
 def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
     """Writes ruling records, answers control requests, executes retention. Cannot write a chat, mint, or delete."""
     state = f"KV_{s.state_bucket}"
-    streams = [s.stream(kind) for kind in StreamKind]
+    # blocks are the pipeline's to write, the agents' to read and the broker's to remove
+    streams = [s.stream(kind) for kind in StreamKind if kind is not StreamKind.BLOCKS]
     mailboxes = (s.direct_stream, s.task_stream, s.delivery_stream)
     return Permissions(
         publish=[
@@ -178,12 +200,13 @@ def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
 
 
 def pipeline_permissions(s: Subjects, pipeline_id: str) -> Permissions:
-    """Reads the log, writes mailboxes and its own floors. Cannot write a message or a ruling, or read direct mail."""
+    """Reads the log, writes mailboxes, blocks and its own floors. Cannot write a message or ruling, or read mail."""
     state = f"$KV.{s.state_bucket}"
     kept = (StateKey.DELIVER_FLOOR, StateKey.DELIVER_BEAT, StateKey.DELIVER_FIGURES, StateKey.EMPTIED)
     return Permissions(
         publish=[
             f"{s.root}.dlv.>",
+            f"{s.root}.blk.*.*.b",
             *(f"{state}.{key}" for key in kept),
             *(f"$JS.API.DIRECT.GET.KV_{s.state_bucket}.{state}.{key}" for key in (*kept, StateKey.LOG_FLOOR)),
             *(f"$JS.API.STREAM.{verb}.{s.log_stream}" for verb in ("INFO", "MSG.GET")),

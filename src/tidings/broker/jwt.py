@@ -69,6 +69,8 @@ class AccountSpec:
     limits: AccountLimits = field(default_factory=AccountLimits)
     exports: Sequence[Claims] = ()
     imports: Sequence[Claims] = ()
+    #: subject -> what the broker makes of it when a user of the account publishes to it
+    mappings: Mapping[str, str] = field(default_factory=dict)
     revocations: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -99,6 +101,8 @@ def account_jwt(operator: KeyPair, account_id: str, spec: AccountSpec, *, iat: i
         claims["exports"] = list(spec.exports)
     if spec.imports:
         claims["imports"] = list(spec.imports)
+    if spec.mappings:
+        claims["mappings"] = {source: [{"subject": made}] for source, made in sorted(spec.mappings.items())}
     if spec.revocations:
         claims["revocations"] = dict(sorted(spec.revocations.items()))
     return encode(operator, account_id, spec.name, claims, iat=iat)

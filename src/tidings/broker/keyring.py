@@ -79,6 +79,7 @@ class Keyring:
             f"AGENTS_{s.space}",
             jwt.AccountLimits(connections=grants.MAX_AGENT_CONNECTIONS),
             imports=grants.agents_imports(s, self.core.id),
+            mappings=grants.agents_mappings(s),
             revocations=revocations,
         )
         return jwt.account_jwt(self.operator, self.agents.id, spec)

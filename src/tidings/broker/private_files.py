@@ -103,6 +103,19 @@ def read_plain(path: Path) -> str:
         os.close(handle)
 
 
+def own_secret(path: Path, size: int) -> bytes:
+    """Random bytes that are made when they are first asked for, and the same from then on."""
+    if not path.exists():
+        write_private(path, os.urandom(size).hex() + "\n")
+    try:
+        secret = bytes.fromhex(read_private(path))
+    except ValueError:
+        secret = b""
+    if len(secret) != size:
+        raise ConfigError(f"{path} does not hold a secret of {size} bytes: remove it, and another one is made")
+    return secret
+
+
 def check_private(path: Path) -> Path:
     try:
         found = path.stat()

@@ -1,7 +1,8 @@
 """The streams of a space with their exact settings, and the gate of the log.
 
-No stream ages by itself: `max_age`, TTLs and `discard: old` would let the broker remove what decides who is owed
-what. An existing stream with other settings is brought back to these, or refused by name if the server will not.
+No stream of records ages by itself: `max_age`, TTLs and `discard: old` would let the broker remove what decides who is
+owed what. Only the sealed blocks, which are copies and decide nothing, are the broker's to remove. An existing stream
+with other settings is brought back to these, or refused by name if the server will not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ BUDGET_KEY = "td.budget"
 MAX_BUDGET = 8 * 1024**3
 MIN_BUDGET = 1024 * 1024
 MAX_FRAME = 600 * 1024
-#: settings no stream of ours may have, compared and restored like the others
+MAX_BLOCK = 304 * 1024
+#: Sealed blocks, all together: small, because the broker keeps much of what is read at random in memory.
+BLOCK_BUDGET = 256 * 1024**2
+BLOCK_AGE = 7 * 24 * 60 * MINUTE_NS
+#: settings no stream of records may have, compared and restored like the others
 _FORBIDDEN = {
     "max_age": 0,
     "max_msgs": -1,
@@ -103,6 +108,17 @@ def stream_specs(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
         ),
         _spec(s.audit_stream, [f"{s.root}.aud.>"], max_bytes=budget // 16, max_consumers=16),
         _spec(s.dead_stream, [f"{s.root}.dead.>"], max_bytes=budget // 16, max_consumers=16),
+        _spec(
+            s.block_stream,
+            [f"{s.root}.blk.*.*.b"],
+            max_msgs_per_subject=1,
+            discard="old",
+            max_age=BLOCK_AGE,
+            max_msg_size=MAX_BLOCK,
+            max_bytes=min(BLOCK_BUDGET, budget // 8),
+            max_consumers=1,
+            duplicate_window=2 * MINUTE_NS,
+        ),
         _spec(
             f"KV_{s.state_bucket}",
             [f"$KV.{s.state_bucket}.>"],

@@ -18,7 +18,18 @@ app = typer.Typer(no_args_is_help=True, help="List, set, remove spaces.")
 _SWITCH = {"on": "on", "off": "off"}
 #: settings with a dot, and the field of the record each one is
 DOTTED = {"quota.records": "quota_records", "quota.bytes": "quota_bytes", "retention.receipts": "keep_receipts"}
-SETTINGS = ("class", "replay", "replay_window", "channels", "deliver", "archive", "keep_age", "keep_bytes", *DOTTED)
+SETTINGS = (
+    "class",
+    "replay",
+    "replay_window",
+    "channels",
+    "deliver",
+    "archive",
+    "keep_age",
+    "keep_bytes",
+    "keep_unread",
+    *DOTTED,
+)
 
 
 @app.command("list")
@@ -82,8 +93,9 @@ def set_settings(
     """Change settings of a space; what is not named stays.
 
     Settings: class=live|durable, replay=on|off, replay_window=1h, channels=open|listed, deliver=on|off,
-    archive=on|off, keep_age=7d, keep_bytes=1G, quota.records=1000 and quota.bytes=16M (what one sender may publish each
-    second for long; 0: no limit), retention.receipts=30d. An empty value goes back to the default.
+    archive=on|off, keep_age=7d, keep_bytes=1G, keep_unread=14d (mail that nobody reads is given up after that, and
+    told), quota.records=1000 and quota.bytes=16M (what one sender may publish each second for long; 0: no limit),
+    retention.receipts=30d. An empty value goes back to the default.
 
     Examples:
 
@@ -119,7 +131,7 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
             fields.setdefault("defaults", {})["replay_window"] = seconds(name, value) if value else None
         elif name == "channels":
             fields["channels"] = _one_of(name, value, {"open": "open", "listed": "listed"})
-        elif name in ("keep_age", "retention.receipts"):
+        elif name in ("keep_age", "keep_unread", "retention.receipts"):
             fields[DOTTED.get(name, name)] = seconds(name, value) if value else None
         else:
             fields[DOTTED.get(name, name)] = byte_count(name, value) if value else None

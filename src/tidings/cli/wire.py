@@ -23,7 +23,7 @@ from tidings.errors import MalformedRecord, TidingsError, UsageError, WireError
 from tidings.wire import headers, rulings, seal, signing
 from tidings.wire import message as messages
 from tidings.wire.envelope import Received, Refused, open_record
-from tidings.wire.frames import decode_frame, open_block
+from tidings.wire.frames import Frame, Ref, decode_frame, open_block
 from tidings.wire.roster import open_delta
 from tidings.wire.subjects import Chat, Control, Direct, Parsed, Ruling, Subjects, Task
 
@@ -374,13 +374,18 @@ def _judge_frame(data: bytes, anchor: Anchor) -> CheckResult:
     if anchor.key is not None and frame.owner != anchor.key.id:
         return CheckResult("", "frame", f"it is for {frame.owner}, not for {anchor.key.id}")
     what = f"frame {frame.number} of series {frame.series} for {frame.owner}, {len(frame.blocks)} blocks"
+    unsure: tuple[str, ...] = ()
+    if refs := sum(isinstance(block, Ref) for block in frame.blocks):
+        unsure = (f"the {refs} blocks it names: they lie in the space",)
     if not (anchor.space and anchor.space_id):
-        return replace(_opened_blocks(CheckResult(what), frame, None), unsure=("the records in it: give --bundle",))
-    return _opened_blocks(CheckResult(what), frame, anchor)
+        return _opened_blocks(CheckResult(what, unsure=("the records in it: give --bundle", *unsure)), frame, None)
+    return _opened_blocks(CheckResult(what, unsure=unsure), frame, anchor)
 
 
-def _opened_blocks(verdict: CheckResult, frame: Any, anchor: Anchor | None) -> CheckResult:
+def _opened_blocks(verdict: CheckResult, frame: Frame, anchor: Anchor | None) -> CheckResult:
     for number, block in enumerate(frame.blocks, 1):
+        if isinstance(block, Ref):
+            continue
         try:
             records = open_block(block)
         except WireError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,14 @@ class LogReader:
         answer = await self._page(channel, sender=sender, after=after, until=until, limit=PAGE)
         lines = answer["records"]
         return self._opened(lines), int(lines[-1]["seq"]) if lines else after, bool(lines) and answer["more"]
+
+    async def page_between(
+        self, channel: str, after: int, until: int
+    ) -> tuple[list[tuple[int, LiveRecord | None]], int, bool]:
+        """A page of what is above `after`, up to `until`: each with its sequence; where to go on, and whether to."""
+        answer = await self._page(channel, after=after, until=until, limit=PAGE)
+        found = [(int(line["seq"]), self.opener.stored(line)) for line in answer["records"]]
+        return found, int(answer["next"]), bool(answer["more"])
 
     def _opened(self, lines: list[dict[str, Any]]) -> list[LiveRecord]:
         return [record for line in lines if (record := self.opener.stored(line)) is not None]
@@ -220,6 +228,22 @@ class Backfill:
         return True
 
     # --- what frames should have brought ---
+
+    async def exactly(self, channel: str, seqs: Sequence[int]) -> AsyncIterator[tuple[int, LiveRecord | None]]:
+        """Each of these records of a channel that the log has, in order; None for one that does not verify.
+
+        Tries for as long as nobody answers. DeniedError: this agent may not read the channel any more.
+        """
+        wanted, after, more = frozenset(seqs), seqs[0] - 1, True
+        while more:
+            try:
+                found, after, more = await self.log.page_between(channel, after, seqs[-1])
+            except (UnreachableError, OutcomeUnknown, ConflictError):
+                await asyncio.sleep(RETRY_PAUSE)
+                continue
+            for seq, record in found:
+                if seq in wanted:
+                    yield seq, record
 
     async def owed_between(self, after: int, through: int) -> list[LiveRecord]:
         """Every message above `after`, up to `through`, in the channels this agent is a member of.

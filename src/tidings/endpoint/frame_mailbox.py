@@ -2,7 +2,10 @@
 
     pulled -> opened -> each message surfaced, or known already -> all settled -> kept in the state file -> acknowledged
 
-One frame is pulled when the inbox has room for a whole one, or is empty if it never has. A frame waits for every
+A block that a frame only names is not fetched (`block_reader.py`) if every message in it is known; if it is gone, its
+messages are read from the log, under the access of now.
+
+One frame is pulled when the inbox has room for a usual one, or is empty if it never has. A frame waits for every
 message in it that is in the application's hands, whichever copy of it surfaced: a live copy in memory is no reason to
 acknowledge. What does not verify is counted and holds nothing up; what does not open is reported and kept aside.
 A number that was skipped may be in the hands of a session that died, so it is given the broker's patience; then the gap
@@ -13,22 +16,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import ACK_WAIT, DeliveryInfo
+from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.broker.private_files import write_private
+from tidings.endpoint.block_reader import AT_ONCE, BlockReader
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
 from tidings.endpoint.notices import FrameGap
 from tidings.endpoint.read_state import Sequences
 from tidings.endpoint.records import LiveRecord
-from tidings.errors import DeliveryLost, MalformedFrame, UnhealthyError
+from tidings.errors import DeliveryLost, DeniedError, MalformedFrame, UnhealthyError
 from tidings.failpoints import reach
-from tidings.wire.frames import MAX_FRAME_MESSAGES, Block, Frame, Lost, decode_frame, open_block
+from tidings.wire.frames import Block, Frame, FrameRecord, Lost, Ref, decode_frame, open_block, without_keys
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -38,10 +43,14 @@ if TYPE_CHECKING:
 EXPIRES_SOON, EXPIRES = 0.5, 10.0
 #: a frame that is missing may be with a session that died: the broker delivers it again after ACK_WAIT
 GAP_PATIENCE = ACK_WAIT + 10.0
+#: messages there is room for before a frame is pulled; one with more is filled in as the inbox is emptied
+FRAME_ROOM = 256
 #: frames that did not open, kept for whoever wants to look
 ASIDE = 16
 SERIES_KEPT = 4
 Identity = tuple[str, str]
+#: a block that is fetched; None if its messages are to be had from the log
+Fetch = asyncio.Task[tuple[FrameRecord, ...] | None]
 
 
 @dataclass(slots=True)
@@ -130,6 +139,11 @@ class AckBatch:
         if is_held:
             self.waiting.add(record.identity)
 
+    def note_known(self, ref: Ref, held: Iterable[Identity]) -> None:
+        """Messages of a block that are known already, of which these are still in the application's hands."""
+        self.reached[ref.channel] = max(ref.last, self.reached.get(ref.channel, 0))
+        self.waiting.update(held)
+
 
 class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
     """The durable copies of one endpoint."""
@@ -138,6 +152,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         identity = endpoint.identity
         super().__init__(endpoint, identity.subjects.delivery_stream, f"dlv_{identity.id}")
         self.channels = channels
+        self.blocks = BlockReader(self.connection, endpoint.opener)
         self.numbers = FrameNumbers(endpoint.read_state.numbers)
         #: bytes of frames that did not open, the newest
         self.aside: deque[bytes] = deque(maxlen=ASIDE)
@@ -169,10 +184,10 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         await super()._on_session(connection)
 
     async def _wait_for_room(self) -> tuple[int, float]:
-        """Room for a whole frame; an inbox that can never hold one is filled from a frame as it is emptied."""
+        """Room for a usual frame; an inbox that can never hold one is filled from a frame as it is emptied."""
         await self._arrived.join()
         inbox = self.endpoint.inbox
-        await inbox.wait_for_room(min(inbox.size, MAX_FRAME_MESSAGES))
+        await inbox.wait_for_room(min(inbox.size, FRAME_ROOM))
         self._floor = self.endpoint.roster.backstop.floor
         return 1, self._expires
 
@@ -213,7 +228,8 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         self._arrived.put_nowait((held, frame, floor))
 
     async def _put_aside(self, held: PendingAck, data: bytes, error: MalformedFrame) -> None:
-        """Kept for whoever wants to look, then acknowledged, so that it blocks nobody."""
+        """Kept for whoever wants to look, without keys of blocks, then acknowledged, so that it blocks nobody."""
+        data = without_keys(data)
         if self.endpoint.keep_aside is not None:
             await self.endpoint.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
         self.aside.append(data)
@@ -246,23 +262,85 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         if frame.lost:
             await self.endpoint.events.handled("notice")  # the broker forgets the frame once this one has told it
         batch = self._batch(lambda: self._frame_settled(held, frame, batch))
-        for block in frame.blocks:
-            await self._offer_block(block, batch, again=held.delivery.count > 1)
+        again, fetches = held.delivery.count > 1, dict[int, Fetch]()
+        try:
+            for number, block in enumerate(frame.blocks):
+                if isinstance(block, Block):
+                    await self._offer_block(block, batch, again=again)
+                elif self._is_known(block):
+                    batch.note_known(block, self.endpoint.read_state.held_among(frozenset(block.seqs)))
+                else:
+                    records = await self._fetched(frame, number, block, fetches)
+                    await self._offer_fetched(block, records, batch, again=again)
+        finally:
+            await end_tasks(fetches.values())
         self._all_offered(batch)
 
     async def _offer_block(self, block: Block, batch: AckBatch, *, again: bool) -> None:
-        opener = self.endpoint.opener
         try:
             records = open_block(block)
         except MalformedFrame as error:
-            opener.refused["frame"] += 1
+            self.endpoint.opener.refused["frame"] += 1
             self._report(MalformedFrame(f"a part of a frame does not open ({error}): it is read from the log"))
             await self._recover(block.first - 1, block.last, block.count, batch, own_count=True)
             return
+        await self._offer_records(records, batch, again=again)
+
+    async def _offer_records(self, records: Iterable[FrameRecord], batch: AckBatch, *, again: bool) -> None:
         for kept in records:
-            record = opener.kept(kept)
+            record = self.endpoint.opener.kept(kept)
             if record is not None:  # else it was counted by its reason, and nobody will ever settle it
                 await self._offer(record, batch, again=again)
+
+    # --- blocks that lie elsewhere ---
+
+    def _is_known(self, ref: Ref) -> bool:
+        """Was everything in a block surfaced here already, from live copies or the log?"""
+        known = self.endpoint.read_state.known
+        return all(seq in known for seq in ref.seqs)
+
+    async def _fetched(
+        self, frame: Frame, number: int, ref: Ref, fetches: dict[int, Fetch]
+    ) -> tuple[FrameRecord, ...] | None:
+        """Fetch this block once there is room for it, and begin with those after it for which there is room too."""
+        inbox = self.endpoint.inbox
+        await inbox.wait_for_room(min(inbox.size, ref.count))
+        this = fetches.pop(number, None) or self._fetch(frame, ref)
+        room = inbox.room - ref.count
+        for later, block in enumerate(frame.blocks[number + 1 :], number + 1):
+            room -= block.count
+            if room < 0 or len(fetches) >= AT_ONCE - 1:
+                break
+            if later not in fetches and isinstance(block, Ref) and not self._is_known(block):
+                fetches[later] = self._fetch(frame, block)
+        return await this
+
+    def _fetch(self, frame: Frame, ref: Ref) -> Fetch:
+        return asyncio.create_task(self.blocks.records(frame.epoch, ref))
+
+    async def _offer_fetched(
+        self, ref: Ref, records: tuple[FrameRecord, ...] | None, batch: AckBatch, *, again: bool
+    ) -> None:
+        if records is not None:
+            await self._offer_records(records, batch, again=again)
+            return
+        known = self.endpoint.read_state.known
+        missing = dict.fromkeys(seq for seq in ref.seqs if seq not in known)
+        batch.note_known(ref, self.endpoint.read_state.held_among(frozenset(ref.seqs)))
+        if not missing:
+            return
+        try:
+            async for seq, record in self.channels.backfill.exactly(ref.channel, tuple(missing)):
+                del missing[seq]
+                if record is not None:
+                    await self._offer(record, batch, again=again)
+        except DeniedError:  # narrowed meanwhile: it is owed no more
+            return
+        left = [seq for seq in missing if seq not in known]
+        if left:
+            cause = "neither the store of blocks nor the log has them any more"
+            self._tell_lost(Lost(ref.channel, left[0], left[-1], len(left), cause))
+            await self.endpoint.events.handled("notice")
 
     async def _offer(self, record: LiveRecord, batch: AckBatch, *, again: bool = False) -> None:
         redelivered = again or self.channels.is_forgotten(record)

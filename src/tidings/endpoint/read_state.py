@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -302,7 +302,7 @@ class ReadState:
         self._newest: dict[str, int] = {}
         #: direct messages have sequences of their own, so they are held by identity
         self._unsettled_direct: set[Identity] = set()
-        #: log sequences of every message that was surfaced here, on any path
+        #: log sequences of every message that was surfaced here, on any path, and of one's own that came back live
         self.known = Sequences()
         #: number of the last frame of each series up to which all were settled
         self.numbers: dict[str, int] = {}
@@ -446,6 +446,10 @@ class ReadState:
     def is_held(self, identity: Identity) -> bool:
         """Was this channel message handed out, and not settled yet?"""
         return identity in self._unsettled
+
+    def held_among(self, seqs: Collection[int]) -> list[Identity]:
+        """Of messages at these sequences, those that were handed out and not settled yet."""
+        return [identity for identity, seq in self._unsettled.items() if seq in seqs]
 
     def settle(self, channel: str, seq: int, identity: tuple[str, str]) -> None:
         self.channel(channel).settle(seq)

@@ -127,7 +127,9 @@ class Dedup:
         if not state.is_new(record.seq) or record.seq in memory.known:
             return True
         shown = False
-        if record.sender != self.own_id:
+        if record.sender == self.own_id:
+            memory.known.add(record.seq)  # never surfaced, and nothing to fetch a block of durable copies for
+        else:
             shown = memory.first_time(record.identity)
             if not shown:
                 self._refused["repeated"] += 1

@@ -76,7 +76,7 @@ class Emptied:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class HandedRange:
     """A range of a channel that somebody was handed in a frame."""
 
     channel: str
@@ -98,7 +98,7 @@ class LedgerPort(Protocol):
         ...
 
     def write_deliveries(self, batch: DeliverBatch, rows: Sequence[Delivered]) -> None: ...
-    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[Handed]:
+    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[HandedRange]:
         """What `owner` was handed in frames with a DLV sequence in (above, through], written after order `since`."""
         ...
 
@@ -331,18 +331,18 @@ class Deliverer:
         since = self.debts.reset_at(owner)
         emptied = self._outlet.empty(owner)
         events = [self._reset(owner, "expired", emptied)]
-        ranges: dict[str, Handed] = {}
+        ranges: dict[str, HandedRange] = {}
         for piece in self._ledger.handed(owner, above=emptied.above, since=since):
             had = ranges.get(piece.channel, replace(piece, count=0))
             first, last = min(had.first, piece.first), max(had.last, piece.last)
-            ranges[piece.channel] = Handed(piece.channel, first, last, had.count + piece.count)
+            ranges[piece.channel] = HandedRange(piece.channel, first, last, had.count + piece.count)
         if not _is_revoked(table, owner):
             events += [self._loss(owner, each, cause) for each in ranges.values()]
             events += [self._event("cancel", debt.lane, self.floor, cause) for debt in self.debts.of_owner(owner)]
         self._record(events)
         self._outlet.forget_emptied({owner: emptied})
 
-    def _loss(self, owner: str, lost: Handed, cause: str) -> DebtEvent:
+    def _loss(self, owner: str, lost: HandedRange, cause: str) -> DebtEvent:
         order = self._ledger.next_order()
         return DebtEvent(order, "lost", owner, lost.channel, lost.last, cause, lost.first, lost.count)
 
@@ -357,7 +357,7 @@ class Deliverer:
             handed = self._ledger.handed(debt.owner, above=0, since=0)
             known = {(p.first, p.last): p.count for p in handed if p.channel == debt.channel}
             count = sum(count for (a, b), count in known.items() if a >= first and b <= last) or last - first + 1
-            lost = Handed(debt.channel, first, last, count)
+            lost = HandedRange(debt.channel, first, last, count)
             events.append(self._loss(debt.owner, lost, "the log removed it before it could be delivered"))
             events.append(self._event("paid", debt.lane, last, ""))
         self._record(events)
@@ -430,7 +430,7 @@ class Deliverer:
         members = [owner for owner in asked if table.memberships_at(owner, now)]
         self._record(
             [
-                self._loss(owner, Handed("*", first, last, last - first + 1), "the log lost them")
+                self._loss(owner, HandedRange("*", first, last, last - first + 1), "the log lost them")
                 for first, last in missing
                 for owner in members
                 if not self.debts.knows_lost(owner, "*", first, last)

@@ -25,7 +25,7 @@ from deltalake import DeltaTable, write_deltalake
 from tidings.errors import ConflictError
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
-from tidings.pipeline.deliverer import NEVER, DeliverBatch, Handed
+from tidings.pipeline.deliverer import NEVER, DeliverBatch, HandedRange
 from tidings.pipeline.delta_writer import DeltaWriter
 from tidings.pipeline.planning import Counter, Delivered
 
@@ -219,10 +219,10 @@ class DeltaLedger:
         else:
             to.append(rows, app=self._app, version=batch.through, metadata=said)
 
-    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[Handed]:
+    def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[HandedRange]:
         places = [("dlv_seq", ">", above), ("dlv_seq", "<=", through), ("at_ns", ">", since)]
         rows = self._rows(["channel", "first", "last", "count"], [("owner", "=", owner), *places])
-        pieces = {Handed(row["channel"], row["first"], row["last"], row["count"]) for row in rows.to_pylist()}
+        pieces = {HandedRange(row["channel"], row["first"], row["last"], row["count"]) for row in rows.to_pylist()}
         return sorted((piece for piece in pieces if piece.last >= self.needed), key=lambda piece: piece.first)
 
     def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:

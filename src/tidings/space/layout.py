@@ -13,6 +13,7 @@ Whoever changes a grant raises `LAYOUT`; `tests/unit/space/test_layout.py` notic
     1   CORE and AGENTS; the pipeline's user in CORE
     2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else
     3   a watcher in SYS that sees and closes connections of agents
+    4   sealed blocks: the pipeline writes them, agents get one by its name
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 
-LAYOUT = 3
+LAYOUT = 4
 
 
 def check_layout(info: SpaceInfo) -> None:

@@ -29,7 +29,7 @@ from tidings.space.state import StateBucket
 from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, Gaps, load, unreadable, words
 from tidings.steward.retention import read_floor
 from tidings.steward.voids import Void, void_of
-from tidings.wire.frames import decode_frame, open_block
+from tidings.wire.frames import Block, decode_frame, open_block
 from tidings.wire.subjects import RULING_KINDS, Chat, Delivery, Direct, Task, Via
 
 #: named one by one; beyond that they are counted
@@ -175,7 +175,8 @@ class _Judge:
 def _frame(record: StoredRecord) -> str | None:
     try:
         for block in decode_frame(record.payload).blocks:
-            open_block(block)
+            if isinstance(block, Block):  # what a reference names may be gone: then it is read from the log
+                open_block(block)
     except MalformedFrame as error:
         return str(error)
     return None

@@ -1,8 +1,10 @@
 """Frames: what the pipeline hands an owner, and the blocks they are made of.
 
 A **block** holds consecutive records of one channel with one audience, compressed once and shared by every member. A
-**frame** is a list of blocks for one owner, numbered within a series so that its reader can prove it has no gap: a
-repeated number is a repeat, a skipped one a loss, a new series begins at 1 and its name says why. A frame's
+**frame** is a list of blocks for one owner, each as it is or, from version 2 on, as a **reference** (`Ref`) to where it
+lies sealed, with the key that opens it (`block_refs.py`). Frames of both versions are read, and written is the newer.
+Frames are numbered within a series so that a reader can prove it has no gap: a repeated number is a repeat, a skipped
+one a loss, a new series begins at 1 and its name says why. A frame's
 `Nats-Msg-Id` is the hash of its bytes: a name made of owner and position would let a replay that packs differently be
 taken for a repeat, the broker would drop the new content and nobody would notice. The head a frame was computed at
 travels in a header (`HEAD_HEADER`), not in the bytes, so that an unchanged replay keeps its id.
@@ -13,22 +15,34 @@ Records keep their payload bytes verbatim; whether one may be surfaced is decide
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from itertools import accumulate, pairwise
+from typing import Annotated, Final, Literal
 
 import msgspec
 import zstandard
 
 from tidings.errors import MalformedFrame
 from tidings.wire.headers import Fields
+from tidings.wire.names import is_channel
 
-MAX_FRAME_MESSAGES = 256
+VERSION: Final = 2
+MAX_FRAME_MESSAGES = 4_096
+#: in a frame of version 1
+MAX_FIRST_MESSAGES = 256
+MAX_FRAME_REFS = 32
 MAX_FRAME_BYTES = 512 * 1024
 #: raw bytes of a block, unless one message alone is larger
 MAX_BLOCK_BYTES = 192 * 1024
 HEAD_HEADER = "Td-Head"
 LARGEST_RECORD = 300 * 1024
 _RAW, _ZSTD = 0, 1
+NAME_BYTES, KEY_BYTES, TAG_BYTES = 20, 32, 16
+#: the longest a sequence is after the one before it, as a varint
+_VARINT_BYTES = 9
+#: a key as msgpack has it, also one that is cut off
+_KEY = re.compile(rb"\xc4\x20.{0,32}", re.DOTALL)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -62,35 +76,72 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
     body: bytes
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True):
+class Ref(msgspec.Struct, array_like=True, frozen=True):
+    """A block that lies elsewhere: what a `Block` says of itself, where it is, the key, and which records it holds."""
+
+    codec: Literal[0, 1]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAME_MESSAGES)]
+    first: Count
+    last: Count
+    raw_size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_RECORD)]
+    #: bytes of what is stored: the body of the block, sealed
+    size: Annotated[int, msgspec.Meta(ge=TAG_BYTES + 1, le=LARGEST_RECORD + TAG_BYTES)]
+    channel: str
+    name: Annotated[bytes, msgspec.Meta(min_length=NAME_BYTES, max_length=NAME_BYTES)]
+    key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    #: `encode_seqs` of the records
+    packed_seqs: Annotated[bytes, msgspec.Meta(max_length=MAX_FRAME_MESSAGES * _VARINT_BYTES)]
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        return decode_seqs(self.first, self.packed_seqs)
+
+
+class Frame(msgspec.Struct, frozen=True):
     """`prev` is (first, last, count) of the owner's previous frame: what is lost when the number before is missing."""
 
-    version: Literal[1]
-    owner: str
-    epoch: str
-    series: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-    number: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-    prev: tuple[Count, Count, Count] | None
-    lost: tuple[Lost, ...]
-    blocks: tuple[Block, ...]
-
-
-class _Assembled(msgspec.Struct, array_like=True, frozen=True):
-    """A frame whose blocks are already bytes, so that what is shared is encoded once."""
-
-    version: Literal[1]
+    version: int
     owner: str
     epoch: str
     series: str
     number: int
     prev: tuple[int, int, int] | None
     lost: tuple[Lost, ...]
+    blocks: tuple[Block | Ref, ...]
+
+
+class _Assembled(msgspec.Struct, array_like=True, frozen=True):
+    """A frame as it travels. Its blocks are bytes, so that what is shared is encoded once."""
+
+    version: Literal[1, 2]
+    owner: str
+    epoch: str
+    series: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    prev: tuple[Count, Count, Count] | None
+    lost: tuple[Lost, ...]
     blocks: tuple[msgspec.Raw, ...]
+
+
+class _Opening(msgspec.Struct, array_like=True, frozen=True):
+    """What a block and a reference begin with; a body or a size comes sixth."""
+
+    codec: msgspec.Raw
+    count: msgspec.Raw
+    first: msgspec.Raw
+    last: msgspec.Raw
+    raw_size: msgspec.Raw
+    sixth: msgspec.Raw
 
 
 _encoder = msgspec.msgpack.Encoder()
 _records = msgspec.msgpack.Decoder(tuple[FrameRecord, ...])
-_frames = msgspec.msgpack.Decoder(Frame)
+_frames = msgspec.msgpack.Decoder(_Assembled)
+_openings = msgspec.msgpack.Decoder(_Opening)
+_blocks = msgspec.msgpack.Decoder(Block)
+_refs = msgspec.msgpack.Decoder(Ref)
+#: first bytes of `bin` in msgpack
+_BIN = frozenset({0xC4, 0xC5, 0xC6})
 
 
 def raw_size(record: FrameRecord) -> int:
@@ -144,19 +195,86 @@ def encode_frame(
     prev: tuple[int, int, int] | None = None,
     lost: Iterable[Lost] = (),
 ) -> bytes:
-    """A frame around blocks that `encode_block` made."""
+    """A frame around blocks that `encode_block` made, or references to blocks that `BlockSealer` sealed."""
     shared = tuple(msgspec.Raw(block) for block in blocks)
-    return _encoder.encode(_Assembled(1, owner, epoch, series, number, prev, tuple(lost), shared))
+    return _encoder.encode(_Assembled(VERSION, owner, epoch, series, number, prev, tuple(lost), shared))
 
 
 def decode_frame(data: bytes) -> Frame:
+    """A frame of either version. What its references name is not looked at here."""
     try:
-        frame = _frames.decode(data)
+        found = _frames.decode(data)
+        blocks = tuple(_decode_block(raw) for raw in found.blocks)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"this is not a frame: {error}") from error
-    if (count := sum(block.count for block in frame.blocks)) > MAX_FRAME_MESSAGES:
-        raise MalformedFrame(f"a frame says it has {count} messages; at most {MAX_FRAME_MESSAGES} fit into one")
-    return frame
+    refs, most = sum(isinstance(block, Ref) for block in blocks), MAX_FRAME_MESSAGES
+    if found.version == 1:
+        most = MAX_FIRST_MESSAGES
+        if refs:
+            raise MalformedFrame("a frame of version 1 has no references")
+    if (count := sum(block.count for block in blocks)) > most:
+        raise MalformedFrame(f"a frame says it has {count} messages; at most {most} fit into one")
+    if refs > MAX_FRAME_REFS:
+        raise MalformedFrame(f"a frame has {refs} references; at most {MAX_FRAME_REFS} fit into one")
+    return Frame(found.version, found.owner, found.epoch, found.series, found.number, found.prev, found.lost, blocks)
+
+
+def _decode_block(raw: msgspec.Raw) -> Block | Ref:
+    """The sixth element says which it is: the body of a block, or the size of what a reference names."""
+    if memoryview(_openings.decode(raw).sixth)[0] in _BIN:
+        return _blocks.decode(raw)
+    ref = _refs.decode(raw)
+    seqs = ref.seqs
+    if len(seqs) != ref.count or seqs[-1] != ref.last:
+        raise MalformedFrame(f"a reference says {ref.count} records up to {ref.last} and names others")
+    if not is_channel(ref.channel):
+        raise MalformedFrame("a reference names no channel")
+    return ref
+
+
+def encode_seqs(seqs: Sequence[int]) -> bytes:
+    """Ascending sequences, each but the first as what it adds to the one before: LEB128, low seven bits first."""
+    steps = [seq - before for before, seq in pairwise(seqs)]
+    if max(steps, default=0) < 0x80:
+        return bytes(steps)
+    packed = bytearray()
+    for step in steps:
+        while step > 0x7F:
+            packed.append(step & 0x7F | 0x80)
+            step >>= 7
+        packed.append(step)
+    return bytes(packed)
+
+
+def decode_seqs(first: int, packed: bytes) -> tuple[int, ...]:
+    """What `encode_seqs` packed. Each step is at least 1 and has one spelling."""
+    if packed.isascii():  # every step in one byte, as on a channel of a usual log
+        if 0 in packed:
+            raise MalformedFrame("a sequence in a reference does not ascend")
+        return tuple(accumulate(packed, initial=first))
+    seqs, step, shift = [first], 0, 0
+    for byte in packed:
+        step |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift == 7 * _VARINT_BYTES:
+                raise MalformedFrame("a sequence in a reference is too long")
+        elif not byte:
+            raise MalformedFrame("a sequence in a reference does not ascend, or is not spelled the shortest way")
+        else:
+            seqs.append(seqs[-1] + step)
+            step = shift = 0
+    if shift:
+        raise MalformedFrame("the sequences of a reference end early")
+    return tuple(seqs)
+
+
+def without_keys(frame: bytes) -> bytes:
+    """Bytes that may be a frame, for somebody to look at: whatever could be a key in them is struck out.
+
+    Where they do not open nobody can say what is a key, so a few bytes of a body may be struck out too.
+    """
+    return _KEY.sub(lambda found: found[0][:2] + bytes(len(found[0]) - 2), frame)
 
 
 def frame_id(frame: bytes) -> str:

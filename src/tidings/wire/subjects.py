@@ -8,6 +8,7 @@ parsed can be trusted to name what it says. Who may publish where is `broker/gra
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,9 @@ from tidings.wire import names
 from tidings.wire.tags import is_tag
 
 SHARDS = 16
+#: of sealed blocks: so many that a name shares its own with nothing
+BLOCK_SHARDS = 2**31 - 1
+BLOCK_NAME = re.compile(r"[0-9a-f]{40}")
 #: longer than anything we spell; a broker takes subjects of 60 KiB, and what parses is remembered
 MAX_TAIL = 1024
 
@@ -53,6 +57,7 @@ class StreamKind(StrEnum):
     DELIVERY = "dlv"
     AUDIT = "aud"
     DEAD = "dead"
+    BLOCKS = "blk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,14 @@ def shard_of(owner: str) -> int:
     return hashlib.sha256(owner.encode()).digest()[0] % SHARDS
 
 
+def block_shard(name: str) -> int:
+    """The shard of a sealed block: FNV-1a of its name in 32 bits, which is what the broker's `partition` gives."""
+    found = 0x811C9DC5
+    for byte in name.encode():
+        found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return found % BLOCK_SHARDS
+
+
 class Subjects:
     """Builds and parses the subjects of one space."""
 
@@ -169,6 +182,7 @@ class Subjects:
         self.delivery_stream = self.stream(StreamKind.DELIVERY)
         self.audit_stream = self.stream(StreamKind.AUDIT)
         self.dead_stream = self.stream(StreamKind.DEAD)
+        self.block_stream = self.stream(StreamKind.BLOCKS)
         self.state_bucket = f"td_state_{space}"
         self.steward_lease = f"{self.root}.lease.steward"
         self.space_record = f"{self.root}.space"
@@ -218,6 +232,20 @@ class Subjects:
 
     def dead(self, kind: str, key: str) -> str:
         return f"{self.root}.dead.{names.check_token(kind, 'kind')}.{names.check_token(key, 'key')}"
+
+    def block(self, name: str) -> str:
+        """Where a sealed block lies. No record of anybody's is on such a subject, and none is parsed.
+
+        The last token is what keeps a wildcard from covering the name, the shard what makes one useless: the broker
+        computes it from the name an agent asks for.
+        """
+        if not BLOCK_NAME.fullmatch(name):
+            raise InvalidName(f"block name {name!r} is not 40 hex digits")
+        return f"{self.root}.blk.{block_shard(name)}.{name}.b"
+
+    def block_get(self, name: str) -> str:
+        """Whom to ask for a sealed block."""
+        return f"$JS.API.DIRECT.GET.{self.block_stream}.{self.block(name)}"
 
     def control(self, service: str, sender: str) -> str:
         if service not in SERVICES:

@@ -15,6 +15,7 @@ from tidings.broker.private_files import (
     lock_holder,
     lock_pid,
     locked,
+    own_secret,
     private_dir,
     read_private,
     write_private,
@@ -44,6 +45,17 @@ def test_a_secret_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
         check_private(path)
+
+
+def test_a_secret_of_ones_own_is_made_once_and_one_that_was_cut_is_refused(tmp_path: Path, no_umask: None) -> None:
+    path = tmp_path / "blocks.secret"
+    secret = own_secret(path, 32)
+    assert (len(secret), stat.S_IMODE(path.stat().st_mode)) == (32, 0o600)
+    assert own_secret(path, 32) == secret != own_secret(tmp_path / "another", 32)
+    for torn in (path.read_text()[:40], "", "no hex"):
+        path.write_text(torn)
+        with pytest.raises(ConfigError, match="remove it"):
+            own_secret(path, 32)
 
 
 def test_a_missing_secret_is_named(tmp_path: Path) -> None:

@@ -223,8 +223,8 @@ def test_blocks_are_the_messages_cut_where_an_audience_may_change(
 
 
 def test_a_block_holds_no_more_messages_than_a_frame() -> None:
-    messages = [Deliverable("general", "ada", FrameRecord(s, 0, "chat.ada.general", (), b"")) for s in range(1, 601)]
-    assert [block.info.count for block in cut_blocks(messages, [])] == [256, 256, 88]
+    messages = [Deliverable("general", "ada", FrameRecord(s, 0, "chat.a.b", (), b"")) for s in range(1, 4_201)]
+    assert [block.info.count for block in cut_blocks(messages, [])] == [4_096, 104]
 
 
 # --- planning ---

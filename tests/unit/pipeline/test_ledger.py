@@ -9,7 +9,7 @@ pytest.importorskip("deltalake")
 from tidings.errors import ConflictError
 from tidings.pipeline import ledger as ledgers
 from tidings.pipeline.debts import DebtEvent, Debts
-from tidings.pipeline.deliverer import DeliverBatch, Handed
+from tidings.pipeline.deliverer import DeliverBatch, HandedRange
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, append_events, events_of, open_debts
 from tidings.pipeline.planning import Counter, Delivered
 from tools.delivery import simulate
@@ -54,7 +54,7 @@ def test_a_reset_ends_what_older_rows_say_although_their_places_are_higher(paths
     ledger.write_deliveries(DeliverBatch(1, 20, 35, 40), [row(1, 21, 30, 5, series="lost@4")])
     again = opened(paths)
     debts = again.load_debts()
-    assert again.handed("A", above=0, since=debts.reset_at("A")) == [Handed("general", 21, 30, 10)]
+    assert again.handed("A", above=0, since=debts.reset_at("A")) == [HandedRange("general", 21, 30, 10)]
     assert again.last_frames()["A"][0] == Counter("lost@4", 1, (21, 30, 10))
     assert [place for order, place in again.frames()["A"] if order > debts.reset_at("A")] == [5]
     again.needed = 31

@@ -23,9 +23,9 @@ KEYS = Keyring(seeded_key(RANDOM, OPERATOR), *(seeded_key(RANDOM, ACCOUNT) for _
 USER = seeded_key(RANDOM).id
 MAIN = Subjects("main")
 #: layout -> digest of what its accounts and roles may do. Add a line; never change one that was released
-FROZEN = {2: "fed2b3a9145ffa38", 3: "e77c3418f5ed0997"}
+FROZEN = {2: "fed2b3a9145ffa38", 3: "e77c3418f5ed0997", 4: "fafc3ca093074f07"}
 #: grants.AGENT_RIGHTS -> the same of an agent's token
-FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac"}
+FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac", 3: "d36e585f328bb47c"}
 
 
 def accounts() -> dict[str, Any]:
@@ -56,6 +56,13 @@ def test_only_core_has_streams_and_what_is_imported_is_exported() -> None:
     for name in ("AGENTS_main", "PIPE_main"):
         assert {(each["subject"], each["type"]) for each in found[name]["imports"]} <= exported
         assert {each["account"] for each in found[name]["imports"]} == {KEYS.core.id}
+
+
+def test_the_broker_computes_the_shard_of_the_block_that_an_agent_asks_for() -> None:
+    asked = "$JS.API.DIRECT.GET.BLK_main.td.main.blk"
+    made = f"{asked}.{{{{partition(2147483647,2)}}}}.{{{{wildcard(2)}}}}.b"
+    assert accounts()["AGENTS_main"]["mappings"] == {f"{asked}.*.*.b": [{"subject": made}]}
+    assert [name for name, claims in accounts().items() if "mappings" in claims] == ["AGENTS_main"]
 
 
 def test_whoever_changes_what_an_account_or_a_role_may_do_raises_the_layout() -> None:

@@ -14,7 +14,7 @@ from tidings.steward.history import MAX_PAGE
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.steward.requests import MAX_REQUEST
 from tidings.steward.task_rules import TASK_PART
-from tidings.wire import envelope, frames, headers, message, names, roster, seal, signing, subjects
+from tidings.wire import block_refs, envelope, frames, headers, message, names, roster, seal, signing, subjects
 from tidings.wire.operations import TASK_WAIT
 
 TEXT = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
@@ -34,7 +34,12 @@ PHRASES = [
     seal.SEALED_KIND,
     TASK_PART,
     f"msgpack, at most {frames.MAX_FRAME_BYTES:,} bytes",
-    f"all together are above {frames.MAX_FRAME_MESSAGES}",
+    f"all together are above {frames.MAX_FRAME_MESSAGES:,}",
+    f"its counts end at {frames.MAX_FIRST_MESSAGES}",
+    f"more than {frames.MAX_FRAME_REFS} references",
+    f"not {frames.TAG_BYTES + 1} to {frames.LARGEST_RECORD + frames.TAG_BYTES:,}",
+    f"A block of {block_refs.MAX_INLINE:,} bytes or fewer",
+    f"modulo {subjects.BLOCK_SHARDS:,}",
     f"not 1 to {frames.LARGEST_RECORD:,}",
     frames.HEAD_HEADER,
     f'"max_bytes": {PULL_BYTES}',

@@ -15,6 +15,7 @@ from tidings.wire.frames import (
     Frame,
     FrameRecord,
     Lost,
+    Ref,
     decode_frame,
     encode_block,
     encode_frame,
@@ -37,6 +38,11 @@ def records(draw: st.DrawFn) -> list[FrameRecord]:
     ]
 
 
+def opened(block: Block | Ref) -> tuple[FrameRecord, ...]:
+    assert isinstance(block, Block)
+    return open_block(block)
+
+
 lost = st.lists(st.builds(Lost, texts, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), texts), max_size=3)
 
 
@@ -54,7 +60,7 @@ def test_what_goes_into_a_frame_comes_out(
         prev,
     )
     assert frame.lost == tuple(losses)
-    assert [open_block(block) for block in frame.blocks] == [tuple(run) for run in runs]
+    assert [opened(block) for block in frame.blocks] == [tuple(run) for run in runs]
     again = encode_frame("owner", "epoch", "first", number, map(encode_block, runs), prev=prev, lost=losses)
     assert frame_id(again) == frame_id(data)
     assert frame_id(encode_frame("owner", "epoch", "again", number, map(encode_block, runs))) != frame_id(data)
@@ -80,10 +86,11 @@ def test_a_damaged_frame_opens_as_what_it_says_or_not_at_all(run: list[FrameReco
     position = data.draw(st.integers(0, len(frame) - 1))
     frame[position] ^= data.draw(st.integers(1, 255))
     try:
-        opened = [open_block(block) for block in decode_frame(bytes(frame)).blocks]
+        damaged = decode_frame(bytes(frame)).blocks
+        records = [opened(block) for block in damaged]
     except MalformedFrame:
         return
-    for block, found in zip(decode_frame(bytes(frame)).blocks, opened, strict=True):
+    for block, found in zip(damaged, records, strict=True):
         assert (len(found), found[0].seq, found[-1].seq) == (block.count, block.first, block.last)
 
 
@@ -117,13 +124,13 @@ def test_a_block_that_is_not_what_it_says_is_refused(block: Block) -> None:
         open_block(block)
 
 
-GOOD = (1, "owner", "epoch", "first", 1, None, (), ())
+GOOD = (2, "owner", "epoch", "first", 1, None, (), ())
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        pytest.param((2, *GOOD[1:]), id="another version"),
+        pytest.param((3, *GOOD[1:]), id="another version"),
         pytest.param(GOOD[:-1], id="a field too few"),
         pytest.param((*GOOD[:3], "", *GOOD[4:]), id="no series"),
         pytest.param((*GOOD[:3], "s" * 129, *GOOD[4:]), id="a series too long"),
@@ -133,7 +140,8 @@ GOOD = (1, "owner", "epoch", "first", 1, None, (), ())
         pytest.param((*GOOD[:7], ((0, 0, 1, 1, 5, b"x"),)), id="an empty block"),
         pytest.param((*GOOD[:7], ((0, MAX_FRAME_MESSAGES + 1, 1, 1, 5, b"x"),)), id="a block of too many"),
         pytest.param((*GOOD[:7], ((0, 1, 1, 1, 400_000, b"x"),)), id="a block too large"),
-        pytest.param((*GOOD[:7], ((0, 200, 1, 1, 5, b"x"), (0, 57, 1, 1, 5, b"x"))), id="too many messages"),
+        pytest.param((*GOOD[:7], ((0, 4_000, 1, 1, 5, b"x"), (0, 97, 1, 1, 5, b"x"))), id="too many messages"),
+        pytest.param((1, *GOOD[1:7], ((0, 200, 1, 1, 5, b"x"), (0, 57, 1, 1, 5, b"x"))), id="too many for version 1"),
     ],
 )
 def test_a_frame_outside_the_bounds_is_refused(fields: tuple[object, ...]) -> None:

@@ -15,11 +15,11 @@ from tidings.endpoint.identity import bundle_identity
 from tidings.errors import MalformedFrame, MalformedRecord, TidingsError, UsageError, WireError
 from tidings.space.control import read_answer
 from tidings.steward.requests import check_arguments, parse_request
-from tidings.wire import frames, roster, rulings, signing
+from tidings.wire import block_refs, frames, roster, rulings, signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import decode
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import Subjects, block_shard
 from tidings.wire.times import parse_time, record_time
 
 SHIPPED: dict[str, Any] = json.loads((schema.FOLDER / "vectors.json").read_text())
@@ -32,19 +32,36 @@ def why(vector: dict[str, Any]) -> str:
     return str(vector["why"])
 
 
+def opened_block(
+    frame: frames.Frame, block: frames.Block | frames.Ref, stored: dict[str, Any]
+) -> tuple[frames.FrameRecord, ...]:
+    if isinstance(block, frames.Block):
+        return frames.open_block(block)
+    return block_refs.open_ref(SPACE, frame.epoch, block, bytes.fromhex(stored["stored_hex"]))
+
+
+def told_of(ref: frames.Ref) -> dict[str, Any]:
+    name = ref.name.hex()
+    facts = {"size": ref.size, "channel": ref.channel, "name": name, "key_hex": ref.key.hex()}
+    return facts | {"seqs": list(ref.seqs), "get": SUBJECTS.block_get(name)}
+
+
 @pytest.mark.parametrize("vector", SHIPPED["frames"]["valid"], ids=why)
 def test_a_frame_opens_as_the_vectors_say(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["frame_hex"])
     frame = frames.decode_frame(data)
     assert frames.frame_id(data) == vector["id"]
-    told = msgspec.to_builtins(frame)
-    assert told[1:5] == [vector[name] for name in ("owner", "epoch", "series", "number")]
+    names = ("owner", "epoch", "series", "number")
+    assert [getattr(frame, name) for name in names] == [vector[name] for name in names]
     assert (frame.prev and list(frame.prev)) == vector["prev"]
-    assert [list(each) for each in told[6]] == vector["lost"]
+    assert [list(msgspec.to_builtins(each)) for each in frame.lost] == vector["lost"]
     for block, expected in zip(frame.blocks, vector["blocks"], strict=True):
         facts = [getattr(block, name) for name in ("codec", "count", "first", "last", "raw_size")]
         assert facts == [expected[name] for name in ("codec", "count", "first", "last", "raw_size")]
-        for kept, record in zip(frames.open_block(block), expected["records"], strict=True):
+        ref = expected.get("ref", {})
+        if isinstance(block, frames.Ref):
+            assert told_of(block) | {"stored_hex": ref["stored_hex"]} == ref
+        for kept, record in zip(opened_block(frame, block, ref), expected["records"], strict=True):
             assert (kept.seq, record_time(kept.time_ns)) == (record["seq"], record["time"])
             assert (kept.tail, kept.payload.decode()) == (record["subject_tail"], record["payload"])
             assert [list(field) for field in kept.headers] == record["headers"]
@@ -59,19 +76,44 @@ def test_a_frame_or_a_block_that_is_none_is_refused_and_nothing_swells(vector: d
         with pytest.raises(MalformedFrame):
             frames.decode_frame(data)
         return
-    (block,) = frames.decode_frame(data).blocks
+    frame = frames.decode_frame(data)
+    (block,) = frame.blocks
     with pytest.raises(MalformedFrame):
-        frames.open_block(block)
+        opened_block(frame, block, vector)
+
+
+@pytest.mark.parametrize("vector", SHIPPED["sealed_blocks"], ids=lambda vector: vector["name"])
+def test_whoever_seals_a_block_derives_what_the_vectors_say(vector: dict[str, str]) -> None:
+    sealer = block_refs.BlockSealer(bytes.fromhex(vector["secret_hex"]), vector["space_id"], vector["epoch"])
+    ref = msgspec.msgpack.decode(bytes.fromhex(vector["ref_hex"]), type=frames.Ref)
+    sealed = sealer.seal(vector["channel"], bytes.fromhex(vector["block_hex"]), ref.packed_seqs)
+    assert (sealed.name, sealed.data.hex(), sealed.ref.hex()) == (
+        vector["name"],
+        vector["data_hex"],
+        vector["ref_hex"],
+    )
+    assert ref.key.hex() == vector["key_hex"]
+    assert (
+        block_refs.context(vector["space_id"], vector["epoch"], vector["channel"], ref).hex() == vector["context_hex"]
+    )
+
+
+def test_the_shard_of_a_block_is_the_one_of_the_vectors() -> None:
+    assert [block_shard(each["name"]) for each in SHIPPED["block_shards"]] == [
+        each["shard"] for each in SHIPPED["block_shards"]
+    ]
 
 
 def test_what_we_pack_is_what_the_vectors_have() -> None:
     first = SHIPPED["frames"]["valid"][0]
     frame = frames.decode_frame(bytes.fromhex(first["frame_hex"]))
-    (records,) = (frames.open_block(block) for block in frame.blocks)
+    (block,) = frame.blocks
+    assert isinstance(block, frames.Block)
+    records = frames.open_block(block)
     packed = frames.encode_block(records)
     assert frames.open_block(msgspec.msgpack.decode(packed, type=frames.Block)) == records
     again = frames.encode_frame(
-        frame.owner, frame.epoch, frame.series, frame.number, [msgspec.msgpack.encode(frame.blocks[0])], prev=frame.prev
+        frame.owner, frame.epoch, frame.series, frame.number, [msgspec.msgpack.encode(block)], prev=frame.prev
     )
     assert again.hex() == first["frame_hex"]
 

@@ -69,7 +69,7 @@ async def pipeline_publish(stage: Stage) -> ProbeOutcome:
 async def pipeline_jetstream(stage: Stage) -> ProbeOutcome:
     s, vic = stage.subjects, stage.vic.id
     state = stage.watch.state_stream
-    unread = (s.direct_stream, s.task_stream, s.audit_stream, s.dead_stream)
+    unread = (s.direct_stream, s.task_stream, s.audit_stream, s.dead_stream, s.block_stream)
     asked: dict[str, bytes] = {"INFO": b"", "STREAM.NAMES": b"", "STREAM.LIST": b""}
     for stream in (*unread, state):
         asked |= {
@@ -81,6 +81,7 @@ async def pipeline_jetstream(stage: Stage) -> ProbeOutcome:
     asked |= {
         f"DIRECT.GET.{s.direct_stream}.{s.direct(vic, vic)}": b"",
         f"DIRECT.GET.{s.delivery_stream}": b'{"seq":1}',
+        f"DIRECT.GET.{s.block_stream}.{s.block(stage.block)}": b"",
         f"STREAM.PURGE.{s.log_stream}": b"",
         **{f"DIRECT.GET.{state}.$KV.{s.state_bucket}.{key}": b"" for key in FOREIGN_KEYS if key != "floor.log"},
     }

@@ -52,6 +52,8 @@ def targets(stage: Stage) -> list[str]:
         s.delivery_lease,
         s.audit("probe"),
         s.dead("probe", "probe"),
+        s.block(stage.block),
+        s.block_get(stage.block),
         f"{s.root}.live.chat.{vic}.{stage.channel}",
         s.live_roster,
     ]
@@ -81,6 +83,14 @@ def _dm(stage: Stage, reply: str) -> bytes:
 
 def _task(stage: Stage, reply: str) -> bytes:
     return line(stage.subjects.task(stage.role, stage.mal.id), stage.marked(), reply=reply)
+
+
+def _block(stage: Stage, reply: str) -> bytes:
+    return line(stage.subjects.block_get(stage.block), b"", reply=reply)
+
+
+def _no_block(stage: Stage, reply: str) -> bytes:
+    return line(stage.subjects.block_get("0" * 40), b"", reply=reply)
 
 
 def _ctl(service: str) -> Callable[[Stage, str], bytes]:
@@ -166,6 +176,8 @@ CALLS = [
     Call("ack_next", "a request for the next frame", _ack(0, b"+NXT " + NO_WAIT), 1_000, _hold(0), _settle(0)),
     Call("dm", "a direct message", _dm),
     Call("task", "a task", _task),
+    Call("block", "a request for a sealed block", _block),
+    Call("no_block", "a request for a block that is not there (404)", _no_block),
     *(Call(f"ctl_{service}", f"a `{service}` control request", _ctl(service)) for service in AGENT_SERVICES),
 ]
 

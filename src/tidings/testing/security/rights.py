@@ -45,7 +45,7 @@ async def reserved_subjects(stage: Stage) -> ProbeOutcome:
     owners = [subject for owner in (mal, vic) for subject in (s.access(owner), s.member(owner, TAG))]
     rulings = [*owners, s.channel(TAG), s.link("probe"), s.steward_lease, s.space_record]
     via = [s.via("probe", sender, stage.channel) for sender in (mal, vic)]
-    frames = [s.delivery(mal), s.delivery(vic), s.delivery_lease]
+    frames = [s.delivery(mal), s.delivery(vic), s.delivery_lease, s.block(stage.block), s.block("0" * 40)]
     kept = [s.audit("probe"), s.dead("probe", mal), f"$KV.{s.state_bucket}.beat.steward"]
     return await _all_refused(stage, _marked(stage, [*rulings, *via, *frames, *kept]))
 

@@ -54,6 +54,9 @@ class Stage:
     #: the sequence of the frame and of the direct message the victim holds unacknowledged
     frame: int = 0
     direct: int = 0
+    #: a sealed block, and its name, which the attacker does not know from a frame
+    block: str = field(default_factory=lambda: os.urandom(20).hex())
+    sealed: bytes = field(default_factory=lambda: b"sealed " + os.urandom(64))
     #: acknowledgement subject of what the attacker itself holds, by mailbox
     held: dict[int, str] = field(default_factory=dict)
     #: what arrived at the victim's subscriptions
@@ -142,6 +145,7 @@ async def set_stage(home: SpaceHome, cleanup: list[str], *, deep: bool) -> Async
             await _prepare_victim(stage)
             yield stage
             await _clear_tasks(stage, cleanup)
+            await _clear_block(stage, cleanup)
             await _clear_channels(stage, cleanup)
     finally:
         cleanup += await _revoke(home)
@@ -208,6 +212,7 @@ async def _prepare_victim(stage: Stage) -> None:
     s, vic = stage.subjects, stage.vic
     await vic.control.call("member", "join", pattern=stage.secret)
     await vic.control.call("channel", "set", channel=stage.secret, description="probe")
+    await stage.js.publish(s.block(stage.block), stage.sealed)
     stage.frame = await stage.js.publish(s.delivery(vic.id), b"frame for the victim")
     payload = wire_message.compose(wire_message.Sender(vic.id, "probe"), text="direct for the victim").raw
     signature = signing.sign(vic.key, stage.info.id, "dm", vic.id, payload)  # a void one would be told to its sender
@@ -231,6 +236,14 @@ async def _clear_channels(stage: Stage, cleanup: list[str]) -> None:
             await stage.vic.control.call("channel", "set", channel=row["channel"], **nothing)
     except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next
         cleanup.append(f"channels of the probes remain: {error}")
+
+
+async def _clear_block(stage: Stage, cleanup: list[str]) -> None:
+    s = stage.subjects
+    try:
+        await stage.js.purge(s.block_stream, subject_filter=s.block(stage.block))
+    except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next
+        cleanup.append(f"a block of the probes remains: {error}")
 
 
 async def _clear_tasks(stage: Stage, cleanup: list[str]) -> None:

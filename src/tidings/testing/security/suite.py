@@ -6,7 +6,18 @@ import time
 from collections.abc import Callable, Collection
 
 from tidings.space.home import SpaceHome
-from tidings.testing.security import control, headers, machine, mailboxes, pipeline, replies, rights, sizes, tasks
+from tidings.testing.security import (
+    blocks,
+    control,
+    headers,
+    machine,
+    mailboxes,
+    pipeline,
+    replies,
+    rights,
+    sizes,
+    tasks,
+)
 from tidings.testing.security.report import Probe, ProbeResult, Report, broken
 from tidings.testing.security.stage import Stage, set_stage
 
@@ -15,6 +26,7 @@ PROBES: list[Probe] = [
     *rights.PROBES,
     *headers.PROBES,
     *mailboxes.PROBES,
+    *blocks.PROBES,
     *tasks.PROBES,
     *pipeline.PROBES,
     *machine.PROBES,

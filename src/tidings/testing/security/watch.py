@@ -18,7 +18,7 @@ from tidings.errors import BrokerUnreachable
 from tidings.space.log import log_record
 from tidings.wire.rulings import verify_ruling
 from tidings.wire.signing import SIGNATURE_HEADER
-from tidings.wire.subjects import RULING_KINDS, Subjects
+from tidings.wire.subjects import RULING_KINDS, StreamKind, Subjects
 
 #: the steward itself changes these of the log, at the gate and after a regression
 _STEWARDS_OWN = ("subjects", "max_bytes", "metadata")
@@ -47,7 +47,7 @@ class Watch:
         self.nonce = nonce.encode()
         s = subjects
         self.state_stream = f"KV_{s.state_bucket}"
-        self.streams = (s.log_stream, s.direct_stream, s.task_stream, s.delivery_stream, s.audit_stream, s.dead_stream)
+        self.streams = tuple(s.stream(kind) for kind in StreamKind)
         #: (stream, subject) whose newest record must stay what it is
         self.guarded = (
             (s.log_stream, s.access(vic)),
