@@ -246,6 +246,9 @@ class Books:
             if row.owner == owner and above < row.dlv_seq <= through and order > since and row.last >= self.needed
         ]
 
+    def owners(self) -> set[str]:
+        return {row.owner for _, _, row in self.rows}
+
     def frames(self) -> dict[str, list[tuple[int, int]]]:
         found: dict[str, list[tuple[int, int]]] = {}
         for order, _, row in self.rows:

@@ -102,6 +102,10 @@ class LedgerPort(Protocol):
         """What `owner` was handed in frames with a DLV sequence in (above, through], written after order `since`."""
         ...
 
+    def owners(self) -> Iterable[str]:
+        """Everybody who was ever handed a frame of this log."""
+        ...
+
     def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:
         """Owner -> (order, DLV sequence) of each of its frames that may still be unread."""
         ...
@@ -290,14 +294,15 @@ class Deliverer:
         self.counters[owner] = Counter(f"{reason}@{order}")
         return DebtEvent(order, "reset", owner, "", emptied.at, self.counters[owner].series, first=emptied.above)
 
-    def take_over(self, found: tuple[str, int], own: tuple[str, int], table: Table) -> frozenset[str]:
+    def take_over(self, found: tuple[str, int] | None, own: tuple[str, int], table: Table) -> frozenset[str]:
         """Begin to deliver under the lease `own`. `found` is the one that was in the mailbox stream before.
 
         If that is not the one of the last who wrote to the ledger, the stream is another than it was left, however far
-        it goes. Answers whose mailboxes were not as they should be.
+        it goes. None: nobody asks, because a log that went backwards left mailboxes that hold more than it does.
+        Answers whose mailboxes were not as they should be.
         """
         trusted = self.debts.holder in (found, ("", 0))  # nobody before us said who it was
-        wrong = self._differing_mailboxes(trusted=trusted)
+        wrong = {} if found is None else self._differing_mailboxes(trusted=trusted)
         short = self._empty(wrong, table, trusted=trusted)
         self._record([DebtEvent(self._ledger.next_order(), "held", "", "", own[1], own[0])])
         return short
@@ -306,9 +311,9 @@ class Deliverer:
         """Whose mailboxes do not hold what was put there and not read: they are emptied, and what they held is owed.
 
         The stream of mailboxes may be older than the ledger (a copy was put back, a power cut took what was not
-        synced): then no mailbox is right, for what was taken out of one may be back. Or it has lost a part. Frames of
-        a batch that was broken off are not in the ledger yet: they are made again. One who acknowledges out of order
-        looks the same as one who lost frames: it gets again what it settled, and knows it.
+        synced): then no mailbox is right, for what was taken out of one may be back. Or it has lost a part. One may
+        hold more than is written down: frames of a batch that was broken off, or of a log that went backwards. One who
+        acknowledges out of order looks the same as one who lost frames: it gets again what it settled, and knows it.
         """
         held, noted = self._outlet.held(), frozenset(self._outlet.noted())
         put = {owner: {place for place, _ in told} for owner, told in self.debts.told.items()}
@@ -317,14 +322,12 @@ class Deliverer:
             put.setdefault(owner, set()).update(place for order, place in frames if order > since)
         trusted = trusted and max((max(places, default=0) for places in put.values()), default=0) <= self._outlet.end()
         if not trusted:
-            return dict.fromkeys({*put, *held, *noted}, "lost")
-        return {owner: "lost" for owner in {*put, *held} - noted if self._differs(owner, put, held)}
+            return dict.fromkeys({*put, *noted, *held} & {*put, *noted, *self._ledger.owners()}, "lost")
+        return {o: "lost" for o, places in put.items() if o not in noted and self._lacks(o, places, held.get(o, 0))}
 
-    def _differs(self, owner: str, put: Mapping[str, set[int]], held: Mapping[str, int]) -> bool:
+    def _lacks(self, owner: str, places: set[int], held: int) -> bool:
         read = self._outlet.read_through(owner)
-        if read is None:
-            return False
-        return held.get(owner, 0) != sum(place > read for place in put.get(owner, ()))
+        return read is not None and held < sum(place > read for place in places)
 
     def expire(self, owner: str, table: Table, cause: str) -> None:
         """Nobody reads this mailbox: what lies in it and what is owed to its owner are told as lost, and end."""

@@ -295,9 +295,9 @@ class DeliverJob:
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
-            self.deliverer.restart_series(self.ledger.owners(), f"log:{epoch}", mailboxes.delivered_through())
-        own = (lease.holder_id, lease.seq)
-        if short := self.deliverer.take_over((lease.before.id, lease.before.seq), own, self.folded.table):
+            self.deliverer.restart_series(self.ledger.everybody(), f"log:{epoch}", mailboxes.delivered_through())
+        found = None if rewound is not None else (lease.before.id, lease.before.seq)
+        if short := self.deliverer.take_over(found, (lease.holder_id, lease.seq), self.folded.table):
             words = f"{len(short)} mailboxes were not as they were left; what is unread is delivered again from the log"
             log.warning("%s", words)
             self.tally.last_error = words

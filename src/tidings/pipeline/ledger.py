@@ -140,9 +140,13 @@ class DeltaLedger:
             for row in frames.to_pylist()
         }
 
-    def owners(self) -> list[str]:
-        """Everybody who was ever handed a frame."""
+    def everybody(self) -> list[str]:
+        """Who was ever handed a frame, of whatever log."""
         rows = self._deliveries.read(["owner"])
+        return sorted(pc.unique(rows["owner"]).to_pylist())
+
+    def owners(self) -> list[str]:
+        rows = self._rows(["owner"])
         return sorted(pc.unique(rows["owner"]).to_pylist())
 
     def reached(self) -> int:
