@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tidings.broker.client import connect
-from tidings.broker.jetstream_api import ApiError
+from tidings.broker.jetstream_api import NO_END, ApiError
 from tidings.errors import AuthRevoked, LogFull
 from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
@@ -55,7 +55,7 @@ async def test_a_block_that_is_written_again_is_the_same_one_and_is_acknowledged
         first = await js.publish(s.block(name), b"sealed")
         assert await js.publish(s.block(name), b"sealed") > first
         assert (await js.info(s.block_stream))["state"]["messages"] == 1
-        await js.purge(s.block_stream, subject_filter=s.block(name))
+        await js.purge(s.block_stream, subject_filter=s.block(name), below=NO_END)
         await js.publish(s.block(name), b"sealed")
         assert (await js.info(s.block_stream))["state"]["messages"] == 1
 

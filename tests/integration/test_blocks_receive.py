@@ -15,6 +15,7 @@ import tidings
 from daemons import daemon_in
 from tidings.broker import grants, jwt
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint import block_reader, frame_mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
@@ -84,7 +85,7 @@ def asked(endpoint: tidings.Endpoint) -> int:
 
 
 async def wipe(js: JetStream) -> None:
-    await js.purge("BLK_main", subject_filter="td.main.blk.>")
+    await js.purge("BLK_main", subject_filter="td.main.blk.>", below=NO_END)
 
 
 async def test_what_was_said_to_an_absent_member_comes_from_a_block_once_and_in_order(

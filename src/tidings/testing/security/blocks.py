@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from tidings.broker.client import status_of
+from tidings.broker.jetstream_api import NO_END
 from tidings.testing.security.actor import line
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, known
 from tidings.testing.security.stage import Stage
@@ -100,7 +101,7 @@ async def named_block(stage: Stage) -> ProbeOutcome:
         lied = stage.subjects.block_get(stage.block).replace(f".{block_shard(stage.block)}.", ".7.")
         again = await stage.mal.request(lied)
     finally:
-        await stage.js.purge(stage.subjects.block_stream, subject_filter=stage.subjects.block(name))
+        await stage.js.purge(stage.subjects.block_stream, subject_filter=stage.subjects.block(name), below=NO_END)
     if got.data != stage.sealed or again.data != stage.sealed:
         return broken("the block that was named did not come, or not under the shard that the broker computes")
     return held(f"{len(BODIES)} bodies answer the named block or nothing")

@@ -241,7 +241,7 @@ async def _clear_channels(stage: Stage, cleanup: list[str]) -> None:
 async def _clear_block(stage: Stage, cleanup: list[str]) -> None:
     s = stage.subjects
     try:
-        await stage.js.purge(s.block_stream, subject_filter=s.block(stage.block))
+        await stage.js.purge(s.block_stream, subject_filter=s.block(stage.block), below=NO_END)
     except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next
         cleanup.append(f"a block of the probes remains: {error}")
 
