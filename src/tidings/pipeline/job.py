@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
@@ -34,18 +35,20 @@ from tidings.errors import (
     UnhealthyError,
     UnreachableError,
 )
-from tidings.pipeline.admission import measure
+from tidings.pipeline.admission import SeqRange, measure
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
+from tidings.pipeline.encoding import ARROW as ENCODED
 from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_rows, encode_partition
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
 from tidings.pipeline.session import gone
-from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
+from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed, rows_of
+from tidings.pipeline.source_options import SourceOptions
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
@@ -69,6 +72,8 @@ FULL_LOG = 0.7
 FULL_LOG_WORDS = "the log had no room left to keep it"
 #: a batch that failed again and again is cut into so many pieces at most
 MOST_PIECES = 256
+#: a range with at most so many records and bytes is encoded without Spark
+SMALL_RECORDS, SMALL_BYTES = 1_000, 4 * 1024 * 1024
 #: a task for fewer records costs more than it saves
 SMALLEST_PART = 5_000
 
@@ -346,9 +351,7 @@ class DeliverJob:
     def _stream(self, beat: Heartbeat) -> None:
         frame = (
             self.spark.readStream.format("nats")
-            .option("url", self.settings.url)
-            .option("creds", self.settings.creds)
-            .option("stream", self.subjects.log_stream)
+            .options(**self._options)
             .option("start", str(self.start + 1))
             .option("missing", "rows")
             .option("maxRecordsPerTrigger", str(self.settings.max_records))
@@ -412,14 +415,14 @@ class DeliverJob:
                     self._deliver_range(frame, rest)
                 else:
                     for piece in cut(rest, self._pieces):
-                        self._deliver_range(self._read(piece.after, piece.through, missing="rows"), piece)
+                        self._deliver_range(self._read(piece.after, piece.through), piece)
             self._replay, self._pieces = None, 1
             self.deliverer.debts = self.ledger.tend(self.deliverer.debts)
             self.tally.batches += 1
             self.tally.last_batch_ms = (time.monotonic() - started) * 1_000
 
     def _deliver_range(self, frame: DataFrame, batch: DeliverBatch) -> None:
-        encoded = self._encode(frame, batch.after, None)
+        encoded = self._encode_here(batch.after, batch.through, None) or self._encode(frame, batch.after, None)
         if self._replay is not None:
             self.checkpoint.count_success()
         self.ledger.write_quarantine(batch, encoded.poison)
@@ -435,10 +438,30 @@ class DeliverJob:
         return head
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
-        table = self.folded.table
-        rules = EncodingRules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
-        rows = frame.mapInArrow(partial(encode_partition, rules), SCHEMA)
+        rows = frame.mapInArrow(partial(encode_partition, self._rules(after, channels)), SCHEMA)
         return decode_rows(rows.toArrow())
+
+    def _encode_here(self, after: int, through: int, channels: frozenset[str] | None) -> Encoded | None:
+        """A small range is encoded by this process, to the same bytes: a Spark job costs more than its work.
+
+        None if it is not small: that depends on the range alone, so a repeated batch is encoded as it was before, and
+        a small range is one part for Spark too.
+        """
+        if through - after > SMALL_RECORDS:
+            return None
+        options = SourceOptions.of(self._options | {"missing": "rows"})
+        part = SeqRange(after + 1, through, after + 1 if after else None)
+        rows, size = list[pa.RecordBatch](), 0
+        for batch in rows_of(self.reader, options, part):
+            rows.append(batch)
+            size += batch.nbytes
+            if size > SMALL_BYTES:
+                return None
+        return decode_rows(pa.Table.from_batches(encode_partition(self._rules(after, channels), rows), ENCODED))
+
+    def _rules(self, after: int, channels: frozenset[str] | None) -> EncodingRules:
+        table = self.folded.table
+        return EncodingRules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
 
     def _offer(self, encoded: Encoded, head: int) -> None:
         self.mailboxes.blocks, self.mailboxes.head = encoded.blocks, head
@@ -469,7 +492,7 @@ class DeliverJob:
             self._lock.release()
         if payment is None:
             return
-        encoded = self._encode(self._read(payment.after, payment.through), payment.after, payment.channels)
+        encoded = self._read_again(payment.after, payment.through, payment.channels)
         with self._lock:
             if self.mailboxes.log_floor() > payment.after + 1:
                 return  # retention passed while we read: what is gone is written off next time
@@ -491,18 +514,26 @@ class DeliverJob:
         self._offer(Encoded.nothing(), head)
         self.deliverer.tell(DeliverBatch(None, head, head, head), self.folded.table)
 
-    def _read(self, after: int, through: int, *, missing: str = "rows") -> DataFrame:
+    def _read_again(self, after: int, through: int, channels: frozenset[str]) -> Encoded:
+        here = self._encode_here(after, through, channels)
+        return here or self._encode(self._read(after, through), after, channels)
+
+    def _read(self, after: int, through: int) -> DataFrame:
         return (
             self.spark.read.format("nats")
-            .option("url", self.settings.url)
-            .option("creds", self.settings.creds)
-            .option("stream", self.subjects.log_stream)
+            .options(**self._options)
             .option("start", str(after + 1))
             .option("end", str(through))
-            .option("missing", missing)
+            .option("missing", "rows")
             .option("partitionRecords", str(self._partition_records))
             .load()
         )
+
+    @property
+    def _options(self) -> dict[str, str]:
+        """Where the log is read, by Spark and here."""
+        settings = self.settings
+        return {"url": settings.url, "creds": settings.creds, "stream": self.subjects.log_stream}
 
     def _look_after_mailboxes(self) -> None:
         """What was read need not be kept; what nobody reads must not be kept for ever."""
@@ -545,8 +576,7 @@ class DeliverJob:
             audience = self.deliverer.audience(table, max(table.head, table.floor))
             for owner, loss in self.deliverer.debts.uncounted():
                 lost = loss.lost
-                frame = self._read(lost.first - 1, lost.last, missing="skip")
-                encoded = self._encode(frame, lost.first - 1, frozenset({lost.channel}))
+                encoded = self._read_again(lost.first - 1, lost.last, frozenset({lost.channel}))
                 count = sum(b.info.owed_to(owner) for b in encoded.blocks if owner in set(audience(b.info)))
                 count += max(0, min(kept_from - 1, lost.last) - lost.first + 1)  # nobody can count those any more
                 self.deliverer.debts.counted(owner, loss, count)

@@ -219,16 +219,21 @@ def read_range(options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatc
     """The rows of one part, in Arrow. Runs in a worker: its connection is its own and ends with it."""
     reader = StreamReader(options.location)
     try:
-        kept_from = part.kept_from
-        for page in _pages(reader, options, part):
-            if not isinstance(page, Missing):
-                yield _arrow(page, options.headers_as)
-            elif options.missing != "skip":
-                kept_from = reader.state().first if kept_from is None else kept_from
-                if page.last >= kept_from:
-                    yield _missing_row(options, Missing(max(page.first, kept_from), page.last))
+        yield from rows_of(reader, options, part)
     finally:
         reader.close()
+
+
+def rows_of(reader: StreamReader, options: SourceOptions, part: SeqRange) -> Iterator[pa.RecordBatch]:
+    """The same, over a connection that is there."""
+    kept_from = part.kept_from
+    for page in _pages(reader, options, part):
+        if not isinstance(page, Missing):
+            yield _arrow(page, options.headers_as)
+        elif options.missing != "skip":
+            kept_from = reader.state().first if kept_from is None else kept_from
+            if page.last >= kept_from:
+                yield _missing_row(options, Missing(max(page.first, kept_from), page.last))
 
 
 def _pages(reader: StreamReader, options: SourceOptions, part: SeqRange) -> Iterator[Page | Missing]:
