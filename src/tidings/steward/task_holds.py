@@ -128,7 +128,7 @@ class TaskHolds:
         await self._let_go(task, outcome)
         if task.revived_from:
             with suppress(TidingsError):  # a result outweighs the dead letter it came from
-                await self.records.forget_dead(task.seq)
+                await self.records.forget_dead(task.seq, through=task.revived_from)
         return outcome
 
     async def give_back(
@@ -173,7 +173,7 @@ class TaskHolds:
         gone = dead[: excess([each.size for each in dead], MOST_DEAD_EACH, max(0, most))]
         await self.store.note_letters_gone({asker: Counter(task=len(gone))}, BEYOND_BOUND)
         for each in gone:
-            await self.records.forget_dead(each.seq)
+            await self.records.forget_dead(each.seq, through=each.record)
             self.book.drop(each.seq)
 
     def _room_for_dead(self, asker: str, record: StoredRecord | None) -> int:

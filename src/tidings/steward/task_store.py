@@ -168,8 +168,10 @@ class TaskRecords:
         await self.js.purge(self.subjects.dead_stream, subject_filter=self._dead_subject(dead.seq), keep=1)
         return dropped
 
-    async def forget_dead(self, seq: int, *, keep: int | None = None) -> None:
-        await self.js.purge(self.subjects.dead_stream, subject_filter=self._dead_subject(seq), keep=keep)
+    async def forget_dead(self, seq: int, *, through: int | None = None, keep: int | None = None) -> None:
+        """Remove the dead letters of a task up to a record, or all but the newest `keep`."""
+        below = None if through is None else through + 1
+        await self.js.purge(self.subjects.dead_stream, subject_filter=self._dead_subject(seq), below=below, keep=keep)
 
     def _dead_subject(self, seq: int) -> str:
         return self.subjects.dead("task", str(seq))
