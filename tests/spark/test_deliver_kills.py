@@ -19,6 +19,7 @@ from crowd import Crowd, check, clients, join, narrow, post_large, read_all, rev
 from tidings.testing import processes
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.frames import MAX_FRAME_REFS
 from tools.delivering import delivering, owed
 from tools.driver import gateway
 
@@ -111,8 +112,8 @@ async def test_killed_with_9_at_one_point_after_the_other_exactly_what_is_owed_a
             await say_on(ada, [*ROOMS, *ROOMS], point)
             await killed_at(point, space, tmp_path, way)
 
-        large = await post_large(ada, "team.1", 250_000, 4)  # they make two frames for each owner
-        await killed_after_more_talk("deliver.read")
+        large = await post_large(ada, "team.1", 100_000, MAX_FRAME_REFS + 2)  # they make two frames for each owner
+        await killed_after_more_talk("deliver.block")
         assert await mailboxes(space, bob.id, cal.id, dan.id) == [0, 0, 0]
         await narrow(space, "bob", "team.1", "team.2")
         await killed_after_more_talk("deliver.frame")

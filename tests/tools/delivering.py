@@ -24,7 +24,8 @@ from tidings.pipeline.job import DeliverJob, JobSettings
 from tidings.space.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
-from tidings.wire.frames import Block, Frame, FrameRecord, decode_frame, open_block
+from tidings.wire.block_refs import open_ref
+from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block
 from tools import model
 
 if TYPE_CHECKING:
@@ -109,15 +110,25 @@ class Mailbox:
     records: dict[int, FrameRecord] = field(default_factory=dict)
     repeats: int = 0
 
-    def take(self, data: bytes) -> None:
+    #: channel and sequences of blocks that were named and are not stored any more
+    gone: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+    async def take(self, agent: AgentClient, data: bytes) -> None:
         frame = decode_frame(data)
         self.frames.append(frame)
         for block in frame.blocks:
-            assert isinstance(block, Block), "a reference"
-            for kept in open_block(block):
+            records = open_block(block) if isinstance(block, Block) else await fetch(agent, frame.epoch, block)
+            if records is None:
+                assert isinstance(block, Ref)
+                self.gone.append((block.channel, block.seqs))
+            for kept in records or ():
                 if kept.seq in self.records:
                     self.repeats += 1
                 self.records.setdefault(kept.seq, kept)
+
+    @property
+    def refs(self) -> list[Ref]:
+        return [block for frame in self.frames for block in frame.blocks if isinstance(block, Ref)]
 
     def channel(self, name: str) -> list[int]:
         return [seq for seq, kept in self.records.items() if kept.tail.split(".", 2)[2] == name]
@@ -130,6 +141,15 @@ class Mailbox:
             newest[frame.series] = max(frame.number, newest.get(frame.series, 0))
 
 
+async def fetch(agent: AgentClient, epoch: str, ref: Ref) -> tuple[FrameRecord, ...] | None:
+    """A block by its name, as everybody may get it; None if it is gone."""
+    answer = await agent.connection.request(agent.subjects.block_get(ref.name.hex()), timeout=5)
+    if answer.status is not None:
+        assert answer.status == 404, answer
+        return None
+    return open_ref(agent.space_id, epoch, ref, answer.data)
+
+
 async def empty_mailbox(agent: AgentClient, into: Mailbox | None = None, *, frames: int = 10_000) -> Mailbox:
     """Pull and acknowledge what lies in the agent's mailbox now, at most so many frames."""
     mailbox = into or Mailbox()
@@ -138,7 +158,7 @@ async def empty_mailbox(agent: AgentClient, into: Mailbox | None = None, *, fram
     async def take(message: Any, _delivery: Any) -> None:
         nonlocal taken
         taken += 1
-        mailbox.take(message.data)
+        await mailbox.take(agent, message.data)
         await agent.connection.request(message.reply, ACK, timeout=5)
 
     while taken < frames:

@@ -1,11 +1,11 @@
 """A simulator of delivery: the real rules and the real order of effects, with ports that crash.
 
 `simulate(seed)` makes a space live (`delivery_space.py`) while batches run, die at any effect and run again, mailboxes
-fill up, acknowledgements get lost (`delivery_ports.py`), debts are paid or cancelled by an operator, retention removes
-what nobody needs, the steward empties mailboxes in two steps, older checkpoints and older mailboxes are put back, and
-readers come and go, some of them settling out of order, and check what they are promised (`delivery_reader.py`). This
-module runs the pipeline's `Deliverer` between them, and starts it again where it died. A seed is the same life on
-every run.
+fill up, acknowledgements get lost, stored blocks are forgotten (`delivery_ports.py`), debts are paid or cancelled by an
+operator, retention removes what nobody needs, the steward empties mailboxes in two steps, older checkpoints and older
+mailboxes are put back, and readers come and go, some of them settling out of order, and check what they are promised
+(`delivery_reader.py`). This module runs the pipeline's `Deliverer` between them, and starts it again where it died. A
+seed is the same life on every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.generated import new_log
 class World:
     """A simulated space, its pipeline and its readers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, careless: bool = False) -> None:
         self.rng = random.Random(seed)
         self.fate = Fate(self.rng)
         log = new_log(self.rng, agents=self.rng.randint(3, 5), channels=4)
@@ -35,7 +35,11 @@ class World:
         self.books = Books(self.fate)
         orderly = {owner: self.rng.random() < 0.7 for owner in log.agents}
         self.space = SimulatedSpace(self.rng, log, narrowed=self.narrowed)
-        self.readers = {owner: Reader(owner, self.space, self.books, orderly[owner]) for owner in log.agents}
+        self.readers = {
+            owner: Reader(owner, self.space, self.books, self.boxes, orderly[owner], careless) for owner in log.agents
+        }
+        #: blocks of more bytes than this go by reference: a message has about 300
+        self.inline = self.rng.choice((0, 400, 1_000))
         self.batch_number = 0
         self.pending: tuple[int, int] | None = None
         self.offset = 0
@@ -74,6 +78,7 @@ class World:
             floor=max(self.books.floor, self.books.reached),
             unread=UnreadWindow(places),
             cap=self.rng.choice((2_000, 20_000, 10**9)),
+            choice=lambda size, readers: size > self.inline and readers > 1,
         )
         found, self.boxes.lease = self.boxes.lease, (f"process {self.rng.getrandbits(48):x}", 0)
         deliverer.take_over(found, self.boxes.lease, self.space.table)
@@ -245,7 +250,7 @@ class World:
             self.books.cancel(debt.owner, debt.channel, self.rng.randint(debt.after + 1, self.deliverer.floor))
 
     def read(self, owner: str, frames: int) -> None:
-        self.readers[owner].read(self.boxes.box(owner), frames, self.rng)
+        self.readers[owner].read(self.boxes.box(owner), frames, self.rng, self.kept_from)
 
     def check_complete(self, *, telling: bool) -> None:
         for owner, reader in self.readers.items():
@@ -268,7 +273,7 @@ def simulate(
     emptied out of its mailbox. `busy_operator`: cancels while a batch is under way, not only between two. `careless`:
     retention also removes what is owed or unread.
     """
-    world = World(seed)
+    world = World(seed, careless=careless)
     agents = world.space.log.agents
     world.fate.meanwhile = world.purge_one
     if busy_operator:
@@ -293,6 +298,8 @@ def simulate(
             world.retain(careless=careless)
         if world.rng.random() < 0.1:
             world.boxes.keep_copy()
+        if world.rng.random() < 0.15:
+            world.boxes.forget_blocks()
         if world.rng.random() < 0.02:
             world.expire()
         if world.rng.random() < 0.02:

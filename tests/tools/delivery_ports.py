@@ -1,7 +1,8 @@
 """What delivery has its effects on, in a simulation: mailboxes and books in memory, and a process that dies anywhere.
 
 `Mailboxes` and `Books` stand where the deliver job has the broker and its ledger. They survive every crash, lose
-answers, forget what they deduplicated and run full, as the real ones do. `Fate` decides at which effect the process
+answers, forget what they deduplicated and run full, as the real ones do. Blocks that frames only name may be refused,
+and are forgotten at any time (`forget_blocks`). `Fate` decides at which effect the process
 dies. Nothing here knows who is owed what, nor checks anything: that is `delivery_space.py` and `delivery_reader.py`.
 """
 
@@ -16,9 +17,10 @@ from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.debts import DebtEvent, Debts
 from tidings.pipeline.deliverer import NEVER, DeliverBatch, Emptied, HandedRange
 from tidings.pipeline.planning import Counter, Delivered, Plan
+from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
 from tidings.wire.frames import encode_frame, frame_id
 
-EPOCH = "epoch"
+EPOCH, SPACE_ID = "epoch", "space"
 #: small, so that mailboxes are full often
 MAILBOX_FRAMES = 12
 
@@ -68,9 +70,32 @@ class Mailboxes:
         self.lease = ("", 0)
         self.copies: list[tuple[dict[str, Mailbox], int, dict[str, int], tuple[str, int]]] = []
         self.blocks: list[MadeBlock] = []
+        #: BLK: name -> sealed bytes
+        self.stored: dict[str, bytes] = {}
+        self._sealer = BlockSealer(bytes(SECRET_BYTES), SPACE_ID, EPOCH)
+        self._refs: dict[int, bytes] = {}
 
     def box(self, owner: str) -> Mailbox:
         return self.boxes.setdefault(owner, Mailbox())
+
+    def store(self, blocks: Sequence[int]) -> set[int]:
+        refused: set[int] = set()
+        for index in blocks:
+            self._fate.effect()
+            block = self.blocks[index]
+            sealed = self._sealer.seal(block.info.channel, block.data, block.seqs)
+            self._refs[index] = sealed.ref
+            if self._rng.random() < 0.05:
+                refused.add(index)
+            if index not in refused or self._rng.random() < 0.5:  # stored, and the answer was lost
+                self.stored[sealed.name] = sealed.data
+        return refused
+
+    def forget_blocks(self) -> None:
+        """The oldest go, or all of them, read or not."""
+        gone = self._rng.choice((1, 3, len(self.stored)))
+        for name in list(self.stored)[:gone]:
+            del self.stored[name]
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> dict[str, list[int]]:
         assert len(blocks) == len(self.blocks)
@@ -84,7 +109,7 @@ class Mailboxes:
                     EPOCH,
                     frame.series,
                     frame.number,
-                    [self.blocks[i].data for i in frame.blocks],
+                    [self._refs[i] if i in planned.refs else self.blocks[i].data for i in frame.blocks],
                     prev=frame.prev,
                     lost=frame.lost,
                 )

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tidings.pipeline.classify import Deliverable
-from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, raw_size
+from tidings.wire.block_refs import ref_size
+from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, encode_seqs, raw_size
 from tidings.wire.patterns import covers
 
 Cuts = Sequence[tuple[int, str]]
@@ -27,7 +28,9 @@ class BlockInfo:
     first: int
     last: int
     count: int
+    #: bytes in a frame: of the block, and of a reference to it
     size: int
+    ref_size: int
     senders: tuple[tuple[str, int], ...]
     #: whom mentions buy a copy on a live channel; None: the members
     mentioned: tuple[str, ...] | None = None
@@ -41,6 +44,8 @@ class BlockInfo:
 class MadeBlock:
     info: BlockInfo
     data: bytes
+    #: `encode_seqs` of its messages
+    seqs: bytes
 
 
 class Segments:
@@ -96,14 +101,17 @@ class _Growing:
 
     def made(self) -> MadeBlock:
         data = encode_block([message.kept for message in self._messages])
+        seqs = encode_seqs([message.kept.seq for message in self._messages])
+        channel = self._messages[0].channel
         senders = tuple(sorted(Counter(message.sender for message in self._messages).items()))
         info = BlockInfo(
-            self._messages[0].channel,
+            channel,
             self.first,
             self._messages[-1].kept.seq,
             len(self._messages),
             len(data),
+            ref_size(channel, seqs),
             senders,
             self._messages[0].mentions,
         )
-        return MadeBlock(info, data)
+        return MadeBlock(info, data, seqs)

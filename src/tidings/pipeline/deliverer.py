@@ -15,16 +15,28 @@ The same class runs in the Spark driver and, with ports that crash, in the simul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tidings.failpoints import reach
 from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
-from tidings.pipeline.planning import BATCH_BYTES, Audience, Counter, Delivered, Plan, Settlement, plan, settle
+from tidings.pipeline.planning import (
+    BATCH_BYTES,
+    Audience,
+    Choice,
+    Counter,
+    Delivered,
+    Plan,
+    Settlement,
+    by_reference,
+    plan,
+    settle,
+)
 from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
+from tidings.wire.block_refs import is_by_reference
 
 #: beyond every sequence
 NEVER = 2**62
@@ -112,7 +124,11 @@ class LedgerPort(Protocol):
 
 
 class MailboxPort(Protocol):
-    """The mailboxes: DLV, written under the deliver lease."""
+    """The mailboxes: DLV, written under the deliver lease, and BLK, where blocks lie that frames only name."""
+
+    def store(self, blocks: Sequence[int]) -> Collection[int]:
+        """Put these blocks where references find them. Answers those that are not there."""
+        ...
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
         """Owner -> DLV sequences of its frames, in order, up to the first that was not acknowledged."""
@@ -175,6 +191,7 @@ class Deliverer:
         floor: int,
         unread: UnreadWindow,
         cap: int = BATCH_BYTES,
+        choice: Choice = is_by_reference,
     ) -> None:
         self._ledger, self._outlet, self._floors = ledger, outlet, floors
         self.debts = debts
@@ -183,6 +200,7 @@ class Deliverer:
         self.floor = floor
         self.unread = unread
         self._cap = cap
+        self._choice = choice
 
     # --- a batch of the log ---
 
@@ -198,7 +216,8 @@ class Deliverer:
         self._take_foreign_events()
         self._empty_mailboxes(batch.head, table)
         reach("deliver.read")
-        planned = plan(blocks, self.audience(table, batch.head), self.debts, self.counters, cap=self._cap)
+        refs = by_reference(blocks, lambda block: _members(table, block), self._choice)
+        planned, _ = self._plan(blocks, self.audience(table, batch.head), self.debts, refs)
         self._write("owe", planned.deferred, "the batch was too large")
         settled = self._publish(planned, blocks)
         reach("deliver.published")
@@ -221,10 +240,29 @@ class Deliverer:
             return answer
 
         def owners(block: BlockInfo) -> list[str]:
-            members = block.mentioned if block.mentioned is not None else table.audience_at(block.channel, block.first)
-            return [owner for owner in members if may_read(owner, block.channel)]
+            return [owner for owner in _members(table, block) if may_read(owner, block.channel)]
 
         return owners
+
+    def _plan(
+        self,
+        blocks: Sequence[BlockInfo],
+        audience: Audience,
+        debts: Debts,
+        refs: frozenset[int],
+        rooms: Mapping[str, int] | None = None,
+    ) -> tuple[Plan, Plan]:
+        """A plan and what of it fits, its references leading somewhere: what is not stored travels in the frames."""
+        stored: set[int] = set()
+        while True:
+            planned = plan(blocks, audience, debts, self.counters, refs=refs, cap=self._cap)
+            fitting = planned if rooms is None else planned.within(rooms)
+            missing = sorted(fitting.named - stored)
+            gone = self._outlet.store(missing) if missing else ()
+            if not gone:
+                return planned, fitting
+            stored.update(missing)
+            refs = refs.difference(gone)
 
     def _publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Settlement:
         acknowledged = self._outlet.publish(planned, blocks) if planned.frames else {}
@@ -393,8 +431,8 @@ class Deliverer:
         def owed(block: BlockInfo) -> Iterable[str]:
             return (o for o in audience(block) if block.last > due.get((o, block.channel), NEVER))
 
-        planned = plan(blocks, owed, Debts(untold=self.debts.untold), self.counters, cap=self._cap)
-        fitting = Plan({owner: frames[: payment.rooms.get(owner, 1)] for owner, frames in planned.frames.items()})
+        untold, refs = Debts(untold=self.debts.untold), by_reference(blocks, owed, self._choice)
+        planned, fitting = self._plan(blocks, owed, untold, refs, payment.rooms)
         acknowledged = self._outlet.publish(fitting, blocks) if planned.frames else {}
         reach("pay.published")
         settled = settle(planned, acknowledged, self.counters)
@@ -472,6 +510,11 @@ class Deliverer:
             bytes=planned.bytes,
             debts=len(self.debts.open),
         )
+
+
+def _members(table: Table, block: BlockInfo) -> Iterable[str]:
+    """Whom a block is owed to; nothing later changes the answer."""
+    return block.mentioned if block.mentioned is not None else table.audience_at(block.channel, block.first)
 
 
 def _is_revoked(table: Table, owner: str) -> bool:

@@ -19,9 +19,10 @@ from tidings.broker.records import StoredRecord
 from tidings.pipeline.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, Poison, Void
 from tidings.space.rulebook import Rulebook
+from tidings.wire.block_refs import ref_size
 from tidings.wire.subjects import Subjects
 
-SCHEMA = "kind string, channel string, first bigint, last bigint, count bigint, said string, data binary"
+SCHEMA = "kind string, channel string, first bigint, last bigint, count bigint, said string, data binary, seqs binary"
 ARROW = pa.schema(
     [
         ("kind", pa.string()),
@@ -31,9 +32,10 @@ ARROW = pa.schema(
         ("count", pa.int64()),
         ("said", pa.string()),
         ("data", pa.binary()),
+        ("seqs", pa.binary()),
     ]
 )
-Row = tuple[str, str | None, int, int, int, str | None, bytes | None]
+Row = tuple[str, str | None, int, int, int, str | None, bytes | None, bytes | None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _rows(rules: EncodingRules, batches: Iterable[pa.RecordBatch]) -> Iterator[R
                     yield judged
             elif isinstance(judged, Poison):
                 said = json.dumps([judged.subject, judged.reason, judged.detail])
-                aside.append(("poison", None, judged.seq, judged.seq, 1, said, None))
+                aside.append(("poison", None, judged.seq, judged.seq, 1, said, None, None))
             elif isinstance(judged, Void):
                 seen[2] += 1
 
@@ -89,7 +91,7 @@ def _rows(rules: EncodingRules, batches: Iterable[pa.RecordBatch]) -> Iterator[R
         yield _block_row(block)
     yield from aside
     if seen[1]:
-        yield ("part", None, seen[0], seen[1], seen[2], None, None)
+        yield ("part", None, seen[0], seen[1], seen[2], None, None, None)
 
 
 def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int]) -> Iterator[StoredRecord]:
@@ -103,13 +105,13 @@ def _records(batches: Iterable[pa.RecordBatch], aside: list[Row], seen: list[int
             if missing is None:
                 yield StoredRecord(seq, time_ns, subject, headers, data)
             else:
-                aside.append(("missing", None, seq, missing, missing - seq + 1, None, None))
+                aside.append(("missing", None, seq, missing, missing - seq + 1, None, None, None))
 
 
 def _block_row(block: MadeBlock) -> Row:
     info = block.info
     said = json.dumps([info.senders, info.mentioned])
-    return ("block", info.channel, info.first, info.last, info.count, said, block.data)
+    return ("block", info.channel, info.first, info.last, info.count, said, block.data, block.seqs)
 
 
 def decode_rows(table: pa.Table) -> Encoded:
@@ -132,10 +134,11 @@ def _take(found: Encoded, row: dict[str, Any]) -> None:
                 row["last"],
                 row["count"],
                 len(row["data"]),
+                ref_size(row["channel"], row["seqs"]),
                 tuple((sender, count) for sender, count in senders),
                 None if mentioned is None else tuple(mentioned),
             )
-            found.blocks.append(MadeBlock(info, row["data"]))
+            found.blocks.append(MadeBlock(info, row["data"], row["seqs"]))
         case "poison":
             found.poison.append(Poison(row["first"], *json.loads(row["said"])))
         case "missing":

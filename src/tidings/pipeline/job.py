@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from pyspark.errors import PySparkException
 
 from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
+from tidings.broker.private_files import own_secret
 from tidings.broker.records import StoredRecord
 from tidings.errors import (
     ConflictError,
@@ -45,7 +46,7 @@ from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_row
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
-from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
+from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order, store_blocks
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed, rows_of
 from tidings.pipeline.source_options import SourceOptions
@@ -54,6 +55,7 @@ from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
 from tidings.space.lease import DeliverLease
 from tidings.space.log import ruling_steps
+from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
@@ -155,28 +157,50 @@ class SpaceTable:
 
 
 class Mailboxes(BrokerState):
-    """The mailboxes as the deliverer wants them: frames go to DLV under the lease, over a connection of their own."""
+    """The mailboxes as the deliverer wants them, over a connection of their own: frames go to DLV under the lease,
+    blocks that frames only name to BLK before them."""
 
     def __init__(self, asking: BlockingJetStream, publishing: BlockingJetStream, lease: DeliverLease) -> None:
         super().__init__(asking, lease.subjects)
         self._publishing, self._lease = publishing, lease
-        self.epoch = ""
+        #: names and closes what is stored; set before anything is published
+        self.sealer: BlockSealer
         self.blocks: Sequence[MadeBlock] = ()
         self.head = 0
+        self._refs: dict[int, bytes] = {}
+
+    def store(self, blocks: Sequence[int]) -> Collection[int]:
+        outgoing = {index: self._sealed(index) for index in blocks}
+        refused, serves = store_blocks(self._publishing.connection, outgoing)
+        if not serves:
+            self._publishing.close()
+        if refused:
+            why = next(iter(refused.values()))
+            log.warning("%d blocks travel in frames, because they could not be stored: %s", len(refused), why)
+        return refused
+
+    def _sealed(self, index: int) -> Iterator[Outgoing]:
+        """Sealed when its turn comes: only what is on its way is held twice."""
+        block = self.blocks[index]
+        sealed = self.sealer.seal(block.info.channel, block.data, block.seqs)
+        self._refs[index] = sealed.ref
+        yield Outgoing(self.subjects.block(sealed.name), None, sealed.data)
 
     def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
         assert len(blocks) == len(self.blocks)
-        frames = {owner: map(self._outgoing, frames) for owner, frames in planned.frames.items()}
-        return acknowledged(publish_in_order(self._publishing.connection, frames, self._lease.fence))
+        outgoing = partial(self._outgoing, planned.refs)
+        frames = {owner: map(outgoing, frames) for owner, frames in planned.frames.items()}
+        sent = publish_in_order(self._publishing.connection, frames, self._lease.fence)
+        self._refs.clear()
+        return acknowledged(sent)
 
     def end(self) -> int:
         return self._lease.seq - 1
 
-    def _outgoing(self, frame: FramePlan) -> Outgoing:
-        blocks = [self.blocks[index].data for index in frame.blocks]
-        data = encode_frame(
-            frame.owner, self.epoch, frame.series, frame.number, blocks, prev=frame.prev, lost=frame.lost
-        )
+    def _outgoing(self, refs: frozenset[int], frame: FramePlan) -> Outgoing:
+        blocks = [self._refs[index] if index in refs else self.blocks[index].data for index in frame.blocks]
+        epoch = self.sealer.epoch
+        data = encode_frame(frame.owner, epoch, frame.series, frame.number, blocks, prev=frame.prev, lost=frame.lost)
         subject = self.subjects.delivery(frame.owner)
         return Outgoing(subject, frame_id(data), data, ((HEAD_HEADER, str(self.head)),))
 
@@ -265,7 +289,9 @@ class DeliverJob:
 
     def _prepare(self, mailboxes: Mailboxes, lease: DeliverLease, reader: StreamReader) -> None:
         epoch = offset_at(reader, 0)["epoch"]
-        mailboxes.epoch = epoch
+        self.settings.checkpoint.mkdir(parents=True, exist_ok=True)
+        secret = own_secret(self.settings.checkpoint / "blocks.secret", SECRET_BYTES)
+        mailboxes.sealer = BlockSealer(secret, self.settings.space_id, epoch)
         floors = DeliverFloor(mailboxes, lease, epoch)
         self._put_damaged_checkpoint_aside()
         rewound = self._rewind(reader, floors, epoch)

@@ -1,7 +1,10 @@
 """Planning a batch: which blocks go to whom, in which frames, and what has to wait. Pure.
 
 `plan` packs blocks into frames per owner, numbers them, and leaves out lanes in debt; owners beyond the byte cap of a
-batch become debts, the largest first, so that a huge audience is late and never a stall for the small ones. `settle`
+batch become debts, the largest first, so that a huge audience is late and never a stall for the small ones. Blocks that
+are stored once and named in frames (`by_reference`) count once, and in each frame with the bytes of a reference. Which
+they are depends on nothing that may be different when the batch is repeated: the same frames then have the same bytes,
+and the broker knows them. `settle`
 turns what the broker said into rows of `deliveries`, debts and counters: the frames of an owner are published one
 after the other, so the first that was not acknowledged and all after it become debts of their lanes. An outcome nobody
 knows counts as not acknowledged: a repeat at worst.
@@ -11,17 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import Debts, Lane, Loss
-from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, Lost
+from tidings.wire.block_refs import is_by_reference
+from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, MAX_FRAME_REFS, Lost
 
-#: bytes of DLV one batch may write
+#: bytes of DLV and BLK one batch may write
 BATCH_BYTES = 256 * 1024 * 1024
 #: room for what surrounds the blocks of a frame
 FRAME_OVERHEAD = 4 * 1024
 
 Audience = Callable[[BlockInfo], Iterable[str]]
+#: does a block of so many bytes for so many readers go by reference? One reader is told from more, no more
+Choice = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,20 @@ class Plan:
     frames: dict[str, list[FramePlan]] = field(default_factory=dict)
     #: lanes that go into debt before anything is published: everything after the number
     deferred: dict[Lane, int] = field(default_factory=dict)
+    #: which of the blocks frames only name
+    refs: frozenset[int] = frozenset()
     bytes: int = 0
+
+    def within(self, rooms: Mapping[str, int]) -> Plan:
+        """Only as many frames as each mailbox has room for; one whose room nobody knows is tried with one."""
+        frames = {owner: frames[: rooms.get(owner, 1)] for owner, frames in self.frames.items()}
+        return Plan(frames, self.deferred, self.refs, self.bytes)
+
+    @property
+    def named(self) -> set[int]:
+        """Blocks that must be stored before the frames that name them."""
+        used = (frame.blocks for frames in self.frames.values() for frame in frames)
+        return set(chain.from_iterable(used)) & self.refs
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +128,28 @@ class Settlement:
     told: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
 
+def by_reference(blocks: Sequence[BlockInfo], readers: Audience, choice: Choice = is_by_reference) -> frozenset[int]:
+    """Which blocks are stored once and named. `readers`: whom each is owed to, whatever became of it and them since."""
+    chosen: set[int] = set()
+    for index, block in enumerate(blocks):
+        if choice(block.size, 2):
+            some = islice((owner for owner in readers(block) if block.owed_to(owner)), 2)
+            if choice(block.size, sum(1 for _ in some)):
+                chosen.add(index)
+    return frozenset(chosen)
+
+
 def plan(
     blocks: Sequence[BlockInfo],
     audience: Audience,
     debts: Debts,
     counters: Mapping[str, Counter],
     *,
+    refs: frozenset[int] = frozenset(),
     cap: int = BATCH_BYTES,
 ) -> Plan:
     """`blocks` in order of their first sequence per channel; `audience` says who is owed and allowed each."""
+    sizes = [block.ref_size if index in refs else block.size for index, block in enumerate(blocks)]
     queues: dict[str, list[int]] = {}
     for index, block in enumerate(blocks):
         for owner in audience(block):
@@ -125,42 +158,53 @@ def plan(
     untold = debts.tellable()
     for owner in untold:
         queues.setdefault(owner, [])
-    sizes = {owner: sum(blocks[i].size + FRAME_OVERHEAD for i in queue) for owner, queue in queues.items()}
-    made = Plan()
-    for owner in sorted(queues, key=lambda owner: (sizes[owner], owner)):
-        if made.bytes + sizes[owner] > cap and made.bytes:
+    packs = {owner: list(_packed(queue, blocks, sizes, refs)) for owner, queue in queues.items()}
+    own = {o: sum(sizes[i] for i in queue) + FRAME_OVERHEAD * len(packs[o]) for o, queue in queues.items()}
+    made = Plan(refs=refs)
+    stored: set[int] = set()
+    for owner in sorted(queues, key=lambda owner: (own[owner], owner)):
+        new = refs.intersection(queues[owner]) - stored
+        size = own[owner] + sum(blocks[index].size for index in new)
+        if made.bytes + size > cap and made.bytes:
             for index in reversed(queues[owner]):
                 made.deferred[owner, blocks[index].channel] = blocks[index].first - 1
             continue
-        made.bytes += sizes[owner]
+        made.bytes += size
+        stored |= new
         counter = counters.get(owner, Counter("first"))
-        made.frames[owner] = list(_frames(owner, queues[owner], blocks, counter, untold.get(owner, ())))
+        made.frames[owner] = list(_frames(owner, packs[owner] or [()], blocks, counter, untold.get(owner, ())))
     return made
 
 
 def _frames(
-    owner: str, queue: Sequence[int], blocks: Sequence[BlockInfo], counter: Counter, untold: Iterable[Loss]
+    owner: str,
+    packs: Iterable[tuple[int, ...]],
+    blocks: Sequence[BlockInfo],
+    counter: Counter,
+    untold: Iterable[Loss],
 ) -> Iterator[FramePlan]:
     lost = tuple(untold)
-    for packed in _packed(queue, blocks) if queue else ((),):
+    for packed in packs:
         pieces = _pieces(owner, packed, blocks)
         frame = FramePlan(owner, counter.series, counter.number + 1, counter.prev, lost, packed, pieces)
         yield frame
         counter, lost = frame.counter, ()
 
 
-def _packed(queue: Sequence[int], blocks: Sequence[BlockInfo]) -> Iterator[tuple[int, ...]]:
+def _packed(
+    queue: Sequence[int], blocks: Sequence[BlockInfo], sizes: Sequence[int], refs: frozenset[int]
+) -> Iterator[tuple[int, ...]]:
     packed: list[int] = []
-    count = size = 0
+    count = size = named = 0
     for index in queue:
-        block = blocks[index]
-        full = count + block.count > MAX_FRAME_MESSAGES or size + block.size > MAX_FRAME_BYTES - FRAME_OVERHEAD
+        count += blocks[index].count
+        size += sizes[index]
+        named += index in refs
+        full = count > MAX_FRAME_MESSAGES or size > MAX_FRAME_BYTES - FRAME_OVERHEAD or named > MAX_FRAME_REFS
         if packed and full:
             yield tuple(packed)
-            packed, count, size = [], 0, 0
+            packed, count, size, named = [], blocks[index].count, sizes[index], int(index in refs)
         packed.append(index)
-        count += block.count
-        size += block.size
     if packed:
         yield tuple(packed)
 

@@ -4,6 +4,10 @@ Many messages are in flight at once, never more than the bounds; the messages of
 each after the broker acknowledged the one before, and a destination that refuses gets no more. Every message states the
 lease it is written under, so the broker refuses a holder that was replaced (`LeaseLost`). A connection that goes leaves
 outcomes nobody knows: `ConnectionGone`, and whoever called repeats the batch.
+
+Sealed blocks (`store_blocks`) go the same way without a fence, an id or an order: what they are decides their name, and
+nothing depends on their being there. So one that is refused, or not answered for a while, is told and does not end
+anything.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jetstream_api import WRONG_LAST_SEQUENCE, ApiError, stored_seq
 from tidings.errors import LeaseLost
 from tidings.failpoints import reach
 from tidings.nats.blocking import Reply
+from tidings.nats.errors import ConnectionGone
 from tidings.wire.headers import encode_headers
 
 #: what one connection may have on its way
@@ -24,14 +30,17 @@ MAX_IN_FLIGHT = 512
 MAX_BYTES_IN_FLIGHT = 16 * 1024 * 1024
 #: a broker that stores half a megabyte per message on a busy disk may take a while
 ANSWER_TIMEOUT = 30.0
+#: a block may travel in frames instead
+BLOCK_TIMEOUT = 10.0
+Name = TypeVar("Name", str, int)
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message to publish. `id` is its `Nats-Msg-Id`."""
+    """One message to publish. `id` is its `Nats-Msg-Id`, if it is known by one."""
 
     subject: str
-    id: str
+    id: str | None
     payload: bytes
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -48,58 +57,84 @@ def publish_in_order(
     connection: WorkerConnection, destinations: Mapping[str, Iterable[Outgoing]], fence: Mapping[str, str]
 ) -> dict[str, Published]:
     """Publish to every destination in its order, to all of them together."""
-    return _Window(connection, fence).run(destinations)
+    window = _Window(connection, fence, destinations)
+    window.run(ANSWER_TIMEOUT, "deliver.frame")
+    return window.results
 
 
-class _Window:
-    def __init__(self, connection: WorkerConnection, fence: Mapping[str, str]) -> None:
+def store_blocks(connection: WorkerConnection, blocks: Mapping[int, Iterable[Outgoing]]) -> tuple[dict[int, str], bool]:
+    """Publish each block. Answers why which were not stored, and whether the connection still serves.
+
+    A connection that went is `ConnectionGone` here too: silence alone says nothing of it, but leaves answers to come.
+    """
+    window = _Window(connection, {}, blocks)
+    serves = True
+    try:
+        window.run(BLOCK_TIMEOUT, "deliver.block")
+    except ConnectionGone as error:
+        if not isinstance(error.__cause__, TimeoutError):
+            raise
+        serves = False
+    results = window.results.items()
+    return {block: sent.refused or "no answer" for block, sent in results if not sent.sequences}, serves
+
+
+class _Window(Generic[Name]):
+    """Destinations have names of the caller's."""
+
+    def __init__(
+        self,
+        connection: WorkerConnection,
+        fence: Mapping[str, str],
+        destinations: Mapping[Name, Iterable[Outgoing]],
+    ) -> None:
         self._connection = connection
         self._fence = fence
-        self._flying: dict[int, tuple[str, int]] = {}
+        self._rest: dict[Name, Iterator[Outgoing]] = {name: iter(each) for name, each in destinations.items()}
+        self.results: dict[Name, Published] = {name: Published([]) for name in destinations}
+        #: token -> destination, subject, bytes
+        self._flying: dict[int, tuple[Name, str, int]] = {}
         self._bytes = 0
 
-    def run(self, destinations: Mapping[str, Iterable[Outgoing]]) -> dict[str, Published]:
-        rest: dict[str, Iterator[Outgoing]] = {name: iter(destination) for name, destination in destinations.items()}
-        results = {name: Published([]) for name in destinations}
-        ready = deque(rest)
-        answers = self._connection.replies(ANSWER_TIMEOUT)
+    def run(self, patience: float, failpoint: str) -> None:
+        """Publish everything; `patience` is for one answer while others come."""
+        ready = deque(self._rest)
+        answers = self._connection.replies(patience)
         while ready or self._flying:
-            self._send_ready(ready, rest)
+            self._send_ready(ready)
             if not self._flying:
                 continue
             reply = next(answers)
-            destination = self._landed(reply)
+            destination, subject, size = self._flying.pop(reply.token, (None, "", 0))
             if destination is None:
                 continue
+            self._bytes -= size
             try:
-                results[destination].sequences.append(_stored(reply, destination))
-                reach("deliver.frame")
+                self.results[destination].sequences.append(_stored(reply, subject))
+                reach(failpoint)
                 ready.append(destination)
             except ApiError as error:
-                results[destination].refused = f"{error.description} ({error.err_code})"
-        return results
+                self.results[destination].refused = f"{error.description} ({error.err_code})"
 
-    def _send_ready(self, ready: deque[str], rest: Mapping[str, Iterator[Outgoing]]) -> None:
+    def _send_ready(self, ready: deque[Name]) -> None:
         batch: list[tuple[str, bytes, bytes]] = []
-        names: list[tuple[str, int]] = []
+        names: list[tuple[Name, str, int]] = []
         while ready and len(self._flying) + len(batch) < MAX_IN_FLIGHT and self._bytes < MAX_BYTES_IN_FLIGHT:
             destination = ready.popleft()
-            message = next(rest[destination], None)
+            message = next(self._rest[destination], None)
             if message is None:
                 continue
             batch.append((message.subject, self._block(message), message.payload))
-            names.append((destination, len(message.payload)))
+            names.append((destination, message.subject, len(message.payload)))
             self._bytes += len(message.payload)
         if batch:
             self._flying.update(zip(self._connection.publish_all(batch), names, strict=True))
 
     def _block(self, message: Outgoing) -> bytes:
-        return encode_headers((("Nats-Msg-Id", message.id), *self._fence.items(), *message.headers))
-
-    def _landed(self, reply: Reply) -> str | None:
-        destination, size = self._flying.pop(reply.token, (None, 0))
-        self._bytes -= size
-        return destination
+        fields = [*self._fence.items(), *message.headers]
+        if message.id is not None:
+            fields.insert(0, ("Nats-Msg-Id", message.id))
+        return encode_headers(fields) if fields else b""
 
 
 def _stored(reply: Reply, destination: str) -> int:

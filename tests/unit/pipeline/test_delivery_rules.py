@@ -2,8 +2,9 @@
 
 import random
 from collections import defaultdict
-from itertools import pairwise
-from typing import get_args
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,9 +16,12 @@ from tidings.errors import WireError
 from tidings.pipeline.blocks import BlockInfo, MadeBlock, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
-from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, plan, settle
+from tidings.pipeline.deliverer import Deliverer
+from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, by_reference, plan, settle
+from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
 from tidings.wire import signing
+from tidings.wire.block_refs import MAX_INLINE
 from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.frames import (
     MAX_BLOCK_BYTES,
@@ -233,14 +237,14 @@ OWNERS = ("ada", "bob", "carl")
 
 
 @st.composite
-def planned_worlds(draw: st.DrawFn) -> tuple[list[BlockInfo], dict[int, list[str]], Debts, dict[str, Counter], int]:
+def planned_worlds(draw: st.DrawFn) -> "World":
     made: list[BlockInfo] = []
     seq = 0
     for _ in range(draw(st.integers(0, 25))):
         count = draw(st.sampled_from([1, 3, 100, 256]))
         senders = (("ada", count),) if draw(st.booleans()) else (("dora", count),)
         size = draw(st.sampled_from([50, 20_000, 300_000]))
-        made.append(BlockInfo(draw(st.sampled_from(CHANNELS)), seq + 1, seq + count, count, size, senders))
+        made.append(BlockInfo(draw(st.sampled_from(CHANNELS)), seq + 1, seq + count, count, size, 200, senders))
         seq += count
     audience = {block.first: draw(st.lists(st.sampled_from(OWNERS), unique=True)) for block in made}
     debts = Debts()
@@ -249,21 +253,23 @@ def planned_worlds(draw: st.DrawFn) -> tuple[list[BlockInfo], dict[int, list[str
     for owner in draw(st.lists(st.sampled_from(OWNERS), max_size=1)):
         debts.apply(DebtEvent(2, "lost", owner, "general", 5, "gone", first=1, count=5))
     counters = {"bob": Counter("access:7", 4, (1, 2, 2))} if draw(st.booleans()) else {}
-    return made, audience, debts, counters, draw(st.sampled_from([1_000, 100_000, 10**9]))
+    refs = by_reference(made, lambda block: audience[block.first])
+    return made, audience, debts, counters, draw(st.sampled_from([1_000, 100_000, 10**9])), refs
 
 
-World = tuple[list[BlockInfo], dict[int, list[str]], Debts, dict[str, Counter], int]
+World = tuple[list[BlockInfo], dict[int, list[str]], Debts, dict[str, Counter], int, frozenset[int]]
 
 
 def planned(world: World) -> Plan:
-    made, audience, debts, counters, cap = world
-    return plan(made, lambda block: audience[block.first], debts, counters, cap=cap)
+    made, audience, debts, counters, cap, refs = world
+    return plan(made, lambda block: audience[block.first], debts, counters, refs=refs, cap=cap)
 
 
 @given(planned_worlds())
 def test_a_plan_gives_everybody_its_blocks_once_in_order_within_bounds_or_defers_them(world: World) -> None:
-    made, audience, debts, counters, cap = world
+    made, audience, debts, counters, cap, refs = world
     result = planned(world)
+    sizes = [block.ref_size if index in refs else block.size for index, block in enumerate(made)]
     due = {
         owner: [i for i, b in enumerate(made) if owner in audience[b.first] and b.owed_to(owner)
                 and (owner, b.channel) not in debts.open]
@@ -286,13 +292,69 @@ def test_a_plan_gives_everybody_its_blocks_once_in_order_within_bounds_or_defers
             assert (frame.series, frame.number, frame.prev) == (before.series, before.number + 1, before.prev)
             assert frame.blocks or frame.lost
             assert len(frame.blocks) <= 1 or sum(made[i].count for i in frame.blocks) <= MAX_FRAME_MESSAGES
-            assert len(frame.blocks) <= 1 or sum(made[i].size for i in frame.blocks) <= MAX_FRAME_BYTES - FRAME_OVERHEAD
+            assert len(frame.blocks) <= 1 or sum(sizes[i] for i in frame.blocks) <= MAX_FRAME_BYTES - FRAME_OVERHEAD
             assert sum(piece.count for piece in frame.pieces) == sum(made[i].owed_to(owner) for i in frame.blocks)
             before = frame.counter
         told = [loss for frame in frames for loss in frame.losses]
         assert told == (debts.untold.get(owner, []) if frames else [])
+    taken = {o: [i for frame in frames for i in frame.blocks] for o, frames in result.frames.items()}
+    assert result.named == set(chain.from_iterable(taken.values())) & refs
+    assert result.bytes == sum(made[i].size for i in result.named) + sum(
+        sum(sizes[i] for i in taken[o]) + FRAME_OVERHEAD * sum(1 for frame in frames if frame.blocks)
+        for o, frames in result.frames.items()
+    )
     if result.deferred:
-        assert result.bytes <= max(cap, max(sum(made[i].size + FRAME_OVERHEAD for i in due[o]) for o in result.frames))
+        alone = [sum(made[i].size + sizes[i] + FRAME_OVERHEAD for i in taken[o]) for o in result.frames]
+        assert result.bytes <= max(cap, *alone)
+
+
+def block_of(size: int, *senders: tuple[str, int], channel: str = "general") -> BlockInfo:
+    return BlockInfo(channel, 1, 9, 3, size, 200, senders or (("dora", 3),))
+
+
+@pytest.mark.parametrize(
+    ("block", "readers", "named"),
+    [
+        (block_of(MAX_INLINE + 1), ["ada", "bob"], True),
+        (block_of(MAX_INLINE), ["ada", "bob", "carl"], False),
+        (block_of(MAX_INLINE + 1), ["ada"], False),
+        (block_of(MAX_INLINE + 1, ("ada", 3)), ["ada", "bob"], False),
+        (block_of(MAX_INLINE + 1, ("ada", 2), ("bob", 1)), ["ada", "bob"], True),
+    ],
+)
+def test_a_block_is_named_if_it_is_large_and_more_than_one_did_not_write_all_of_it(
+    block: BlockInfo, readers: list[str], named: bool
+) -> None:
+    assert by_reference([block], lambda _: readers) == ({0} if named else set())
+
+
+def test_a_frame_names_no_more_blocks_than_a_reader_takes() -> None:
+    made = [BlockInfo("general", n, n, 1, 5_000, 200, (("dora", 1),)) for n in range(1, 71)]
+    found = plan(made, lambda _: ["ada", "bob"], Debts(), {}, refs=frozenset(range(70)))
+    assert [len(frame.blocks) for frame in found.frames["bob"]] == [32, 32, 6]
+    assert len(plan(made, lambda _: ["bob"], Debts(), {}).frames["bob"]) == 1, "blocks in a frame are not counted"
+
+
+def test_what_was_refused_is_in_the_frames_and_everything_else_is_stored_once() -> None:
+    made = [
+        BlockInfo("general", n, n, 1, size, 200, (("dora", 1),)) for n, size in ((20, 5_000), (21, 9_000), (22, 99))
+    ]
+    calls: list[list[int]] = []
+
+    class Outlet:
+        def store(self, blocks: Sequence[int]) -> set[int]:
+            calls.append(list(blocks))
+            return {1} & set(blocks)
+
+    found = Deliverer(Any, Outlet(), Any, debts=Debts(), counters={}, last_head=0, floor=0, unread=UnreadWindow())  # type: ignore[arg-type]
+    chosen = by_reference(made, lambda _: ["ada", "bob"])
+    assert chosen == {0, 1}
+    result, fitting = found._plan(made, lambda _: ["ada", "bob"], Debts(), chosen)
+    assert calls == [[0, 1]]
+    assert (set(result.refs), result.named, fitting) == ({0}, {0}, result)
+    assert result.bytes == 5_000 + 2 * (200 + 9_000 + 99 + FRAME_OVERHEAD)
+    _, fitting = found._plan(made, lambda _: ["ada"], Debts(), chosen, {"ada": 0})
+    assert (calls[1:], fitting.frames) == ([], {"ada": []}), "nothing is stored for a mailbox that is full"
 
 
 @given(planned_worlds(), st.data())

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_the_simulated_lives_hold_what_they_are_meant_to() -> None:
     assert {reader.orderly for world in worlds for reader in world.readers.values()} == {True, False}
     seen = {(world, seq) for world in worlds for reader in world.readers.values() for seq in reader.seen}
     assert any(".via." in world.space.stored[seq - 1].subject for world, seq in seen)
+    fetched = sum((reader.fetches for world in worlds for reader in world.readers.values()), Tally[str]())
+    assert {"known", "fetched", "from the log"} <= set(fetched), "blocks are named, stored and forgotten"
     assert any(series.startswith("access:") for world in worlds for r in world.readers.values() for series in r.numbers)
 
 
@@ -124,8 +127,8 @@ def runs_span_changes_of_their_audience(patch: Patch) -> None:
 
 
 def lanes_in_debt_get_news(patch: Patch) -> None:
-    def plan(blocks: Any, audience: Any, debts: Debts, counters: Any, *, cap: int) -> Plan:
-        return planning.plan(blocks, audience, Debts(untold=debts.untold), counters, cap=cap)
+    def plan(blocks: Any, audience: Any, debts: Debts, counters: Any, **more: Any) -> Plan:
+        return planning.plan(blocks, audience, Debts(untold=debts.untold), counters, **more)
 
     patch.setattr(deliverer, "plan", plan)
 
