@@ -39,11 +39,12 @@ from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
-from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_rows, encode_partition
+from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, Sent, decode_rows, encode_partition
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order
+from tidings.pipeline.sent_rules import LentRules, SentRules
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
@@ -69,8 +70,9 @@ FULL_LOG = 0.7
 FULL_LOG_WORDS = "the log had no room left to keep it"
 #: a batch that failed again and again is cut into so many pieces at most
 MOST_PIECES = 256
-#: a task for fewer records costs more than it saves
-SMALLEST_PART = 5_000
+#: a task for fewer records and fewer bytes costs more than it saves, and every task ends the blocks of its channels
+SMALLEST_PART = 2_000
+SMALLEST_PART_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +242,13 @@ class DeliverJob:
             lease = DeliverLease(beating, self.subjects, ttl=self.settings.lease_ttl)
             lease.take()
             beat = Heartbeat(lease, self._on_stuck)
+            self._sent_rules = SentRules(self.spark.sparkContext)
             try:
                 self._prepare(Mailboxes(asking, publishing, lease), lease, reader)
                 self._stream(beat)
             finally:
                 beat.end()
+                self._sent_rules.close()
                 with suppress(
                     LeaseLost, UnreachableError, OutcomeUnknown
                 ):  # nobody is there to hear it, or somebody else has it
@@ -337,11 +341,13 @@ class DeliverJob:
         floors.rewind(agreed)
         return agreed
 
-    @property
-    def _partition_records(self) -> int:
-        """A full batch has as many tasks as run side by side, or workers would wait for one of them."""
-        side_by_side = int(self.spark.sparkContext.defaultParallelism)
-        return max(SMALLEST_PART, -(-self.settings.max_records // side_by_side))
+    def _parts(self) -> dict[str, str]:
+        """Options of the source: a batch as large as one may be, in records or in bytes, has a task for every core."""
+        cores = int(self.spark.sparkContext.defaultParallelism)
+        return {
+            "partitionRecords": str(max(SMALLEST_PART, -(-self.settings.max_records // cores))),
+            "partitionBytes": str(max(SMALLEST_PART_BYTES, -(-self.settings.max_bytes // cores))),
+        }
 
     def _stream(self, beat: Heartbeat) -> None:
         frame = (
@@ -353,7 +359,7 @@ class DeliverJob:
             .option("missing", "rows")
             .option("maxRecordsPerTrigger", str(self.settings.max_records))
             .option("maxBytesPerTrigger", str(self.settings.max_bytes))
-            .option("partitionRecords", str(self._partition_records))
+            .options(**self._parts())
             .option("waitMs", str(self.settings.wait_ms))
             .load()
         )
@@ -435,8 +441,16 @@ class DeliverJob:
         return head
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
+        with self._lend_rules(after) as sent:
+            return self._encode_with(sent, frame, after, channels)
+
+    def _lend_rules(self, after: int) -> LentRules:
+        """The rules at the workers, for records after `after`; under the lock, because the fold must stand still."""
+        return self._sent_rules.lend(self.folded.table.rules, after)
+
+    def _encode_with(self, sent: Sent, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         table = self.folded.table
-        rules = EncodingRules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
+        rules = EncodingRules(self.settings.space, sent, table.cuts_within(after, table.head), channels)
         rows = frame.mapInArrow(partial(encode_partition, rules), SCHEMA)
         return decode_rows(rows.toArrow())
 
@@ -465,11 +479,14 @@ class DeliverJob:
             head = self._advance_fold()
             if payment is None and debts.tellable():
                 self._tell(head)
+            lent = self._lend_rules(payment.after) if payment is not None else None
         finally:
             self._lock.release()
-        if payment is None:
+        if payment is None or lent is None:
             return
-        encoded = self._encode(self._read(payment.after, payment.through), payment.after, payment.channels)
+        with lent as sent:
+            frame = self._read(payment.after, payment.through)
+            encoded = self._encode_with(sent, frame, payment.after, payment.channels)
         with self._lock:
             if self.mailboxes.log_floor() > payment.after + 1:
                 return  # retention passed while we read: what is gone is written off next time
@@ -500,7 +517,7 @@ class DeliverJob:
             .option("start", str(after + 1))
             .option("end", str(through))
             .option("missing", missing)
-            .option("partitionRecords", str(self._partition_records))
+            .options(**self._parts())
             .load()
         )
 

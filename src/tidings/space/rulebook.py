@@ -243,9 +243,10 @@ def _blanked(ruling: R) -> R:
 def _condensed(histories: Mapping[str, Timeline[R]], floor: int) -> dict[str, Timeline[R]]:
     """What posts are judged by from `floor` on, without changes that change nothing.
 
-    Equal histories become one object, which is pickled once.
+    Equal rulings and equal histories become one object each, which is pickled once.
     """
     made: dict[str, Timeline[R]] = {}
+    blanks: dict[tuple[object, ...], R] = {}
     alike: dict[tuple[tuple[int, tuple[object, ...]], ...], Timeline[R]] = {}
     for key, history in histories.items():
         changes = [
@@ -256,7 +257,7 @@ def _condensed(histories: Mapping[str, Timeline[R]], floor: int) -> dict[str, Ti
         content = tuple([(seq, _judged_by(ruling)) for seq, ruling in changes])
         if (condensed := alike.get(content)) is None:
             condensed = alike[content] = Timeline()
-            for seq, ruling in changes:
-                condensed.put(seq, _blanked(ruling))
+            for (seq, judged_by), (_, ruling) in zip(content, changes, strict=True):
+                condensed.put(seq, blanks.setdefault(judged_by, _blanked(ruling)))
         made[key] = condensed
     return made
