@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.space.rulebook import Rulebook
@@ -17,17 +19,18 @@ from tidings.wire import message as wire_message
 from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Fields, Headers, read_plain_block, refused_headers, values_of
 from tidings.wire.message import MAX_PAYLOAD
+from tidings.wire.plain_message import Addressed, read_plain
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Ruling, Subjects, Via
 
 ORIGIN_HEADER = "Td-Origin"
 #: what a frame keeps of a sender's headers, whatever their case: readers look them up so
-KEPT_HEADERS = frozenset(name.lower() for name in (SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, "Td-Hops"))
+_KEPT = (SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, "Td-Hops")
+KEPT_HEADERS = frozenset((*_KEPT, *map(str.lower, _KEPT)))
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Deliverable:
+class Deliverable(msgspec.Struct, frozen=True):
     """A message that counts: whoever is in the audience of `channel` at its sequence is owed it."""
 
     channel: str
@@ -61,26 +64,53 @@ class NotForMembers:
 Classification = Deliverable | Poison | Void | NotForMembers
 
 
+@dataclass(slots=True)
+class _Lane:
+    """What is known of a subject. `allowed` and `live` hold from sequence `first` on and before `end`."""
+
+    parsed: Chat | Via
+    tail: str
+    first: int = 0
+    end: int = 0
+    allowed: bool = False
+    live: bool = False
+
+
 class Classifier:
-    """Judges records of one space. Remembers answers that cannot change between two rulings."""
+    """Judges records of one space. Remembers answers that cannot change between two rulings.
+
+    It remembers every subject it was asked about, so it is for one range of a log and not for a whole life.
+    """
 
     def __init__(self, subjects: Subjects, rules: Rulebook) -> None:
         self._subjects = subjects
         self._rules = rules
+        self._lanes: dict[str, _Lane] = {}
 
     def classify(self, record: StoredRecord) -> Classification:
-        parsed = self._subjects.parse(record.subject)
-        if isinstance(parsed, Ruling):
-            return NotForMembers(record.seq)
-        if not isinstance(parsed, Chat | Via):
-            return self._poison(record, "malformed_subject", "not a subject of this space")
+        lane = self._lanes.get(record.subject)
+        if lane is None:
+            parsed = self._subjects.parse(record.subject)
+            if isinstance(parsed, Ruling):
+                return NotForMembers(record.seq)
+            if not isinstance(parsed, Chat | Via):
+                return self._poison(record, "malformed_subject", "not a subject of this space")
+            lane = self._lanes[record.subject] = _Lane(parsed, self._subjects.tail(record.subject))
         fields = self._fields(record)
         if isinstance(fields, Poison):
             return fields
-        void = self._void(record.seq, parsed, fields)
+        if not lane.first <= record.seq < lane.end:
+            self._look_up(lane, record.seq)
+        void = self._void(record.seq, lane, fields)
         if void is not None:
             return void
-        return self._message(record, parsed, fields)
+        return self._message(record, lane, fields)
+
+    def _look_up(self, lane: _Lane, seq: int) -> None:
+        sender, channel = lane.parsed.sender, lane.parsed.channel
+        lane.allowed = self._rules.post_allowed(sender, channel, seq)
+        lane.live = self._rules.class_at(channel, seq) == "live"
+        lane.first, lane.end = self._rules.steady(sender, channel, seq)
 
     def _fields(self, record: StoredRecord) -> Fields | Poison:
         plain = read_plain_block(record.own_block)
@@ -99,35 +129,41 @@ class Classifier:
             return self._poison(record, "too_large", f"payload has {len(record.payload)} bytes")
         return fields
 
-    def _void(self, seq: int, parsed: Chat | Via, fields: Fields) -> Void | None:
+    def _void(self, seq: int, lane: _Lane, fields: Fields) -> Void | None:
+        parsed = lane.parsed
         if isinstance(parsed, Chat):
-            allowed = self._rules.post_allowed(parsed.sender, parsed.channel, seq)
-            return None if allowed else Void(seq, "the sender might not post there")
+            return None if lane.allowed else Void(seq, "the sender might not post there")
         origin, _, theirs = next(iter(values_of(fields, ORIGIN_HEADER)), "").partition(" ")
         allowed = self._rules.admission_allowed(parsed.link, origin, theirs, parsed.channel, seq)
         return None if allowed else Void(seq, "no link in force admits it")
 
-    def _message(self, record: StoredRecord, parsed: Chat | Via, fields: Fields) -> Classification:
+    def _message(self, record: StoredRecord, lane: _Lane, fields: Fields) -> Classification:
+        sender = lane.parsed.sender
         try:
-            message = wire_message.decode(record.payload)
+            addressed = read_plain(record.payload) or _addressed(record.payload)
         except WireError as error:
             return self._poison(record, "malformed", str(error))
-        if message.sender.id != parsed.sender:
-            return self._poison(record, "sender_mismatch", f"claims to be from {message.sender.id[:80]!r}")
+        if addressed.sender != sender:
+            return self._poison(record, "sender_mismatch", f"claims to be from {addressed.sender[:80]!r}")
         mentions: tuple[str, ...] | None = None
-        if self._rules.class_at(parsed.channel, record.seq) == "live":
-            mentions = tuple(dict.fromkeys(m.id for m in message.mentions if m.id != parsed.sender))
+        if lane.live:
+            mentions = tuple(dict.fromkeys(each for each in addressed.mentions if each != sender))
             if not mentions:
                 return NotForMembers(record.seq)
         kept = FrameRecord(
             record.seq,
             record.time_ns,
-            self._subjects.tail(record.subject),
-            tuple((name, value) for name, value in fields if name.lower() in KEPT_HEADERS),
+            lane.tail,
+            tuple([field for field in fields if field[0] in KEPT_HEADERS or field[0].lower() in KEPT_HEADERS]),
             record.payload,
         )
-        return Deliverable(parsed.channel, parsed.sender, kept, mentions)
+        return Deliverable(lane.parsed.channel, sender, kept, mentions)
 
     @staticmethod
     def _poison(record: StoredRecord, reason: str, detail: str) -> Poison:
         return Poison(record.seq, record.subject[:1000], reason, detail[:500])
+
+
+def _addressed(payload: bytes) -> Addressed:
+    message = wire_message.decode(payload)
+    return Addressed(message.sender.id, tuple(mention.id for mention in message.mentions))

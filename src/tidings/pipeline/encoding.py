@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -36,14 +36,30 @@ ARROW = pa.schema(
     ]
 )
 Row = tuple[str, str | None, int, int, int, str | None, bytes | None, bytes | None]
+#: a task hands over what it made when it has so many bytes of it
+HANDED_OVER = 4 * 1024 * 1024
+
+
+class Sent(Protocol):
+    """A broadcast of the rules, or whatever else has them."""
+
+    @property
+    def value(self) -> Rulebook: ...
+
+
+@dataclass(frozen=True)
+class OwnRules:
+    """The rules in the process that folded them."""
+
+    value: Rulebook
 
 
 @dataclass(frozen=True)
 class EncodingRules:
-    """What a worker has to know. `channels`: only these, or all of them."""
+    """What a worker has to know. `sent`: the rules as they were broadcast. `channels`: only these, or all of them."""
 
     space: str
-    book: Rulebook
+    sent: Sent
     cuts: Cuts
     channels: frozenset[str] | None = None
 
@@ -66,12 +82,25 @@ class Encoded:
 
 def encode_partition(rules: EncodingRules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The body of the Spark job."""
+    rows: list[Row] = []
+    size = 0
     for row in _rows(rules, batches):
-        yield pa.RecordBatch.from_pylist([dict(zip(ARROW.names, row, strict=True))], schema=ARROW)
+        rows.append(row)
+        size += len(row[6] or b"")
+        if size >= HANDED_OVER:
+            yield _by_columns(rows)
+            rows, size = [], 0
+    if rows:
+        yield _by_columns(rows)
+
+
+def _by_columns(rows: list[Row]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(list(map(pa.array, columns, ARROW.types)), schema=ARROW)
 
 
 def _rows(rules: EncodingRules, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    classifier = Classifier(Subjects(rules.space), rules.book)
+    classifier = Classifier(Subjects(rules.space), rules.sent.value)
     aside: list[Row] = []
     seen = [0, 0, 0]
 
@@ -117,33 +146,35 @@ def _block_row(block: MadeBlock) -> Row:
 def decode_rows(table: pa.Table) -> Encoded:
     """What the job answered, blocks in order of their first sequence."""
     found = Encoded.nothing()
-    for row in table.to_pylist():
-        _take(found, row)
+    for row in zip(*(table.column(name).to_pylist() for name in ARROW.names), strict=True):
+        _take(found, *row)
     found.blocks.sort(key=lambda block: block.info.first)
     found.poison.sort(key=lambda poison: poison.seq)
     return found
 
 
-def _take(found: Encoded, row: dict[str, Any]) -> None:
-    match row["kind"]:
+def _take(
+    found: Encoded, kind: str, channel: str, first: int, last: int, count: int, said: str, data: bytes, seqs: bytes
+) -> None:
+    match kind:
         case "block":
-            senders, mentioned = json.loads(row["said"])
+            senders, mentioned = json.loads(said)
             info = BlockInfo(
-                row["channel"],
-                row["first"],
-                row["last"],
-                row["count"],
-                len(row["data"]),
-                ref_size(row["channel"], row["seqs"]),
+                channel,
+                first,
+                last,
+                count,
+                len(data),
+                ref_size(channel, seqs),
                 tuple((sender, count) for sender, count in senders),
                 None if mentioned is None else tuple(mentioned),
             )
-            found.blocks.append(MadeBlock(info, row["data"], row["seqs"]))
+            found.blocks.append(MadeBlock(info, data, seqs))
         case "poison":
-            found.poison.append(Poison(row["first"], *json.loads(row["said"])))
+            found.poison.append(Poison(first, *json.loads(said)))
         case "missing":
-            found.missing.append((row["first"], row["last"]))
+            found.missing.append((first, last))
         case "part":
-            found.void += row["count"]
-            found.first = min(found.first or row["first"], row["first"])
-            found.last = max(found.last, row["last"])
+            found.void += count
+            found.first = min(found.first or first, first)
+            found.last = max(found.last, last)

@@ -42,11 +42,12 @@ from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import ARROW as ENCODED
-from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, decode_rows, encode_partition
+from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, OwnRules, Sent, decode_rows, encode_partition
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order, store_blocks
+from tidings.pipeline.sent_rules import LentRules, SentRules
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed, rows_of
 from tidings.pipeline.source_options import SourceOptions
@@ -76,8 +77,9 @@ FULL_LOG_WORDS = "the log had no room left to keep it"
 MOST_PIECES = 256
 #: a range with at most so many records and bytes is encoded without Spark
 SMALL_RECORDS, SMALL_BYTES = 1_000, 4 * 1024 * 1024
-#: a task for fewer records costs more than it saves
-SMALLEST_PART = 5_000
+#: a task for fewer records and fewer bytes costs more than it saves, and every task ends the blocks of its channels
+SMALLEST_PART = 2_000
+SMALLEST_PART_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +271,13 @@ class DeliverJob:
             lease = DeliverLease(beating, self.subjects, ttl=self.settings.lease_ttl)
             lease.take()
             beat = Heartbeat(lease, self._on_stuck)
+            self._sent_rules = SentRules(self.spark.sparkContext)
             try:
                 self._prepare(Mailboxes(asking, publishing, lease), lease, reader)
                 self._stream(beat)
             finally:
                 beat.end()
+                self._sent_rules.close()
                 with suppress(
                     LeaseLost, UnreachableError, OutcomeUnknown
                 ):  # nobody is there to hear it, or somebody else has it
@@ -368,11 +372,13 @@ class DeliverJob:
         floors.rewind(agreed)
         return agreed
 
-    @property
-    def _partition_records(self) -> int:
-        """A full batch has as many tasks as run side by side, or workers would wait for one of them."""
-        side_by_side = int(self.spark.sparkContext.defaultParallelism)
-        return max(SMALLEST_PART, -(-self.settings.max_records // side_by_side))
+    def _parts(self) -> dict[str, str]:
+        """Options of the source: a batch as large as one may be, in records or in bytes, has a task for every core."""
+        cores = int(self.spark.sparkContext.defaultParallelism)
+        return {
+            "partitionRecords": str(max(SMALLEST_PART, -(-self.settings.max_records // cores))),
+            "partitionBytes": str(max(SMALLEST_PART_BYTES, -(-self.settings.max_bytes // cores))),
+        }
 
     def _stream(self, beat: Heartbeat) -> None:
         frame = (
@@ -382,7 +388,7 @@ class DeliverJob:
             .option("missing", "rows")
             .option("maxRecordsPerTrigger", str(self.settings.max_records))
             .option("maxBytesPerTrigger", str(self.settings.max_bytes))
-            .option("partitionRecords", str(self._partition_records))
+            .options(**self._parts())
             .option("waitMs", str(self.settings.wait_ms))
             .load()
         )
@@ -464,14 +470,22 @@ class DeliverJob:
         return head
 
     def _encode(self, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
-        rows = frame.mapInArrow(partial(encode_partition, self._rules(after, channels)), SCHEMA)
+        with self._lend_rules(after) as sent:
+            return self._encode_with(sent, frame, after, channels)
+
+    def _lend_rules(self, after: int) -> LentRules:
+        """The rules at the workers, for records after `after`; under the lock, because the fold must stand still."""
+        return self._sent_rules.lend(self.folded.table.rules, after)
+
+    def _encode_with(self, sent: Sent, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
+        rows = frame.mapInArrow(partial(encode_partition, self._rules(sent, after, channels)), SCHEMA)
         return decode_rows(rows.toArrow())
 
     def _encode_here(self, after: int, through: int, channels: frozenset[str] | None) -> Encoded | None:
         """A small range is encoded by this process, to the same bytes: a Spark job costs more than its work.
 
-        None if it is not small: that depends on the range alone, so a repeated batch is encoded as it was before, and
-        a small range is one part for Spark too.
+        None if it is not small: that depends on the range alone, so a repeated batch is encoded as it was before.
+        Under the lock.
         """
         if through - after > SMALL_RECORDS:
             return None
@@ -483,11 +497,12 @@ class DeliverJob:
             size += batch.nbytes
             if size > SMALL_BYTES:
                 return None
-        return decode_rows(pa.Table.from_batches(encode_partition(self._rules(after, channels), rows), ENCODED))
+        rules = self._rules(OwnRules(self.folded.table.rules), after, channels)
+        return decode_rows(pa.Table.from_batches(encode_partition(rules, rows), ENCODED))
 
-    def _rules(self, after: int, channels: frozenset[str] | None) -> EncodingRules:
+    def _rules(self, sent: Sent, after: int, channels: frozenset[str] | None) -> EncodingRules:
         table = self.folded.table
-        return EncodingRules(self.settings.space, table.rules, table.cuts_within(after, table.head), channels)
+        return EncodingRules(self.settings.space, sent, table.cuts_within(after, table.head), channels)
 
     def _offer(self, encoded: Encoded, head: int) -> None:
         self.mailboxes.blocks, self.mailboxes.head = encoded.blocks, head
@@ -514,11 +529,17 @@ class DeliverJob:
             head = self._advance_fold()
             if payment is None and debts.tellable():
                 self._tell(head)
+            if payment is None:
+                return
+            encoded = self._encode_here(payment.after, payment.through, payment.channels)
+            lent = self._lend_rules(payment.after) if encoded is None else None
         finally:
             self._lock.release()
-        if payment is None:
-            return
-        encoded = self._read_again(payment.after, payment.through, payment.channels)
+        if lent is not None:
+            with lent as sent:
+                frame = self._read(payment.after, payment.through)
+                encoded = self._encode_with(sent, frame, payment.after, payment.channels)
+        assert encoded is not None
         with self._lock:
             if self.mailboxes.log_floor() > payment.after + 1:
                 return  # retention passed while we read: what is gone is written off next time
@@ -551,7 +572,7 @@ class DeliverJob:
             .option("start", str(after + 1))
             .option("end", str(through))
             .option("missing", "rows")
-            .option("partitionRecords", str(self._partition_records))
+            .options(**self._parts())
             .load()
         )
 

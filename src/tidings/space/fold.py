@@ -218,13 +218,13 @@ class Table:
         if not ruling.revoked and holder not in (owner, ruling.succeeds):
             self._pin_name(holder, seq)
             return Verdict.NAME_TAKEN
-        history = self.rules.access.setdefault(owner, Timeline())
-        before = history.newest()
+        history = self.rules.access.get(owner)
+        before = history.newest() if history else None
         if before is not None and self._holders.get(before.name) == owner:
             del self._holders[before.name]
         if not ruling.revoked:
             self._holders[ruling.name] = owner
-        history.put(seq, ruling)
+        self.rules.put_access(owner, seq, ruling)
         return Verdict.EFFECTIVE
 
     def _pin_name(self, holder: str, seq: int) -> None:
@@ -235,18 +235,18 @@ class Table:
     def _rule_channel(self, record: LogRecord, ruling: Channel) -> Verdict:
         if not self._binds(record.subject, ruling.name):
             return Verdict.MISMATCH
-        self.rules.channels.setdefault(ruling.name, Timeline()).put(record.seq, ruling)
+        self.rules.put_channel(record.seq, ruling)
         self.cuts.append((record.seq, ruling.name))
         return Verdict.EFFECTIVE
 
     def _rule_link(self, seq: int, link: str, ruling: Link) -> Verdict:
         if ruling.link != link:
             return Verdict.MISMATCH
-        self.rules.links.setdefault(link, Timeline()).put(seq, ruling)
+        self.rules.put_link(seq, ruling)
         return Verdict.EFFECTIVE
 
     def _rule_space(self, seq: int, ruling: Space) -> Verdict:
-        self.rules.spaces.put(seq, ruling)
+        self.rules.put_space(seq, ruling)
         self.cuts.append((seq, ">"))
         if ruling.steward_key is not None and ruling.steward_key != self.steward_key:
             # This record was verified with the old key; the next one is the first under the new key.

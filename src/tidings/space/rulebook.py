@@ -1,22 +1,27 @@
 """What is in force at a sequence: settings, access, channels and links. Everything but memberships.
 
-The fold (`space/fold.py`) fills it and asks it; the pipeline sends it to its workers, which have to judge each record
-by the same rules but need no membership to do so. A change counts from its own sequence on. Pure, small and picklable.
+The fold (`space/fold.py`) fills it and asks it. The pipeline's workers have to judge each record by the same rules but
+need no membership to do so, and of the rules only who may post where: `for_workers` is the same book without the rest,
+and `revised` tells when that changed. A change counts from its own sequence on. Pure and picklable.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Generic, TypeVar, cast
 
 from tidings.errors import UsageError
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
-from tidings.wire.rulings import Access, Channel, ChannelClass, Link, Space
+from tidings.wire.rulings import Access, Channel, ChannelClass, Defaults, Link, Space
 
 T = TypeVar("T")
+Ruling = Access | Channel | Link | Space
+R = TypeVar("R", bound=Ruling)
 
+#: after every sequence that a log can have
+NEVER: Final = 2**63
 #: in force until the first space record
 BUILT_IN: Final = Space(op="built-in")
 
@@ -34,6 +39,9 @@ class Timeline(Generic[T]):
         self._seqs: list[int] = []
         self._values: list[T] = []
 
+    def __reduce__(self) -> tuple[Callable[..., Timeline[T]], tuple[list[int], list[T]]]:
+        return _timeline, (self._seqs, self._values)
+
     def put(self, seq: int, value: T) -> None:
         self._seqs.append(seq)
         self._values.append(value)
@@ -48,13 +56,31 @@ class Timeline(Generic[T]):
         index = bisect_right(self._seqs, seq)
         return self._seqs[index - 1] if index else None
 
+    def entries(self, floor: int) -> Iterator[tuple[int, T | None, T]]:
+        """Like `changes` for everything from `floor` on; what is in force there counts as a change at `floor`."""
+        index = bisect_right(self._seqs, floor)
+        if index:
+            yield floor, None, self._values[index - 1]
+        yield from self.changes(floor, NEVER)
+
     def changes(self, after: int, through: int) -> Iterator[tuple[int, T | None, T]]:
         """(sequence, value before, value from then on) of every change in (after, through]."""
         for index in range(bisect_right(self._seqs, after), bisect_right(self._seqs, through)):
             yield self._seqs[index], self._values[index - 1] if index else None, self._values[index]
 
+    def steady(self, seq: int) -> tuple[int, int]:
+        """(first, end): the value in force at `seq` is in force at first and at everything after it, before end."""
+        index = bisect_right(self._seqs, seq)
+        return self._seqs[index - 1] if index else 0, self._seqs[index] if index < len(self._seqs) else NEVER
+
     def newest(self) -> T | None:
         return self._values[-1] if self._values else None
+
+
+def _timeline(seqs: list[int], values: list[T]) -> Timeline[T]:
+    made: Timeline[T] = Timeline()
+    made._seqs, made._values = seqs, values
+    return made
 
 
 class Rulebook:
@@ -67,6 +93,39 @@ class Rulebook:
         self.access: dict[str, Timeline[Access]] = {}
         self.channels: dict[str, Timeline[Channel]] = {}
         self.links: dict[str, Timeline[Link]] = {}
+        #: the newest sequence from which on a post may be judged otherwise than before
+        self.revised = 0
+
+    def put_access(self, owner: str, seq: int, ruling: Access) -> None:
+        self._put(self.access.setdefault(owner, Timeline()), seq, ruling)
+
+    def put_channel(self, seq: int, ruling: Channel) -> None:
+        self._put(self.channels.setdefault(ruling.name, Timeline()), seq, ruling)
+
+    def put_link(self, seq: int, ruling: Link) -> None:
+        self._put(self.links.setdefault(ruling.link, Timeline()), seq, ruling)
+
+    def put_space(self, seq: int, ruling: Space) -> None:
+        self._put(self.spaces, seq, ruling)
+
+    def _put(self, history: Timeline[R], seq: int, ruling: R) -> None:
+        before = history.newest()
+        history.put(seq, ruling)
+        if before is None or _judged_by(before) != _judged_by(ruling):
+            self.revised = seq
+
+    def for_workers(self, floor: int) -> Rulebook:
+        """A book that judges posts from `floor` on as this one does, and knows nothing else: no token, no name.
+
+        Most histories are alike then, and the same object; that is what makes it small.
+        """
+        made = Rulebook(self.stream, max(floor, self.floor))
+        made.revised = self.revised
+        made.spaces = _condensed({"": self.spaces}, made.floor)[""]
+        made.access = _condensed(self.access, made.floor)
+        made.channels = _condensed(self.channels, made.floor)
+        made.links = _condensed(self.links, made.floor)
+        return made
 
     def space_at(self, seq: int) -> Space:
         return self.spaces.at(self.checked(seq)) or BUILT_IN
@@ -102,6 +161,15 @@ class Rulebook:
         if not self._is_listed(channel, seq):
             return f"only listed channels are posted to in this space, and #{channel} was none"
         return None
+
+    def steady(self, sender: str, channel: str, seq: int) -> tuple[int, int]:
+        """(first, end) around `seq`: from first on and before end `post_allowed` and `class_at` answer the same."""
+        first, end = self.floor, NEVER
+        for history in (self.spaces, self.access.get(sender), self.channels.get(channel)):
+            if history is not None:
+                since, until = history.steady(seq)
+                first, end = max(first, since), min(end, until)
+        return first, end
 
     def admission_allowed(self, link: str, origin: str, theirs: str, channel: str, seq: int) -> bool:
         """Did the link record in force at `seq` map `theirs` of the space `origin` to `channel`?"""
@@ -142,3 +210,54 @@ class Rulebook:
 
 def _takes(before: Access, now: Access) -> bool:
     return now.revoked or not all(covers_any(now.read, pattern) for pattern in before.read)
+
+
+def _judged_by(ruling: Ruling) -> tuple[object, ...]:
+    """What of a ruling decides about posts."""
+    match ruling:
+        case Access():
+            return ruling.post, ruling.revoked
+        case Channel():
+            return ruling.cls, ruling.listed
+        case Link():
+            return ruling.state, ruling.origin, tuple(sorted(ruling.channels.items()))
+        case Space():
+            return ruling.defaults.cls, ruling.channels
+
+
+def _blanked(ruling: R) -> R:
+    """The ruling with nothing else in it."""
+    made: Ruling
+    match ruling:
+        case Access():
+            made = Access(op="-", name="-", post=ruling.post, revoked=ruling.revoked)
+        case Channel():
+            made = Channel(op="-", name="-", cls=ruling.cls, listed=ruling.listed)
+        case Link():
+            made = Link(op="-", link="-", state=ruling.state, origin=ruling.origin, channels=ruling.channels)
+        case Space():
+            made = Space(op="-", defaults=Defaults(cls=ruling.defaults.cls), channels=ruling.channels)
+    return cast("R", made)
+
+
+def _condensed(histories: Mapping[str, Timeline[R]], floor: int) -> dict[str, Timeline[R]]:
+    """What posts are judged by from `floor` on, without changes that change nothing.
+
+    Equal rulings and equal histories become one object each, which is pickled once.
+    """
+    made: dict[str, Timeline[R]] = {}
+    blanks: dict[tuple[object, ...], R] = {}
+    alike: dict[tuple[tuple[int, tuple[object, ...]], ...], Timeline[R]] = {}
+    for key, history in histories.items():
+        changes = [
+            (seq, ruling)
+            for seq, before, ruling in history.entries(floor)
+            if before is None or _judged_by(before) != _judged_by(ruling)
+        ]
+        content = tuple([(seq, _judged_by(ruling)) for seq, ruling in changes])
+        if (condensed := alike.get(content)) is None:
+            condensed = alike[content] = Timeline()
+            for (seq, judged_by), (_, ruling) in zip(content, changes, strict=True):
+                condensed.put(seq, blanks.setdefault(judged_by, _blanked(ruling)))
+        made[key] = condensed
+    return made

@@ -257,7 +257,7 @@ def _decoded_if_plain(payload: bytes) -> Message | None:
             return None
         if not all(type(part) is TextPart for part in message.parts):
             return None
-    except ValueError:
+    except (ValueError, RecursionError):  # the strict reader says which: it counts how deep it nests
         return None
     return msgspec.structs.replace(message, raw=payload)
 

@@ -37,7 +37,7 @@ from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Mention, Sender, compose
 from tidings.wire.patterns import covers
 from tidings.wire.rulings import Access, Channel, Link
-from tools.generated import GeneratedLog, new_log, seeded_key
+from tools.generated import GeneratedLog, generate_log, new_log, seeded_key
 
 # --- judging ---
 
@@ -129,6 +129,31 @@ def test_a_live_channel_owes_only_those_who_are_mentioned(scene: Scene) -> None:
     assert isinstance(judged, Deliverable)
     assert judged.mentions == (scene.bob,)
     assert scene.classifier.classify(scene.record(scene.log.subjects.space_record)) == NotForMembers(9)
+
+
+def test_a_payload_that_nests_without_end_is_poison_and_stops_nothing(scene: Scene) -> None:
+    deep = scene.message.raw[:-1] + b',"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    judged = scene.classifier.classify(scene.record(payload=deep))
+    assert isinstance(judged, Poison)
+    assert judged.reason == "malformed"
+
+
+@given(st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_whatever_is_remembered_a_record_is_judged_by_the_rules_at_its_own_sequence(
+    seed: int, order: random.Random
+) -> None:
+    log = generate_log(random.Random(seed), 40, agents=2, channels=2)
+    table = Table(log.subjects, log.space_id, log.anchor_key).apply_all(log.records)
+    floor = order.randrange(1, len(log.records))
+    remembering, sent = (Classifier(log.subjects, each) for each in (table.rules, table.rules.for_workers(floor)))
+    asked = [(s, sender, c) for s in range(floor, floor + 40) for sender in log.agents for c in log.channels]
+    bodies = {sender: compose(Sender(sender, "a"), text="x").raw for sender in log.agents}
+    block = encode_headers([("Td-Sig", "s")])
+    for seq, sender, channel in order.sample(asked, 60):
+        record = StoredRecord(seq, 1, log.subjects.chat(sender, channel), block, bodies[sender])
+        judged = remembering.classify(record)
+        assert judged == Classifier(log.subjects, table.rules).classify(record)
+        assert judged == sent.classify(record)
 
 
 blocks = st.one_of(
