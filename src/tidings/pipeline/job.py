@@ -39,7 +39,7 @@ from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
-from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, Sent, decode_rows, encode_partition
+from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, RulesHolder, decode_rows, encode_partition
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
@@ -448,7 +448,7 @@ class DeliverJob:
         """The rules at the workers, for records after `after`; under the lock, because the fold must stand still."""
         return self._sent_rules.lend(self.folded.table.rules, after)
 
-    def _encode_with(self, sent: Sent, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
+    def _encode_with(self, sent: RulesHolder, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         table = self.folded.table
         rules = EncodingRules(self.settings.space, sent, table.cuts_within(after, table.head), channels)
         rows = frame.mapInArrow(partial(encode_partition, rules), SCHEMA)
