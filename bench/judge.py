@@ -32,7 +32,7 @@ import pyarrow as pa
 from measuring import median_ratio, options, pairs, report
 from tidings.broker.records import StoredRecord
 from tidings.pipeline.classify import KEPT_HEADERS, Classifier, Deliverable
-from tidings.pipeline.encoding import SCHEMA, EncodingRules, Sent, decode_rows, encode_partition
+from tidings.pipeline.encoding import SCHEMA, EncodingRules, RulesHolder, decode_rows, encode_partition
 from tidings.pipeline.sent_rules import SentRules
 from tidings.pipeline.session import SessionSettings, start_session
 from tidings.space.rulebook import Rulebook
@@ -140,7 +140,7 @@ async def main() -> None:
         frame = spark.createDataFrame(as_table(records)).cache()
         sent = SentRules(spark.sparkContext)
 
-        def batch(rules: Sent) -> float:
+        def batch(rules: RulesHolder) -> float:
             encoding = EncodingRules(SUBJECTS.space, rules, ())
             started = time.perf_counter()
             found = decode_rows(frame.mapInArrow(partial(encode_partition, encoding), SCHEMA).toArrow())

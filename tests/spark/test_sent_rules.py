@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
-from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, Sent, decode_rows, encode_partition
+from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, RulesHolder, decode_rows, encode_partition
 from tidings.pipeline.sent_rules import SentRules
 from tidings.pipeline.source import arrow_schema
 from tidings.space.rulebook import Rulebook
@@ -50,7 +50,7 @@ def broadcasts(spark: SparkSession) -> set[Path]:
     return {path for path in Path(spark.sparkContext._temp_dir).iterdir() if path.is_file()}
 
 
-def encode(spark: SparkSession, rules: Sent, first: int) -> Encoded:
+def encode(spark: SparkSession, rules: RulesHolder, first: int) -> Encoded:
     """A message of each of the two, from `first` on."""
     rows = [
         {

@@ -40,7 +40,7 @@ Row = tuple[str, str | None, int, int, int, str | None, bytes | None, bytes | No
 HANDED_OVER = 4 * 1024 * 1024
 
 
-class Sent(Protocol):
+class RulesHolder(Protocol):
     """A broadcast of the rules, or whatever else has them."""
 
     @property
@@ -59,7 +59,7 @@ class EncodingRules:
     """What a worker has to know. `sent`: the rules as they were broadcast. `channels`: only these, or all of them."""
 
     space: str
-    sent: Sent
+    sent: RulesHolder
     cuts: Cuts
     channels: frozenset[str] | None = None
 

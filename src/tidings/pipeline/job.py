@@ -42,7 +42,15 @@ from tidings.pipeline.broker_state import BrokerState, DeliverFloor
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import ARROW as ENCODED
-from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, OwnRules, Sent, decode_rows, encode_partition
+from tidings.pipeline.encoding import (
+    SCHEMA,
+    Encoded,
+    EncodingRules,
+    OwnRules,
+    RulesHolder,
+    decode_rows,
+    encode_partition,
+)
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import BATCH_BYTES, FramePlan, Plan
@@ -477,7 +485,7 @@ class DeliverJob:
         """The rules at the workers, for records after `after`; under the lock, because the fold must stand still."""
         return self._sent_rules.lend(self.folded.table.rules, after)
 
-    def _encode_with(self, sent: Sent, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
+    def _encode_with(self, sent: RulesHolder, frame: DataFrame, after: int, channels: frozenset[str] | None) -> Encoded:
         rows = frame.mapInArrow(partial(encode_partition, self._rules(sent, after, channels)), SCHEMA)
         return decode_rows(rows.toArrow())
 
@@ -500,7 +508,7 @@ class DeliverJob:
         rules = self._rules(OwnRules(self.folded.table.rules), after, channels)
         return decode_rows(pa.Table.from_batches(encode_partition(rules, rows), ENCODED))
 
-    def _rules(self, sent: Sent, after: int, channels: frozenset[str] | None) -> EncodingRules:
+    def _rules(self, sent: RulesHolder, after: int, channels: frozenset[str] | None) -> EncodingRules:
         table = self.folded.table
         return EncodingRules(self.settings.space, sent, table.cuts_within(after, table.head), channels)
 

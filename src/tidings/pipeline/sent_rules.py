@@ -8,7 +8,6 @@ whatever happens; each is a file at the driver, and blocks in its JVM and in eve
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from tidings.space.rulebook import Rulebook
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.core.broadcast import Broadcast
-
-log = logging.getLogger(__name__)
 
 
 @dataclass

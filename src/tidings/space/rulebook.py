@@ -17,8 +17,8 @@ from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Channel, ChannelClass, Defaults, Link, Space
 
 T = TypeVar("T")
-Ruling = Access | Channel | Link | Space
-R = TypeVar("R", bound=Ruling)
+Rule = Access | Channel | Link | Space
+R = TypeVar("R", bound=Rule)
 
 #: after every sequence that a log can have
 NEVER: Final = 2**63
@@ -212,7 +212,7 @@ def _takes(before: Access, now: Access) -> bool:
     return now.revoked or not all(covers_any(now.read, pattern) for pattern in before.read)
 
 
-def _judged_by(ruling: Ruling) -> tuple[object, ...]:
+def _judged_by(ruling: Rule) -> tuple[object, ...]:
     """What of a ruling decides about posts."""
     match ruling:
         case Access():
@@ -227,7 +227,7 @@ def _judged_by(ruling: Ruling) -> tuple[object, ...]:
 
 def _blanked(ruling: R) -> R:
     """The ruling with nothing else in it."""
-    made: Ruling
+    made: Rule
     match ruling:
         case Access():
             made = Access(op="-", name="-", post=ruling.post, revoked=ruling.revoked)

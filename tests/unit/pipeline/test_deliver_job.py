@@ -81,3 +81,14 @@ def test_a_query_that_failed_under_a_living_spark_is_tried_again_and_said(monkey
     made.run()
     assert halted == ["a worker could not read"]
     assert made.tally.last_error == "a worker could not read"
+
+
+@pytest.mark.parametrize(
+    ("cores", "records", "size"),
+    [(2, 15_000, 32 << 20), (12, 2_500, -(-(64 << 20) // 12)), (500, 2_000, 1 << 20)],
+)
+def test_a_full_batch_has_a_task_for_every_core_unless_tasks_would_be_tiny(cores: int, records: int, size: int) -> None:
+    spark = Spark(None)
+    spark.sparkContext.defaultParallelism = cores
+    parts = DeliverJob(spark, SETTINGS)._parts()  # type: ignore[arg-type]
+    assert parts == {"partitionRecords": str(records), "partitionBytes": str(size)}
