@@ -55,6 +55,7 @@ async def ratios(bench: Fanout, people: People, messages: int) -> dict[str, Any]
         done = await bench.deliver(people, text(), messages)
         if name == "prose":
             read, seconds = await bench.read(people)
+            note(f"  {read:,} read in {seconds:.1f} s")
             if read != done.deliveries:
                 raise RuntimeError(f"{done.deliveries:,} were delivered and {read:,} read")
             figures["prose_deliveries_per_s"] = round(done.per_s)
