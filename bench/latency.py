@@ -251,6 +251,7 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=30.0, help="seconds in which nobody says anything")
     parser.add_argument("--batches", type=int, default=2_000, help="in the ledger before it starts")
     chosen = parser.parse_args()
+    os.umask(0o077)  # as the pipeline: what others could read it would close first
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(Path(folder), chosen))
     report("Durable copies", [(name, str(value)) for name, value in figures.items()], figures, as_json=chosen.json)
