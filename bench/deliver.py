@@ -68,20 +68,25 @@ async def ratios(bench: Fanout, people: People, messages: int) -> dict[str, Any]
     return figures
 
 
+async def around(bench: Fanout, small: tuple[People, int], large: tuple[People, int]) -> tuple[float, Delivery]:
+    """(people, messages): mean seconds of the small one, which is taken before and after the large one, and that."""
+    before = await bench.deliver(small[0], texts.prose(), small[1])
+    done = await bench.deliver(large[0], texts.prose(), large[1])
+    after = await bench.deliver(small[0], texts.prose(), small[1])
+    return (before.seconds + after.seconds) / 2, done
+
+
 async def growth(bench: Fanout, people: People, chosen: argparse.Namespace) -> dict[str, float]:
-    taken: dict[int, Delivery] = {}
-    for messages in (chosen.few, chosen.many):
-        taken[messages] = await bench.deliver(people, texts.prose(), messages)
-    each = {messages: done.seconds / messages for messages, done in taken.items()}
-    of_members: dict[int, Delivery] = {}
-    for members in (chosen.members, chosen.crowd):
-        crowd = await bench.people(GROWTH_CHANNELS, members)
-        await bench.deliver(crowd, texts.prose(), chosen.growth_messages // 10)
-        of_members[members] = await bench.deliver(crowd, texts.prose(), chosen.growth_messages)
+    few, many = await around(bench, (people, chosen.few), (people, chosen.many))
+    groups = [await bench.people(GROWTH_CHANNELS, members) for members in (chosen.members, chosen.crowd)]
+    for group in groups:
+        await bench.deliver(group, texts.prose(), chosen.growth_messages // 10)
+    small, large = groups
+    usual, crowd = await around(bench, (small, chosen.growth_messages), (large, chosen.growth_messages))
     return {
-        "growth_messages": round(each[chosen.many] / each[chosen.few], 2),
-        "growth_members": round(of_members[chosen.crowd].seconds / of_members[chosen.members].seconds, 2),
-        "crowd_deliveries_per_s": round(of_members[chosen.crowd].per_s),
+        "growth_messages": round(many.seconds / chosen.many / (few / chosen.few), 2),
+        "growth_members": round(crowd.seconds / usual, 2),
+        "crowd_deliveries_per_s": round(crowd.per_s),
     }
 
 
