@@ -1,179 +1,139 @@
-"""Durable fan-out on Spark against a publisher that stores one message per copy.
+"""Durable fan-out on Spark against a publisher that stores one message per copy, and what it grows with.
 
     python bench/deliver.py --json [--messages 50000] [--channels 20] [--members 50]
+    python bench/deliver.py --json --growth --commits 10000     what grows too: some minutes more
 
 Signed messages are put into the log of a real space while the job waits; then it delivers them, warm, and the time
-until the deliver floor has passed them all is taken. The baseline writes the same payloads as single messages to
-subjects of the same broker through a plain socket, with one acknowledgement each and thousands in flight.
+until everything owed was delivered is taken, payments included (`fanout.py`). The baseline writes messages of the same
+text as single copies to subjects of the same broker through a plain socket, with one acknowledgement each and thousands
+in flight, before and after.
+
+repeated_ratio, prose_ratio, random_ratio   deliveries per second / copies per second of the baseline, same text
+prose_deliveries_per_s
+read_per_s        prose: deliveries per second until they are read, delivering and then reading every mailbox with its
+                  owner's credential: pulled, blocks fetched where a frame only names them, opened, acknowledged
+                  (`reading.py`). `readers_per_s` is the reading alone, by one process
+growth_members    time at 1,000 members a channel / time at 50, same messages (`--growth`)
+growth_messages   time per message of 200,000 / of 20,000 (`--growth`)
+commit_growth     cost of batch 10,000 in the ledger over batch 100: `bench/ledger.py` (`--commits 10000`)
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from measuring import report
-from tidings.broker import jwt
-from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream import JetStream
-from tidings.broker.keyring import Keyring
-from tidings.pipeline.session import SessionSettings, start_session
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.wire import signing
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import Sender, compose
-from tidings.wire.rulings import Access, Member
-from tools.delivering import RunningJob, delivering
-from tools.pouring import pour
+import texts
+from fanout import Delivery, Fanout, People, fanout
+from measuring import note, report
+from tidings.pipeline.session import SessionSettings, start_session, stop_session
 
-COPIES = 150_000
-WINDOW = 8_000
-WARM = 25_000
-
-
-async def populate(space: RealSpace, channels: list[str], members: int) -> list[KeyPair]:
-    """Agents and memberships, written as the steward would: signed rulings under its lease."""
-    steward = space.steward
-    assert steward is not None
-    agents = [KeyPair.generate() for _ in range(members * 6)]
-    async with steward.writer.lock:
-        for index, agent in enumerate(agents):
-            access = Access(op=f"a{index}", name=f"agent{index}-{agent.id[-8:]}", read=(">",), post=(">",))
-            await steward.writer.write(space.subjects.access(agent.id), access)
-        for number, channel in enumerate(channels):
-            for index in range(members):
-                owner = agents[(number * members + index) % len(agents)]
-                subject = space.subjects.member(owner.id, steward.space.tag(channel))
-                await steward.writer.write(subject, Member(op=f"m{number}.{index}", state="in", pattern=channel))
-    return agents
+WARM = 15_000
+#: of the growth in members: few channels, so that a thousand members in each are quickly made
+GROWTH_CHANNELS = 4
+BARS = {
+    "prose_ratio": ">= 8",
+    "random_ratio": ">= 4",
+    "prose_deliveries_per_s": "1,000,000",
+    "growth_members": "<= 3",
+    "growth_messages": "<= 1.2",
+    "commit_growth": "<= 1.5",
+}
 
 
-async def fill(space: RealSpace, js: JetStream, agents: list[KeyPair], channels: list[str], count: int) -> None:
-    def records() -> Any:
-        for n in range(count):
-            agent, channel = agents[n % len(agents)], channels[n % len(channels)]
-            message = compose(Sender(agent.id, "somebody"), text=f"message {n}: " + "what is to be said about it " * 4)
-            signature = signing.sign(agent, space.info.id, "chat", channel, message.raw)
-            headers = {"Td-Sig": signature, "Nats-Msg-Id": message.id}
-            yield space.subjects.chat(agent.id, channel), message.raw, headers
-
-    await pour(js, records(), timeout=600)
-
-
-def one_per_copy(space: RealSpace, creds: Path) -> float:
-    """Copies per second of a plain socket, one acknowledgement each."""
-    connection = WorkerConnection.open(space.info.url, creds, timeout=30)
-    payload = b"x" * 420
-    sent = answered = 0
-    started = time.perf_counter()
-    replies = connection.replies(30)
-    while answered < COPIES:
-        wave = min(WINDOW // 2, COPIES - sent)
-        if wave and sent - answered <= WINDOW // 2:
-            connection.publish_all(
-                (f"bench.copy.{(sent + k) % 1000}", f"NATS/1.0\r\nNats-Msg-Id: c{sent + k}\r\n\r\n".encode(), payload)
-                for k in range(wave)
-            )
-            sent += wave
-        next(replies)
-        answered += 1
-    rate = COPIES / (time.perf_counter() - started)
-    connection.close()
-    return rate
+async def ratios(bench: Fanout, people: People, messages: int) -> dict[str, Any]:
+    """Each text, with the baseline before and after it."""
+    figures: dict[str, Any] = {}
+    for name, text in texts.TEXTS.items():
+        before = await bench.one_per_copy(people, text())
+        done = await bench.deliver(people, text(), messages)
+        if name == "prose":
+            read, seconds = await bench.read(people)
+            note(f"  {read:,} read in {seconds:.1f} s")
+            if read != done.deliveries:
+                raise RuntimeError(f"{done.deliveries:,} were delivered and {read:,} read")
+            figures["prose_deliveries_per_s"] = round(done.per_s)
+            figures["read_per_s"] = round(read / (done.seconds + seconds))
+            figures["readers_per_s"] = round(read / seconds)
+        after = await bench.one_per_copy(people, text())
+        note(f"{name}: {done.per_s:,.0f} a second, one message per copy {before:,.0f} and {after:,.0f}")
+        figures[f"{name}_ratio"] = round(done.per_s / ((before + after) / 2), 2)
+        figures[f"{name}_copies_per_s"] = round((before + after) / 2)
+    return figures
 
 
-class Bench:
-    """A space with its job, delivering what is put into the log while the job is held back."""
-
-    def __init__(self, space: RealSpace, js: JetStream, running: RunningJob) -> None:
-        self.space, self.js, self.running = space, js, running
-        self.populations = 0
-
-    async def people(self, channel_count: int, members: int) -> tuple[list[KeyPair], list[str]]:
-        self.populations += 1
-        channels = [f"team{self.populations}.c{n}" for n in range(channel_count)]
-        return await populate(self.space, channels, members), channels
-
-    async def deliver(self, agents: list[KeyPair], channels: list[str], messages: int) -> tuple[int, float]:
-        """Deliveries, and the seconds until the floor has passed them all; mailboxes are emptied before."""
-        job, subjects = self.running.job, self.space.subjects
-        await self.running.caught_up(120)
-        await asyncio.to_thread(job._lock.acquire)
-        try:
-            await self.js.purge(subjects.delivery_stream, subject_filter=f"{subjects.root}.dlv.*.*")
-            await fill(self.space, self.js, agents, channels, messages)
-        finally:
-            before, started = job.tally.deliveries, time.perf_counter()
-            job._lock.release()
-        await self.running.caught_up(300, debts=False)
-        seconds = time.perf_counter() - started
-        if job.deliverer.debts.open:
-            raise RuntimeError(f"mailboxes were full: the figure would be that of debts ({job.tally})")
-        return job.tally.deliveries - before, seconds
+async def around(bench: Fanout, small: tuple[People, int], large: tuple[People, int]) -> tuple[float, Delivery]:
+    """(people, messages): mean seconds of the small one, which is taken before and after the large one, and that."""
+    before = await bench.deliver(small[0], texts.prose(), small[1])
+    done = await bench.deliver(large[0], texts.prose(), large[1])
+    after = await bench.deliver(small[0], texts.prose(), small[1])
+    return (before.seconds + after.seconds) / 2, done
 
 
-async def measure(spark: Any, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    async with real_space(root / "home", budget=16 * 1024**3) as space, space.core() as js:
-        await js.api(
-            "STREAM.CREATE.BENCH",
-            {"name": "BENCH", "subjects": ["bench.>"], "storage": "file", "duplicate_window": 120_000_000_000},
-        )
-        creds = root / "core.creds"
-        keyring = Keyring.load(space.home.keys)
-        token, key = keyring.short_lived(keyring.core, "bench")
-        creds.write_text(jwt.credentials(token, key))
-        async with delivering(spark, space, root, wait_ms=200) as running:
-            bench = Bench(space, js, running)
-            agents, channels = await bench.people(options.channels, options.members)
-            for _ in range(2):  # both workers of both kinds, warm
-                await bench.deliver(agents, channels, WARM)
-            before = await asyncio.to_thread(one_per_copy, space, creds)
-            delivered, seconds = await bench.deliver(agents, channels, options.messages)
-            after = await asyncio.to_thread(one_per_copy, space, creds)
-            print(f"{delivered:,} in {seconds:.1f} s beside {before:,.0f} and {after:,.0f} a second", file=sys.stderr)
-            growth = {}
-            for members in options.growth:
-                agents, channels = await bench.people(options.channels, members)
-                for messages in (options.messages // 16, options.messages // 8):
-                    copies, took = await bench.deliver(agents, channels, messages)
-                    growth[f"{messages:,} x {members}"] = round(copies / took)
-                    print(f"{messages:,} x {members}: {copies:,} in {took:.1f} s", file=sys.stderr)
-    figures = {"deliveries": delivered, "per_s": delivered / seconds, "copies_per_s": (before + after) / 2}
-    return figures | {"growth": growth}
+async def growth(bench: Fanout, people: People, chosen: argparse.Namespace) -> dict[str, float]:
+    few, many = await around(bench, (people, chosen.few), (people, chosen.many))
+    groups = [await bench.people(GROWTH_CHANNELS, members) for members in (chosen.members, chosen.crowd)]
+    for group in groups:
+        await bench.deliver(group, texts.prose(), chosen.growth_messages // 10)
+    small, large = groups
+    usual, crowd = await around(bench, (small, chosen.growth_messages), (large, chosen.growth_messages))
+    return {
+        "growth_messages": round(many.seconds / chosen.many / (few / chosen.few), 2),
+        "growth_members": round(crowd.seconds / usual, 2),
+        "crowd_deliveries_per_s": round(crowd.per_s),
+    }
+
+
+async def measure(spark: Any, root: Path, chosen: argparse.Namespace) -> dict[str, Any]:
+    async with fanout(spark, root) as bench:
+        people = await bench.people(chosen.channels, chosen.members, mailboxes=True)
+        for _ in range(2):  # both workers of both kinds, warm
+            await bench.deliver(people, texts.prose(), min(WARM, chosen.messages))
+        figures = await ratios(bench, people, chosen.messages)
+        return figures | (await growth(bench, people, chosen) if chosen.growth else {})
+
+
+def commit_growth(commits: int) -> dict[str, float]:
+    """What `bench/ledger.py` says, a process of its own."""
+    ledger = Path(__file__).with_name("ledger.py")
+    note(f"the ledger, {commits:,} batches")
+    said = subprocess.run(
+        [sys.executable, ledger, "--json", "--commits", str(commits)], stdout=subprocess.PIPE, check=True, timeout=1_800
+    )
+    return {"commit_growth": json.loads(said.stdout.splitlines()[-1])["commit_growth"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--channels", type=int, default=20)
-    parser.add_argument("--members", type=int, default=50)
-    parser.add_argument("--growth", type=int, nargs="*", default=[10, 50, 200], help="members a channel")
-    options = parser.parse_args()
+    parser.add_argument("--members", type=int, default=50, help="of each channel")
+    parser.add_argument("--growth", action="store_true", help="measure growth_members and growth_messages")
+    parser.add_argument("--growth-messages", type=int, default=10_000, help="for growth_members")
+    parser.add_argument("--crowd", type=int, default=1_000, help="members, for growth_members")
+    parser.add_argument("--few", type=int, default=20_000, help="messages, for growth_messages")
+    parser.add_argument("--many", type=int, default=200_000, help="messages, for growth_messages")
+    parser.add_argument("--commits", type=int, default=0, help="measure commit_growth over so many batches")
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         spark = start_session(SessionSettings(root / "spark", master="local[2]"))
-        figures = asyncio.run(measure(spark, root, options))
-        spark.stop()
-    ratio = figures["per_s"] / figures["copies_per_s"]
-    rows = [
-        ("messages x members", f"{options.messages:,} x {options.members}"),
-        ("deliveries per second", f"{figures['per_s']:,.0f}"),
-        ("one message per copy", f"{figures['copies_per_s']:,.0f} per second"),
-        ("ratio", f"{ratio:.2f}"),
-        *((f"deliveries per second, {what}", f"{rate:,}") for what, rate in figures["growth"].items()),
-    ]
-    said = {
-        "ratio_to_one_per_copy": round(ratio, 2),
-        "deliveries_per_s": round(figures["per_s"]),
-        "growth": figures["growth"],
-    }
-    report("Durable fan-out", rows, said, as_json=options.json)
+        try:
+            figures = asyncio.run(measure(spark, root, chosen))
+        finally:
+            stop_session(spark)
+    if chosen.commits:
+        figures |= commit_growth(chosen.commits)
+    figures |= {name: getattr(chosen, name) for name in ("messages", "channels", "members")}
+    rows = [(f"{name} (aim {BARS[name]})" if name in BARS else name, f"{value:,}") for name, value in figures.items()]
+    report("Durable fan-out", rows, figures, as_json=chosen.json)
 
 
 if __name__ == "__main__":

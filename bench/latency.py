@@ -1,11 +1,16 @@
-"""How long after publishing a durable copy is settled, and what waiting costs.
+"""How long after publishing a durable copy is settled, on a ledger that is no longer new, and what waiting costs.
 
-    python bench/latency.py --json [--messages 60] [--idle 60]
+    python bench/latency.py --json [--messages 60] [--idle 30] [--batches 2000]
 
-A real space with the pipeline as the child process `tidings up` would start. One agent sends now and then, as people
-and agents do; another, who hears nothing live, takes its frames and acknowledges them. `live_p50_ms` is the live copy
-of the same messages. Then nobody says anything: `idle_cpu_pct` and `idle_gb` (proportional set size) are those of the
-whole process tree of the pipeline, Spark and its workers included.
+A real space with the pipeline as the child process `tidings up` would start. Before it starts, its ledger gets the rows
+and commits of 2,000 batches for fifty members who are gone, with the upkeep the job would have done. One agent sends
+now and then, as people and agents do; another, who hears nothing live, takes its frames and acknowledges them.
+
+durable_p50_ms, durable_p95_ms   published to durable copy settled
+live_p50_ms      the live copy of the same messages
+start_s          from starting the process until its query runs; `first_copy_s` until a message that waited is settled
+idle_cpu_pct, idle_gb   when nobody says anything: of the whole process tree of the pipeline, Spark and its workers
+                 included; memory is the proportional set size
 """
 
 from __future__ import annotations
@@ -17,18 +22,35 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import tidings
-from measuring import report
+from measuring import note, report
+from reading import records_of
 from tidings.broker.acks import ACK
+from tidings.broker.jetstream_api import EPOCH_KEY
+from tidings.broker.private_files import private_dir
 from tidings.endpoint.mailbox import pull
+from tidings.pipeline.checkpoint import Checkpoint
+from tidings.pipeline.deliverer import DeliverBatch
+from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+from tidings.pipeline.planning import Delivered
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.wire.frames import Block, decode_frame, open_block
+from tidings.wire.frames import decode_frame
+from tidings.wire.keys import KeyPair
 
 TICKS = os.sysconf("SC_CLK_TCK")
+CHANNEL = "general"
+FORMER = 50
+#: seconds that a start may take on a machine that is busy
+START = 300.0
+
+
+# --- a process tree ---
 
 
 def tree(root: int) -> list[int]:
@@ -80,78 +102,159 @@ def memory_gb(pids: list[int]) -> float:
     return total / 1024**2
 
 
-async def settle_frames(bob: AgentClient, settled: dict[int, float]) -> None:
+# --- a ledger that is not new ---
+
+
+async def age(space: RealSpace, batches: int) -> float:
+    """Give the ledger so many batches of one message for each of fifty members. Answers the seconds it took.
+
+    Everything in it is true: the log has the messages, the mailbox stream is past the frames, and nobody has a mailbox
+    who was handed one. So the job finds nothing to make good when it starts.
+    """
+    delivery, log = space.subjects.delivery_stream, space.subjects.log_stream
+    async with tidings.connect("main", name="ada", home=space.home.home) as ada, space.core() as js:
+        sending = asyncio.Semaphore(64)
+
+        async def say(n: int) -> None:
+            async with sending:
+                await ada.send(CHANNEL, f"said before, number {n}")
+
+        await asyncio.gather(*(say(n) for n in range(batches)))
+        end = int((await js.info(log))["state"]["last_seq"])
+        epoch = str((await js.info(log))["config"]["metadata"][EPOCH_KEY])
+        # a purge up to a sequence that was not reached yet moves the stream there
+        await js.purge(delivery, subject_filter=">", below=batches * FORMER + 1)
+        reached = int((await js.info(delivery))["state"]["last_seq"])
+        if reached < batches * FORMER:
+            raise RuntimeError(f"{delivery} is at {reached}, and should be at {batches * FORMER}")
+    started = time.perf_counter()
+    await asyncio.to_thread(_write_batches, space, epoch, end, batches)
+    return time.perf_counter() - started
+
+
+def _write_batches(space: RealSpace, epoch: str, end: int, batches: int) -> None:
+    checkpoint, lake = private_dir(space.home.checkpoint), private_dir(space.home.lake)
+    app = f"deliver:{Checkpoint(checkpoint / 'spark').identity()}"
+    ledger = DeltaLedger(LedgerPaths.below(checkpoint, lake), app=app, epoch=epoch)
+    debts, former = ledger.load_debts(), [KeyPair.generate().id for _ in range(FORMER)]
+    for batch in range(batches):
+        seq, place = end - batches + batch + 1, batch * FORMER + 1
+        rows = [
+            Delivered(owner, "first", batch + 1, CHANNEL, seq, seq, 1, place + index)
+            for index, owner in enumerate(former)
+        ]
+        ledger.write_deliveries(DeliverBatch(batch, seq - 1, seq, seq), rows)
+        debts = ledger.tend(debts)
+
+
+# --- what is measured ---
+
+
+class Settled(dict[int, float]):
+    """Log sequence -> when its durable copy was settled."""
+
+    async def wait_for(self, seqs: set[int], within: float) -> None:
+        deadline = time.perf_counter() + within
+        while not seqs <= self.keys():
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"{len(seqs - self.keys())} durable copies did not come in {within} s")
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def settling(bob: AgentClient) -> AsyncIterator[Settled]:
     """Take frames as they come, acknowledge, and note when each message was settled."""
+    settled = Settled()
 
     async def take(message: Any, _delivery: Any) -> None:
+        records = await records_of(bob, decode_frame(message.data))
         await bob.connection.request(message.reply, ACK, timeout=5)
         now = time.perf_counter()
-        for block in decode_frame(message.data).blocks:
-            assert isinstance(block, Block), "one reader: no reference"
-            for kept in open_block(block):
-                settled.setdefault(kept.seq, now)
+        for kept in records:
+            settled.setdefault(kept.seq, now)
 
-    while True:
-        await pull(bob.connection, bob.subjects.delivery_stream, f"dlv_{bob.id}", 1, 5, take)
+    async def forever() -> None:
+        while True:
+            await pull(bob.connection, bob.subjects.delivery_stream, f"dlv_{bob.id}", 1, 5, take)
+
+    taking = asyncio.create_task(forever())
+    try:
+        yield settled
+    finally:
+        taking.cancel()
+        await asyncio.wait({taking}, timeout=5)
 
 
-async def talk(space: RealSpace, count: int) -> tuple[list[float], list[float]]:
-    settled: dict[int, float] = {}
+async def talk(space: RealSpace, ada: tidings.Endpoint, settled: Settled, count: int) -> dict[str, float]:
     live: dict[int, float] = {}
     sent: dict[int, float] = {}
-    home = space.home.home
-    async with space.agent("bob") as bob, tidings.connect("main", name="ada", home=home) as ada:
-        await bob.control.call("member", "join", pattern="general")
-        async with tidings.connect("main", name="cal", channels=["general"], home=home) as cal:
-            cal.on("message", lambda message: live.setdefault(message.seq, time.perf_counter()))
-            taking = asyncio.create_task(settle_frames(bob, settled))
-            for warm in range(2):
-                for _ in range(5 if not warm else count):
-                    started = time.perf_counter()
-                    seq = (await ada.send("general", "is anybody there?")).seq
-                    if warm:
-                        sent[seq] = started
-                    await asyncio.sleep(random.uniform(0.1, 0.9))
-                deadline = time.perf_counter() + 60
-                while not set(sent) <= set(settled) or (not warm and len(settled) < 5):
-                    if time.perf_counter() > deadline:
-                        raise TimeoutError("durable copies did not come")
-                    await asyncio.sleep(0.05)
-            taking.cancel()
-    durable = [(settled[seq] - at) * 1_000 for seq, at in sent.items()]
-    return durable, [(live[seq] - at) * 1_000 for seq, at in sent.items() if seq in live]
+    async with tidings.connect("main", name="cal", channels=[CHANNEL], home=space.home.home) as cal:
+        cal.on("message", lambda message: live.setdefault(message.seq, time.perf_counter()))
+        for counts in (False, True):
+            for _ in range(count if counts else 5):
+                started = time.perf_counter()
+                seq = (await ada.send(CHANNEL, "is anybody there?")).seq
+                sent[seq] = started
+                await asyncio.sleep(random.uniform(0.1, 0.9))
+            await settled.wait_for(set(sent), 60)
+            if not counts:
+                sent.clear()
+    durable = sorted((settled[seq] - at) * 1_000 for seq, at in sent.items())
+    return {
+        "durable_p50_ms": round(statistics.median(durable), 1),
+        "durable_p95_ms": round(durable[int(len(durable) * 0.95)], 1),
+        "live_p50_ms": round(statistics.median((live[seq] - at) * 1_000 for seq, at in sent.items() if seq in live), 2),
+    }
 
 
-async def measure(root: Path, count: int, idle: float) -> dict[str, float]:
+async def measure(root: Path, chosen: argparse.Namespace) -> dict[str, float]:
     async with real_space(root / "home") as space:
+        home = space.home.home
         for name in ("ada", "bob", "cal"):
             await space.add(name)
-        arguments = ("-m", "tidings.pipeline.process", "--home", str(space.home.home), "--space", "main")
-        async with child(*arguments) as pipeline:
-            while not (await pipeline.line(120)).get("ready"):
-                continue
-            durable, live = await talk(space, count)
-            share = await idle_share(pipeline.pid, idle)
-            memory = memory_gb(tree(pipeline.pid))
-    ordered = sorted(durable)
-    return {
-        "durable_p50_ms": round(statistics.median(ordered), 1),
-        "durable_p95_ms": round(ordered[int(len(ordered) * 0.95)], 1),
-        "live_p50_ms": round(statistics.median(live), 2),
+        note(f"the ledger has {chosen.batches:,} batches after {await age(space, chosen.batches):.0f} s")
+        arguments = ("-m", "tidings.pipeline.process", "--home", str(home), "--space", "main")
+        async with (
+            space.agent("bob") as bob,
+            tidings.connect("main", name="ada", home=home) as ada,
+            settling(bob) as settled,
+        ):
+            await bob.control.call("member", "join", pattern=CHANNEL)
+            first = (await ada.send(CHANNEL, "is anybody there yet?")).seq
+            started = time.perf_counter()
+            async with child(*arguments) as pipeline:
+                while not (said := await pipeline.line(START)).get("ready"):
+                    if "error" in said or "halted" in said:
+                        raise RuntimeError(f"the pipeline did not start: {said}")
+                ready = time.perf_counter()
+                await settled.wait_for({first}, START)
+                note(f"it runs after {ready - started:.1f} s")
+                for line in (space.home.logs / "pipeline.log").read_text().splitlines():
+                    if " WARNING " in line:  # it made something good, and the figures are not those of a usual start
+                        note(line)
+                figures = await talk(space, ada, settled, chosen.messages)
+                share = await idle_share(pipeline.pid, chosen.idle)
+                memory = memory_gb(tree(pipeline.pid))
+    return figures | {
+        "start_s": round(ready - started, 2),
+        "first_copy_s": round(settled[first] - started, 2),
         "idle_cpu_pct": round(share, 1),
         "idle_gb": round(memory, 2),
+        "batches": chosen.batches,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--messages", type=int, default=60)
-    parser.add_argument("--idle", type=float, default=60.0)
-    options = parser.parse_args()
+    parser.add_argument("--idle", type=float, default=30.0, help="seconds in which nobody says anything")
+    parser.add_argument("--batches", type=int, default=2_000, help="in the ledger before it starts")
+    chosen = parser.parse_args()
+    os.umask(0o077)  # as the pipeline: what others could read it would close first
     with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(measure(Path(folder), options.messages, options.idle))
-    report("Durable copies", [(name, str(value)) for name, value in figures.items()], figures, as_json=options.json)
+        figures = asyncio.run(measure(Path(folder), chosen))
+    report("Durable copies", [(name, str(value)) for name, value in figures.items()], figures, as_json=chosen.json)
 
 
 if __name__ == "__main__":

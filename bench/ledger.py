@@ -118,8 +118,8 @@ def main() -> None:
             young.batch()
         each, upkeep = old.each, old.upkeep
         first, last = mean_ms(young.each), mean_ms(each[-WINDOW:])
-        middle = mean_ms(each[1_000 - WINDOW :][:WINDOW])
-        marks = {100: first} | ({1_000: middle} if chosen.commits > 1_000 else {}) | {chosen.commits: last}
+        middle = {1_000: mean_ms(each[1_000 - WINDOW : 1_000])} if chosen.commits > 1_000 else {}
+        marks = {100: first} | middle | {chosen.commits: last}
         bare = bare_commits(f"{folder}/bare", chosen.bare)
         files = [path for path in Path(uri).rglob("*") if path.is_file()]
         table = DeltaTable(uri)

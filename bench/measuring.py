@@ -53,6 +53,11 @@ def median_ratio(ours: list[float], bare: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, bare, strict=True))
 
 
+def note(words: str) -> None:
+    """Something to read while a long measurement goes on."""
+    print(words, file=sys.stderr, flush=True)
+
+
 def report(title: str, rows: list[tuple[str, str]], figures: dict[str, Any], *, as_json: bool) -> None:
     print(title)
     width = max(len(name) for name, _ in rows)
