@@ -65,7 +65,7 @@ Classification = Deliverable | Poison | Void | NotForMembers
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Stretch:
     """What is known of a subject. `allowed` and `live` hold from sequence `first` on and before `end`."""
 
     parsed: Chat | Via
@@ -85,7 +85,7 @@ class Classifier:
     def __init__(self, subjects: Subjects, rules: Rulebook) -> None:
         self._subjects = subjects
         self._rules = rules
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _Stretch] = {}
 
     def classify(self, record: StoredRecord) -> Classification:
         lane = self._lanes.get(record.subject)
@@ -95,7 +95,7 @@ class Classifier:
                 return NotForMembers(record.seq)
             if not isinstance(parsed, Chat | Via):
                 return self._poison(record, "malformed_subject", "not a subject of this space")
-            lane = self._lanes[record.subject] = _Lane(parsed, self._subjects.tail(record.subject))
+            lane = self._lanes[record.subject] = _Stretch(parsed, self._subjects.tail(record.subject))
         fields = self._fields(record)
         if isinstance(fields, Poison):
             return fields
@@ -106,7 +106,7 @@ class Classifier:
             return void
         return self._message(record, lane, fields)
 
-    def _look_up(self, lane: _Lane, seq: int) -> None:
+    def _look_up(self, lane: _Stretch, seq: int) -> None:
         sender, channel = lane.parsed.sender, lane.parsed.channel
         lane.allowed = self._rules.post_allowed(sender, channel, seq)
         lane.live = self._rules.class_at(channel, seq) == "live"
@@ -129,7 +129,7 @@ class Classifier:
             return self._poison(record, "too_large", f"payload has {len(record.payload)} bytes")
         return fields
 
-    def _void(self, seq: int, lane: _Lane, fields: Fields) -> Void | None:
+    def _void(self, seq: int, lane: _Stretch, fields: Fields) -> Void | None:
         parsed = lane.parsed
         if isinstance(parsed, Chat):
             return None if lane.allowed else Void(seq, "the sender might not post there")
@@ -137,7 +137,7 @@ class Classifier:
         allowed = self._rules.admission_allowed(parsed.link, origin, theirs, parsed.channel, seq)
         return None if allowed else Void(seq, "no link in force admits it")
 
-    def _message(self, record: StoredRecord, lane: _Lane, fields: Fields) -> Classification:
+    def _message(self, record: StoredRecord, lane: _Stretch, fields: Fields) -> Classification:
         sender = lane.parsed.sender
         try:
             addressed = read_plain(record.payload) or _addressed(record.payload)
