@@ -160,9 +160,11 @@ def plan(
         queues.setdefault(owner, [])
     packs = {owner: list(_packed(queue, blocks, sizes, refs)) for owner, queue in queues.items()}
     own = {o: sum(sizes[i] for i in queue) + FRAME_OVERHEAD * len(packs[o]) for o, queue in queues.items()}
+    # by what it is to read: a reference to much is smaller than a little in full, and would make the small ones wait
+    owed = {owner: sum(blocks[index].size for index in queue) for owner, queue in queues.items()}
     made = Plan(refs=refs)
     stored: set[int] = set()
-    for owner in sorted(queues, key=lambda owner: (own[owner], owner)):
+    for owner in sorted(queues, key=lambda owner: (owed[owner], owner)):
         new = refs.intersection(queues[owner]) - stored
         size = own[owner] + sum(blocks[index].size for index in new)
         if made.bytes + size > cap and made.bytes:

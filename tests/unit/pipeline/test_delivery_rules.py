@@ -360,6 +360,17 @@ def test_a_frame_names_no_more_blocks_than_a_reader_takes() -> None:
     assert len(plan(made, lambda _: ["bob"], Debts(), {}).frames["bob"]) == 1, "blocks in a frame are not counted"
 
 
+def test_one_who_is_owed_little_does_not_wait_for_those_who_are_named_much() -> None:
+    much = BlockInfo("crowded", 1, 20, 20, 20_000, 120, (("dora", 20),))
+    little = BlockInfo("small", 21, 21, 1, 400, 120, (("dora", 1),))
+    crowd = [f"member {n}" for n in range(9)]
+    readers = {"crowded": crowd, "small": ["zoe"]}
+    cap = 20_000 + 5 * (FRAME_OVERHEAD + 400)
+    found = plan([much, little], lambda block: readers[block.channel], Debts(), {}, refs=frozenset({0}), cap=cap)
+    assert "zoe" in found.frames
+    assert {owner for owner, _ in found.deferred} < set(crowd)
+
+
 def test_what_was_refused_is_in_the_frames_and_everything_else_is_stored_once() -> None:
     made = [
         BlockInfo("general", n, n, 1, size, 200, (("dora", 1),)) for n, size in ((20, 5_000), (21, 9_000), (22, 99))
