@@ -19,6 +19,7 @@ PACKAGE = ROOT / "packages" / "pyspark-nats" / "src"
 PROGRAM = Path(__file__).with_name("plain_spark.py")
 
 
+@pytest.mark.slow  # a JVM of its own
 def test_spark_finds_the_source_without_registering_and_says_no_password_anywhere(tmp_path: Path) -> None:
     password = secrets.token_hex(12)
     work = tmp_path / "work"

@@ -40,6 +40,8 @@ from tidings.wire.block_refs import is_by_reference
 
 #: beyond every sequence
 NEVER = 2**62
+#: series of owners whose mailboxes may hold frames of a log that went backwards
+OLD_LOG = "log:"
 #: an owner with fewer free places in its mailbox waits: paying frame by frame would cost a read each
 ROOM_TO_PAY = 8
 
@@ -350,8 +352,10 @@ class Deliverer:
 
         The stream of mailboxes may be older than the ledger (a copy was put back, a power cut took what was not
         synced): then no mailbox is right, for what was taken out of one may be back. Or it has lost a part. One may
-        hold more than is written down: frames of a batch that was broken off, or of a log that went backwards. One who
-        acknowledges out of order looks the same as one who lost frames: it gets again what it settled, and knows it.
+        hold more than is written down: frames of a batch that was broken off, which are made again, or, if it was
+        emptied before, frames that are back and that its owner may no longer read; but also frames of a log that went
+        backwards, which nobody could make again. One who acknowledges out of order looks the same as one who lost
+        frames: it gets again what it settled, and knows it.
         """
         held, noted = self._outlet.held(), frozenset(self._outlet.noted())
         put = {owner: {place for place, _ in told} for owner, told in self.debts.told.items()}
@@ -361,11 +365,16 @@ class Deliverer:
         trusted = trusted and max((max(places, default=0) for places in put.values()), default=0) <= self._outlet.end()
         if not trusted:
             return dict.fromkeys({*put, *noted, *held} & {*put, *noted, *self._ledger.owners()}, "lost")
-        return {o: "lost" for o, places in put.items() if o not in noted and self._lacks(o, places, held.get(o, 0))}
+        owners = {*put, *held} - noted
+        return {o: "lost" for o in owners if self._differs(o, put.get(o, set()), held.get(o, 0))}
 
-    def _lacks(self, owner: str, places: set[int], held: int) -> bool:
+    def _differs(self, owner: str, places: set[int], held: int) -> bool:
         read = self._outlet.read_through(owner)
-        return read is not None and held < sum(place > read for place in places)
+        if read is None:
+            return False
+        unread = sum(place > read for place in places)
+        _, series = self.debts.series.get(owner, (0, OLD_LOG))
+        return held < unread or (held > unread and not series.startswith(OLD_LOG))
 
     def expire(self, owner: str, table: Table, cause: str) -> None:
         """Nobody reads this mailbox: what lies in it and what is owed to its owner are told as lost, and end."""
@@ -457,9 +466,9 @@ class Deliverer:
         """The log went back to `seq`: what a lane was paid beyond it may be another record now."""
         self._write("owe", {d.lane: seq for d in self.debts.open.values() if d.after > seq}, "the log went backwards")
 
-    def restart_series(self, owners: Iterable[str], reason: str, at: int) -> None:
+    def restart_series(self, owners: Iterable[str], epoch: str, at: int) -> None:
         """Frames may have gone with the log: what follows is no gap after them. DLV is at `at` now."""
-        self._record([self._reset(owner, reason, Emptied(at, at)) for owner in owners])
+        self._record([self._reset(owner, f"{OLD_LOG}{epoch}", Emptied(at, at)) for owner in owners])
 
     def report_missing(self, table: Table, missing: Iterable[tuple[int, int]], owners: Iterable[str] | None) -> None:
         """Sequences the log has lost: nobody knows whose they were, so every member hears of them, once.

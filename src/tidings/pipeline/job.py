@@ -338,7 +338,7 @@ class DeliverJob:
         )
         if rewound is not None:
             self.deliverer.owe_after(rewound)
-            self.deliverer.restart_series(self.ledger.everybody(), f"log:{epoch}", mailboxes.delivered_through())
+            self.deliverer.restart_series(self.ledger.everybody(), epoch, mailboxes.delivered_through())
         found = None if rewound is not None else (lease.before.id, lease.before.seq)
         if short := self.deliverer.take_over(found, (lease.holder_id, lease.seq), self.folded.table):
             words = f"{len(short)} mailboxes were not as they were left; what is unread is delivered again from the log"

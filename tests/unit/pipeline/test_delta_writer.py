@@ -475,7 +475,7 @@ def survives(folder: Path, kills: int, seed: int) -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(180)
 def test_a_writer_killed_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    survives(tmp_path, 15, seed=1)
+    survives(tmp_path, 6, seed=1)
 
 
 @pytest.mark.faults
