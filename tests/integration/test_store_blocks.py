@@ -34,7 +34,7 @@ def test_what_was_not_stored_is_told_with_its_reason_and_the_rest_is_stored(
 
 def test_a_connection_that_went_says_nothing_of_the_store(bare: BareServer) -> None:
     connection = bare.connect()
-    connection._sock.shutdown(socket.SHUT_RD)
+    connection._sock.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ConnectionGone):
         store_blocks(connection, {0: [Outgoing("takes.0", None, b"block")]})
     connection.close()
