@@ -20,6 +20,7 @@ from tidings.pipeline import deliverer as rules
 from tidings.pipeline import heartbeat, planning
 from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
 from tidings.pipeline.job import DeliverJob
+from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.pipeline.status import look
 from tidings.space.lease import DeliverLease
 from tidings.testing.proxy import fault_proxy
@@ -280,14 +281,14 @@ async def test_a_broker_killed_with_9_while_workers_read_the_log_starts_the_quer
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "general")
     await post_large(ada, "general", 250_000, 20)
-    encode, reading, heard_then, struck = DeliverJob._encode, list[int](), list[int](), list[str]()
+    encode, reading, heard_then, struck = RangeEncoder.encode, list[int](), list[int](), list[str]()
 
-    def away(job: DeliverJob, *arguments: Any) -> Any:
+    def away(encoder: RangeEncoder, *arguments: Any, **more: Any) -> Any:
         if struck:
-            return encode(job, *arguments)
+            return encode(encoder, *arguments, **more)
         reading.append(proxy.connections)
         try:
-            return encode(job, *arguments)
+            return encode(encoder, *arguments, **more)
         except Exception as error:
             space.broker.start()
             struck.append(str(error))
@@ -298,7 +299,7 @@ async def test_a_broker_killed_with_9_while_workers_read_the_log_starts_the_quer
             space.broker.kill()
             heard_then.append(heard)
 
-    monkeypatch.setattr(DeliverJob, "_encode", away)
+    monkeypatch.setattr(RangeEncoder, "encode", away)
     async with fault_proxy(space.info.port) as proxy:
         proxy.on_answer = kill
         async with delivering(spark, space, tmp_path, url=proxy.url) as job:
@@ -319,18 +320,18 @@ async def test_a_batch_that_failed_in_a_worker_is_repeated_and_the_reason_said_i
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "general")
     await say(ada, "general", "before")
-    encode, struck = DeliverJob._encode, list[str]()
+    encode, struck = RangeEncoder.encode, list[str]()
 
     def stumble(batches: Any) -> Any:
         raise RuntimeError("the worker stumbled")
 
-    def failing(job: DeliverJob, *arguments: Any) -> Any:
+    def failing(encoder: RangeEncoder, *arguments: Any, **more: Any) -> Any:
         if not struck:
             struck.append("failed")
             spark.range(1).mapInArrow(stumble, "id bigint").toArrow()
-        return encode(job, *arguments)
+        return encode(encoder, *arguments, **more)
 
-    monkeypatch.setattr(DeliverJob, "_encode", failing)
+    monkeypatch.setattr(RangeEncoder, "encode", failing)
     async with delivering(spark, space, tmp_path) as job:
         await job.caught_up()
     boxes = await read_all({"bob": bob})

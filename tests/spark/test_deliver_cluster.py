@@ -59,6 +59,7 @@ async def test_on_two_executors_with_the_code_shipped_to_them_everybody_gets_exa
         "spark.executorEnv.PYTHONPATH": "",
     }
     command = ["--home", str(space.home.home), "--space", space.home.name, "--master", "local-cluster[2,1,512]"]
+    command += ["--small-records", "0"]
     for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
     async with child("-m", "tidings.pipeline.process", *command, more=with_secret(tmp_path / "conf")) as job:

@@ -13,8 +13,7 @@ from crowd import Crowd, check, check_order, clients, join, narrow, read_all, sa
 from tidings.broker.streams import gate_state
 from tidings.errors import TidingsError
 from tidings.pipeline import deliverer as rules
-from tidings.pipeline import job as jobs
-from tidings.pipeline.job import DeliverJob
+from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost
@@ -243,16 +242,15 @@ async def test_a_range_that_cannot_be_encoded_at_once_is_delivered_in_pieces(
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
     seqs = [await say(ada, "team.0", str(n)) for n in range(12)]
-    encode, sizes = DeliverJob._encode, list[int]()
+    begin_there, sizes = RangeEncoder.begin_there, list[int]()
 
-    def bounded(self: DeliverJob, frame: Any, *rest: Any) -> Any:
+    def bounded(self: RangeEncoder, after: int, frame: Any, *rest: Any) -> Any:
         sizes.append(frame.count())
         if sizes[-1] > 7:
             raise TidingsError("out of memory")
-        return encode(self, frame, *rest)
+        return begin_there(self, after, frame, *rest)
 
-    monkeypatch.setattr(DeliverJob, "_encode", bounded)
-    monkeypatch.setattr(jobs, "SMALL_RECORDS", 0)
+    monkeypatch.setattr(RangeEncoder, "begin_there", bounded)
     async with delivering(spark, space, tmp_path) as job:
         await job.caught_up(within=120)
     box = (await read_all({"bob": bob}))["bob"]
@@ -272,13 +270,13 @@ async def test_a_small_range_is_the_same_bytes_whoever_encodes_it(
     await ada.post("team.0", b"no message at all")
     async with space.core() as js:
         await js.api(f"STREAM.MSG.DELETE.{space.subjects.log_stream}", {"seq": seqs[4]})
-    async with delivering(spark, space, tmp_path) as running:
-        last, job = await running.caught_up(), running.job
+    async with delivering(spark, space, tmp_path, small_records=1_000) as running:
+        last, encoder = await running.caught_up(), running.job.encoder
         for after in (0, seqs[0] - 5, seqs[4] - 1):
-            here = job._encode_here(after, last, None)
+            here = encoder.encode_here(after, last)
             assert here is not None
-            assert here == job._encode(job._read(after, last), after, None)
+            assert here == encoder.begin_there(after, encoder.read(after, last))()
             assert here.blocks
             assert here.missing == [(seqs[4], seqs[4])]
             assert here.poison
-        assert job._encode_here(0, last + jobs.SMALL_RECORDS, None) is None
+        assert encoder.encode_here(0, last + encoder.small) is None

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import ACK
 from tidings.endpoint.mailbox import pull
-from tidings.pipeline.job import DeliverJob, JobSettings
+from tidings.pipeline.job import DeliverJob
+from tidings.pipeline.stream_job import JobSettings
 from tidings.space.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 def job_settings(space: RealSpace, root: Path) -> JobSettings:
+    """Spark's workers encode everything, however little: tests have small batches, and the workers are the risk."""
     info = space.info
     return JobSettings(
         space=info.name,
@@ -42,6 +44,7 @@ def job_settings(space: RealSpace, root: Path) -> JobSettings:
         creds=str(space.home.creds / "pipeline.creds"),
         checkpoint=root / "checkpoint",
         lake=root / "lake",
+        small_records=0,
         pay_every=0.2,
         lease_ttl=1.0,
     )

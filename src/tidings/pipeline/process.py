@@ -20,7 +20,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +54,7 @@ class ProcessOptions:
     lake: Path | None = None
     memory: str = "700m"
     lease_ttl: float = 3.0
+    small_records: int | None = None
     more: dict[str, str] = field(default_factory=dict)
 
 
@@ -103,7 +104,8 @@ class DeliverProcess:
         )
 
     def _deliver(self, session: Any, info: Any, creds: Path) -> None:
-        from tidings.pipeline.job import DeliverJob, JobSettings
+        from tidings.pipeline.job import DeliverJob
+        from tidings.pipeline.stream_job import JobSettings
 
         settings = JobSettings(
             space=info.name,
@@ -116,6 +118,8 @@ class DeliverProcess:
             lease_ttl=self.options.lease_ttl,
             max_bytes=batch_bytes(self.options.memory),
         )
+        if self.options.small_records is not None:
+            settings = replace(settings, small_records=self.options.small_records)
         self.say({"phase": "taking over delivery"})
         job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt, on_stuck=self._on_stuck)
         signal.signal(signal.SIGINT, self.stop)  # Spark took it for itself
@@ -211,6 +215,7 @@ def parse(arguments: list[str] | None) -> tuple[SpaceHome, ProcessOptions]:
         parser.add_argument(name, type=Path)
     parser.add_argument("--memory", default="700m")
     parser.add_argument("--lease-ttl", type=float, default=3.0)
+    parser.add_argument("--small-records", type=int, help="a batch of at most so many is encoded by the driver")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
     given = vars(parser.parse_args(arguments))
     more = dict(each.partition("=")[::2] for each in given.pop("conf"))

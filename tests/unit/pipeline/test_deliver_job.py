@@ -14,7 +14,8 @@ pytest.importorskip("pyspark")
 from py4j.protocol import Py4JNetworkError
 
 from tidings.errors import TidingsError
-from tidings.pipeline.job import DeliverJob, JobSettings, SparkEnded
+from tidings.pipeline.job import DeliverJob
+from tidings.pipeline.stream_job import JobSettings, SparkEnded
 
 SETTINGS = JobSettings("main", "A", "U", "nats://127.0.0.1:1", "none", Path("checkpoint"), Path("lake"))
 
@@ -90,5 +91,5 @@ def test_a_query_that_failed_under_a_living_spark_is_tried_again_and_said(monkey
 def test_a_full_batch_has_a_task_for_every_core_unless_tasks_would_be_tiny(cores: int, records: int, size: int) -> None:
     spark = Spark(None)
     spark.sparkContext.defaultParallelism = cores
-    parts = DeliverJob(spark, SETTINGS)._parts()  # type: ignore[arg-type]
-    assert parts == {"partitionRecords": str(records), "partitionBytes": str(size)}
+    parts = DeliverJob(spark, SETTINGS).source_options()  # type: ignore[arg-type]
+    assert (parts["partitionRecords"], parts["partitionBytes"]) == (str(records), str(size))
