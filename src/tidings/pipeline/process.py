@@ -105,7 +105,7 @@ class DeliverProcess:
             name=f"tidings-{self.home.name}",
             memory=self.options.memory,
             log=self.home.logs / "spark.log",
-            archived=True,
+            lean=True,
             more=self.options.more,
         )
 
@@ -114,7 +114,9 @@ class DeliverProcess:
         archive = archive_for(settings)
         if archive is None or archive.path.is_file():
             return None
-        return ArchiveMaker(session, archive, has_worked=lambda: self._job is not None and self._job.tally.batches > 0)
+        return ArchiveMaker.of(
+            session, archive, has_worked=lambda: self._job is not None and self._job.tally.batches > 0
+        )
 
     def _deliver(self, session: Any, info: Any, creds: Path) -> None:
         from tidings.pipeline.job import DeliverJob, JobSettings

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import PrerequisiteMissing
-from tidings.pipeline.spark_home import ClassArchive, lean_home
+from tidings.pipeline.spark_home import ClassArchive, find_no_sources, lean_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,8 @@ exec "{java}" "$@"
 class SessionSettings:
     """`work`: a folder for Spark's files; `log`: where its words go (`work`/spark.log).
 
-    `java`: options of the driver's JVM; `archived`: use and prepare an archive of classes; `more`: any Spark settings.
+    `java`: options of the driver's JVM; `more`: any Spark settings; `lean`: start as fast as can be, with an archive of
+    classes and without looking for data sources that nobody registered.
     """
 
     work: Path
@@ -77,7 +78,7 @@ class SessionSettings:
     memory: str = "700m"
     log: Path | None = None
     java: str = "-XX:+UseSerialGC"
-    archived: bool = False
+    lean: bool = False
     more: dict[str, str] = field(default_factory=dict)
 
 
@@ -179,6 +180,8 @@ def start_session(settings: SessionSettings) -> SparkSession:
         log.warning("Java did not start with its archive of classes; trying without")
         session = _started(settings)
     hide_objects(session.sparkContext._gateway)
+    if settings.lean:
+        find_no_sources(session)
     session.sparkContext.setLogLevel("WARN")
     return session
 
@@ -194,7 +197,7 @@ def _started(settings: SessionSettings) -> SparkSession:
 
 def archive_for(settings: SessionSettings) -> ClassArchive | None:
     """The archive that a session with these settings uses, or would if there were one."""
-    home = lean_home(settings.work) if settings.archived and _LOCAL.fullmatch(settings.master) else None
+    home = lean_home(settings.work) if settings.lean and _LOCAL.fullmatch(settings.master) else None
     java = look_for_java()
     if home is None or java is None or "SPARK_CONF_DIR" in os.environ:  # folders cannot be archived, and that is one
         return None

@@ -3,7 +3,8 @@
 Spark comes with everything it can do. Of the jars in the package the pipeline uses two thirds; one of the others
 (machine learning) puts functions of its own into every session, and that alone takes a third of a start. So a Spark
 that runs in this process's JVM gets a home of links to what it needs. A Spark that somebody chose (`SPARK_HOME`) and
-one that starts other processes are left as they are.
+one that starts other processes are left as they are. The copy of its Python part that Spark brings as a zip is left out
+too: workers would read and compile it at each start, and the package they have is the same.
 
 The JVM reads, checks and links some 8,000 classes at each start. The first start writes down which; when it has
 delivered, another JVM makes an archive of them in the background, which later ones map. It is in the private folder of
@@ -70,7 +71,7 @@ def _package() -> Path | None:
 
 def _links(package: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(package.iterdir()):
-        if path.name != "jars":
+        if path.name not in ("jars", "python"):
             yield path.name, str(path)
     for jar in sorted((package / "jars").iterdir()):
         if not jar.name.startswith(LEFT_OUT):
@@ -83,6 +84,14 @@ def _found(home: Path) -> dict[str, str]:
         return {str(path.relative_to(home)): str(path.readlink()) for path in paths}
     except OSError:
         return {}
+
+
+def find_no_sources(session: SparkSession) -> None:
+    """Before it uses a source Spark asks new processes which ones other packages have. Here all are registered."""
+    jvm: Any = session._jvm
+    manager = jvm.java.lang.Class.forName("org.apache.spark.sql.execution.datasources.DataSourceManager$")
+    found = getattr(manager.getField("MODULE$").get(None), "dataSourceBuilders_$eq")
+    found(jvm.scala.Some(jvm.PythonUtils.toScalaMap({})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +131,24 @@ class ClassArchive:
             return False
         return True
 
-    def command(self, java: str, arguments: list[str], classpath: str, target: Path) -> list[str]:
+    @property
+    def unfinished(self) -> Path:
+        return self.path.with_suffix(".new")
+
+    def command(self, java: str, arguments: list[str], classpath: str) -> list[str]:
         """What makes it, told by a JVM that runs what it is for."""
         kept = [each for each in arguments if not each.startswith(("-XX:DumpLoadedClassList", "-XX:SharedArchiveFile"))]
         made = [
             "-Xshare:dump",
             "-XX:TieredStopAtLevel=1",
             f"-XX:SharedClassListFile={self.seen}",
-            f"-XX:SharedArchiveFile={target}",
+            f"-XX:SharedArchiveFile={self.unfinished}",
         ]
         return [java, *kept, *made, "-cp", classpath]
 
-    def put(self, made: Path) -> None:
+    def finish(self) -> None:
         """From now on starts use it. Those of other versions are not used any more."""
-        made.replace(self.path)
+        self.unfinished.replace(self.path)
         for each in self.folder.glob("classes-*"):
             if each != self.path:
                 each.unlink(missing_ok=True)
@@ -158,20 +171,20 @@ def _jar_facts(spark: Path) -> Iterator[str]:
 class ArchiveMaker:
     """Makes an archive in the background, once Spark has done what its classes are for."""
 
-    def __init__(self, session: SparkSession, archive: ClassArchive, has_worked: Callable[[], bool]) -> None:
+    def __init__(self, archive: ClassArchive, command: list[str], has_worked: Callable[[], bool]) -> None:
         self._archive, self._has_worked = archive, has_worked
-        java: Any = session._jvm.java.lang  # type: ignore[union-attr]
-        bean = java.management.ManagementFactory.getRuntimeMXBean()
-        self._target = archive.path.with_suffix(".new")
-        self._command = archive.command(
-            f"{java.System.getProperty('java.home')}/bin/java",
-            [str(each) for each in bean.getInputArguments()],
-            str(java.System.getProperty("java.class.path")),
-            self._target,
-        )
+        self._command = command
         self._ended = threading.Event()
         self._not_before = 0.0
         self._thread = threading.Thread(target=self._run, name="class-archive", daemon=True)
+
+    @classmethod
+    def of(cls, session: SparkSession, archive: ClassArchive, has_worked: Callable[[], bool]) -> ArchiveMaker:
+        jvm: Any = session._jvm
+        told = [str(each) for each in jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()]
+        properties = jvm.java.lang.System.getProperties()
+        java = f"{properties.getProperty('java.home')}/bin/java"
+        return cls(archive, archive.command(java, told, str(properties.getProperty("java.class.path"))), has_worked)
 
     def start(self, after: float = ARCHIVE_AFTER) -> None:
         """Whoever is ready again after a halt says so again."""
@@ -208,12 +221,12 @@ class ArchiveMaker:
                         break
             finally:
                 process.kill()
-        if process.returncode == 0 and self._target.is_file():
-            self._archive.put(self._target)
+        if process.returncode == 0 and self._archive.unfinished.is_file():
+            self._archive.finish()
             log.info("the next start is faster: its classes are in %s", self._archive.path.name)
         elif not self._ended.is_set():
             log.warning("no archive of classes, so the next start is as slow as this one: code %s", process.returncode)
-        self._target.unlink(missing_ok=True)
+        self._archive.unfinished.unlink(missing_ok=True)
 
 
 def _yield_to_all() -> None:
