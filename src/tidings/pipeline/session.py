@@ -44,6 +44,7 @@ LONGEST_SOCKET_FOLDER = 60
 SHORT = Path("/tmp")  # noqa: S108  only for folders of mode 0700 below it
 #: those of this process, removed with its session
 _socket_folders: list[Path] = []
+CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _LOCAL = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
 PACKAGES = ("pyspark", "pyarrow", "deltalake")
 REMEDY = "`pip install 'tidings[spark]'`"
@@ -286,6 +287,8 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     if _LOCAL.fullmatch(settings.master):
         _socket_folders.append(_socket_folder(settings.work))
         chosen |= {
+            # the default one asks `readlink` about links sixteen times a batch, in a process of its own each
+            "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
             "spark.python.unix.domain.socket.enabled": "true",
             "spark.python.unix.domain.socket.dir": str(_socket_folders[-1]),
         }
