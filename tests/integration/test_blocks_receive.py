@@ -16,11 +16,12 @@ from daemons import daemon_in
 from tidings.broker import grants, jwt
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import NO_END
-from tidings.endpoint import block_reader, frame_mailbox
+from tidings.endpoint import block_reader, frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
 from tidings.space.agents import AgentFile
 from tidings.steward import backstop
+from tidings.steward.history import HistoryHandlers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Ref, encode_frame, encode_seqs
@@ -457,6 +458,52 @@ async def test_a_frame_that_is_put_aside_has_no_keys_in_it(
         for data in (kept, bytes.fromhex(on_disk.read_text())):
             assert bytes.fromhex(sealed.name) in data
             assert key not in data
+
+
+async def test_a_page_of_the_log_that_could_not_be_read_once_holds_up_nothing_but_itself(
+    pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame was kept for the whole session, neither handed over nor given back, and newer mail overtook it."""
+    bob_id = await away(pair)
+    seqs = await say(pair, "one", "two")
+    await pipeline.level()
+    read, failures = HistoryHandlers._read_page, [OSError("the disk hiccups")]
+
+    async def once_in_vain(self: HistoryHandlers, *asked: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await read(self, *asked)
+
+    monkeypatch.setattr(HistoryHandlers, "_read_page", once_in_vain)
+    await pipeline.deliver(bob_id, seqs[:1], by_reference=True, stored=False)
+    await pipeline.deliver(bob_id, seqs[1:], by_reference=True)
+    async with connect(pair, "bob", channels=["general"]) as bob:
+        assert [message.text for message in await received(bob, 2)] == ["one", "two"]
+        await emptied(pipeline, bob_id)
+    assert not failures
+
+
+async def test_what_could_not_be_handed_over_comes_again_and_keeps_nothing_else(
+    pair: RealSpace, pipeline: StubPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob_id = await away(pair)
+    seqs = await say(pair, "one", "two")
+    await pipeline.level()
+    offer, failures = frame_mailbox.FrameMailbox._offer_frame, [RuntimeError("a mistake of ours")]
+
+    async def once_in_vain(self: frame_mailbox.FrameMailbox, *arrived: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await offer(self, *arrived)
+
+    monkeypatch.setattr(frame_mailbox.FrameMailbox, "_offer_frame", once_in_vain)
+    monkeypatch.setattr(mailbox, "DECLINED", 0.2)
+    for seq in seqs:
+        await pipeline.deliver(bob_id, [seq])
+    async with connect(pair, "bob", channels=["general"]) as bob:
+        assert sorted(message.text for message in await received(bob, 2)) == ["one", "two"]
+        await emptied(pipeline, bob_id)
+    assert not failures
 
 
 async def test_a_program_at_the_host_gets_what_lies_in_blocks_and_is_told_what_is_lost(

@@ -227,11 +227,11 @@ async def test_n8_seventy_takeovers_leave_the_deliver_lease_as_takeable_as_befor
         for _ in range(MAILBOX_FRAMES + 6):
             lease = lease_of(space)
             lease.take()
-            floor_of(lease).advance(lease.seq, None)
+            floor_of(lease).advance(lease.seq, None, (0, 0))
             lease.release()
             lease.js.close()
         with pytest.raises(LeaseLost, match="the deliver floor was written under lease"):
-            floor_of(first).advance(10**6, None)
+            floor_of(first).advance(10**6, None, (0, 0))
         with pytest.raises(LeaseLost, match="another pipeline beats"):
             first.beat()
         first.js.close()

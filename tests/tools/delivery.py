@@ -2,26 +2,31 @@
 
 `simulate(seed)` makes a space live (`delivery_space.py`) while batches run, die at any effect and run again, mailboxes
 fill up, acknowledgements get lost, stored blocks are forgotten (`delivery_ports.py`), debts are paid or cancelled by an
-operator, retention removes what nobody needs, the steward empties mailboxes in two steps, older checkpoints and older
-mailboxes are put back, and readers come and go, some of them settling out of order, and check what they are promised
-(`delivery_reader.py`). This module runs the pipeline's `Deliverer` between them, and starts it again where it died. A
-seed is the same life on every run.
+operator, retention removes what nobody needs, the steward empties mailboxes in two steps, older checkpoints, ledgers
+and mailboxes are put back, and readers come and go, some of them settling out of order, and check what they are
+promised (`delivery_reader.py`). This module runs the pipeline's `Deliverer` between them, and starts it again where it
+died. A seed is the same life on every run.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from unittest import mock
 
+from tidings.pipeline import blocks, planning
 from tidings.pipeline.blocks import BlockInfo, cut_blocks
 from tidings.pipeline.classify import Classification, Classifier, Deliverable
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, resume_counters
 from tidings.pipeline.unread import UnreadWindow
+from tidings.wire.frames import MAX_FRAME_MESSAGES
 from tools.delivery_ports import MAILBOX_FRAMES, Books, Crash, Fate, Mailboxes
 from tools.delivery_reader import Reader, Violation
 from tools.delivery_space import SimulatedSpace
 from tools.generated import new_log
+
+TABLES = ("both", "debts", "deliveries")
 
 
 class World:
@@ -50,6 +55,9 @@ class World:
         #: mailboxes that the steward said it empties, and has not yet
         self.purges: list[tuple[str, int]] = []
         self.set_back = 0
+        #: older ledgers too: not where somebody gives up meanwhile what only the newer one knows
+        self.ledgers_come_back = True
+        self.ledger_set_back = 0
         self.expired = 0
         self._judged: dict[int, Classification] = {}
         self.deliverer = self._start()
@@ -64,6 +72,10 @@ class World:
                 continue
 
     def _start_once(self) -> Deliverer:
+        if self.books.is_older:  # a new checkpoint begins where anything may be unread
+            self.books.rewind(max(0, self.books.needed - 1))
+            self.batch_number, self.offset, self.pending = 0, max(self.books.floor, self.kept_from - 1), None
+            self.commits = [(0, self.offset)]
         debts, oldest = self.books.load_debts(), self.boxes.oldest()
         places = [(row.dlv_seq, row.first) for _, _, row in self.books.rows if row.last >= self.books.needed]
         if not self.boxes.noted():
@@ -81,7 +93,11 @@ class World:
             choice=lambda size, readers: size > self.inline and readers > 1,
         )
         found, self.boxes.lease = self.boxes.lease, (f"process {self.rng.getrandbits(48):x}", 0)
-        deliverer.take_over(found, self.boxes.lease, self.space.table)
+        if (unread := self.books.anew) is not None:
+            deliverer.begin_anew("anew", self.boxes.seq, self.space.table)
+            if unread < self.kept_from:
+                deliverer.report_missing(self.space.table, [(unread, self.kept_from - 1)], None)
+        deliverer.take_over(found if unread is None else None, self.boxes.lease, self.space.table)
         deliverer.advance_floor()
         return deliverer
 
@@ -123,6 +139,10 @@ class World:
         elif what < 0.4:
             self.boxes.lose_tail()
             self._mailboxes_were_set_back()
+        elif what < 0.5 and self.ledgers_come_back and self.books.put_back(self.rng.choice(TABLES)):
+            self.ledger_set_back += 1
+            for reader in self.readers.values():
+                reader.delivery_was_set_back(self.books.floor)
         self.deliverer = self._start()
 
     def _mailboxes_were_set_back(self) -> None:
@@ -167,9 +187,9 @@ class World:
                 self._note_enforced(head)
             if payment is not None:
                 with self._folded():
-                    blocks = self._blocks(payment.after, payment.through, payment.channels)
+                    found = self._blocks(payment.after, payment.through, payment.channels)
                     batch = DeliverBatch(None, payment.after, payment.through, head)
-                    self.deliverer.pay(batch, table, payment, blocks)
+                    self.deliverer.pay(batch, table, payment, found)
                 self._note_enforced(head)
         except Crash:
             self._crashed()
@@ -271,9 +291,19 @@ def simulate(
 
     `telling`: whoever was narrowed must have been told of what was cancelled too; the frame that said so may have been
     emptied out of its mailbox. `busy_operator`: cancels while a batch is under way, not only between two. `careless`:
-    retention also removes what is owed or unread.
+    retention also removes what is owed or unread. Frames of many lives hold few messages, so that a batch has several
+    for an owner.
     """
+    small = random.Random(seed).choice((2, 4, MAX_FRAME_MESSAGES))
+    with ExitStack() as patched:
+        for module in (planning, blocks):
+            patched.enter_context(mock.patch.object(module, "MAX_FRAME_MESSAGES", small))
+        return _simulate(seed, steps, telling=telling, busy_operator=busy_operator, careless=careless)
+
+
+def _simulate(seed: int, steps: int, *, telling: bool, busy_operator: bool, careless: bool) -> World:
     world = World(seed, careless=careless)
+    world.ledgers_come_back = not (careless or busy_operator)
     agents = world.space.log.agents
     world.fate.meanwhile = world.purge_one
     if busy_operator:
@@ -298,6 +328,7 @@ def simulate(
             world.retain(careless=careless)
         if world.rng.random() < 0.1:
             world.boxes.keep_copy()
+            world.books.keep_copy()
         if world.rng.random() < 0.15:
             world.boxes.forget_blocks()
         if world.rng.random() < 0.02:

@@ -39,7 +39,7 @@ class Fate:
     meanwhile: Callable[[], None] | None = None
 
     def arm(self) -> None:
-        self.left = self.rng.randint(0, 12) if self.rng.random() < 0.5 else -1
+        self.left = self.rng.randint(0, self.rng.choice((12, 40))) if self.rng.random() < 0.5 else -1
 
     def effect(self) -> None:
         if self.meanwhile is not None and self.rng.random() < 0.05:
@@ -231,6 +231,12 @@ class Books:
         self.floor = 0
         self.needed = 0
         self.order = 0
+        #: kept with the floor
+        self.marked = (0, 0)
+        self.anew: int | None = None
+        #: `reached` is of one checkpoint
+        self.checkpoint = 0
+        self.copies: list[tuple[list[DebtEvent], list[tuple[int, DeliverBatch, Delivered]], tuple[int, int]]] = []
         #: an operator's events that the running process has not seen
         self.foreign: list[DebtEvent] = []
 
@@ -274,6 +280,8 @@ class Books:
     def owners(self) -> set[str]:
         return {row.owner for _, _, row in self.rows}
 
+    everybody = owners
+
     def frames(self) -> dict[str, list[tuple[int, int]]]:
         found: dict[str, list[tuple[int, int]]] = {}
         for order, _, row in self.rows:
@@ -281,8 +289,48 @@ class Books:
                 found.setdefault(row.owner, []).append((order, row.dlv_seq))
         return found
 
-    def advance(self, through: int, needed: int | None) -> None:
+    @property
+    def mark(self) -> tuple[int, int]:
+        return max((order for order, _, _ in self.rows), default=0), max((e.order for e in self.events), default=0)
+
+    @property
+    def is_older(self) -> bool:
+        return self._is_behind()
+
+    def _is_behind(self) -> bool:
+        return any(then > now for then, now in zip(self.marked, self.mark, strict=True))
+
+    def keep_copy(self) -> None:
+        self.copies.append((list(self.events), list(self.rows), (self.checkpoint, self.reached)))
+
+    def put_back(self, which: str) -> bool:
+        """An older copy of one table or both. Is there one?
+
+        Not one that knows of fewer losses, which nobody could tell then; and not one of the batch that the process died
+        in, of which the floor does not know yet how new it made the ledger.
+        """
+        losses = [event for event in self.events if event.kind in ("lost", "cancel")]
+        same = [copy for copy in self.copies if [e for e in copy[0] if e.kind in ("lost", "cancel")] == losses]
+        before, now = (self.events, self.rows, self.reached), self._is_behind()
+        if same:
+            events, rows, (checkpoint, reached) = self._fate.rng.choice(same)
+            self.events = list(events) if which != "deliveries" else self.events
+            if which != "debts":
+                self.rows, self.reached = list(rows), reached if checkpoint == self.checkpoint else 0
+        if self._is_behind() and not now:
+            return True
+        self.events, self.rows, self.reached = before
+        return False
+
+    def rewind(self, seq: int) -> None:
         self._fate.effect()
+        self.anew, self.floor, self.needed = self.needed, seq, seq
+        self.checkpoint += 1
+        self.reached, self.marked = 0, (0, 0)
+
+    def advance(self, through: int, needed: int | None, mark: tuple[int, int]) -> None:
+        self._fate.effect()
+        self.marked, self.anew = mark, None
         self.floor = max(self.floor, through)
         self.needed = self.floor if needed is None else min(self.floor, needed)
 

@@ -58,7 +58,7 @@ class Reader:
         if not self.orderly:
             rng.shuffle(taken)
         for dlv_seq, data in taken:
-            self._open(dlv_seq, data, kept_from)
+            self._open(dlv_seq, data, kept_from, is_emptied=box.noted is not None)
             if rng.random() < 0.9:
                 box.frames = [held for held in box.frames if held[0] != dlv_seq]
                 box.acknowledged = dlv_seq if not box.frames else box.frames[0][0] - 1
@@ -70,13 +70,18 @@ class Reader:
         self.last = (0, "")
         self.late = dict(self.newest)
 
-    def _open(self, dlv_seq: int, data: bytes, kept_from: int) -> None:
+    def delivery_was_set_back(self, floor: int) -> None:
+        """What lies in the mailbox is read before what comes again."""
+        self.late = dict.fromkeys(self.space.channel_of.values(), floor)
+
+    def _open(self, dlv_seq: int, data: bytes, kept_from: int, *, is_emptied: bool) -> None:
+        """`is_emptied`: somebody took frames out and nobody made it good yet, so one may be the first that is left."""
         frame = decode_frame(data)
         if frame.owner != self.owner:
             raise Violation(f"a frame of {frame.owner} in the mailbox of {self.owner}")
         if frame.series != self.series:
             self.series, self.number = frame.series, 0
-        if self.orderly and frame.number > self.number + 1:
+        if self.orderly and frame.number > self.number + 1 and not is_emptied:
             raise Violation(f"{self.owner} has frame {self.number} and gets {frame.number}: a gap without a loss")
         self.number = max(self.number, frame.number)
         self.numbers.setdefault(frame.series, set()).add(frame.number)
@@ -138,7 +143,7 @@ class Reader:
 
     def _is_given_up(self, channel: str, seq: int) -> bool:
         """Did the ledger give it up: cancelled by an operator, unread for too long, or gone from the log?"""
-        mine = [event for event in self.books.events if (event.owner, event.channel) == (self.owner, channel)]
+        mine = [event for event in self.books.events if event.owner == self.owner and event.channel in (channel, "*")]
         return any(
             event.seq >= seq and (event.kind == "cancel" or (event.kind == "lost" and event.first <= seq))
             for event in mine
@@ -152,5 +157,5 @@ class Reader:
         table = self.space.table
         if not telling and self.owner in table.rules.narrowings(0, table.head):
             return
-        if not any(lost.channel == channel and lost.first <= seq <= lost.last for lost in self.told):
+        if not any(lost.channel in (channel, "*") and lost.first <= seq <= lost.last for lost in self.told):
             raise Violation(f"{self.owner} was owed {seq} of {channel}, it was given up, and nobody told")

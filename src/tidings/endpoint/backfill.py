@@ -10,6 +10,7 @@ could be read, is reported as a gap. When to read, and what to do while nobody a
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from tidings.endpoint.membership import Hole, LocalMembership
 from tidings.endpoint.notices import Gap
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
-from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, UnreachableError
+from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.space.control import collect
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers
+
+log = logging.getLogger(__name__)
 
 PAGE = 100
 #: pages in a row that show nothing, because a channel does not replay; then it is not looked any further
@@ -238,8 +241,10 @@ class Backfill:
         while more:
             try:
                 found, after, more = await self.log.page_between(channel, after, seqs[-1])
-            except (UnreachableError, OutcomeUnknown, ConflictError):
-                await asyncio.sleep(RETRY_PAUSE)
+            except DeniedError:
+                raise
+            except TidingsError as error:  # nobody answers, there are too many pages at a time, or a read failed
+                await self._pause(error)
                 continue
             for seq, record in found:
                 if seq in wanted:
@@ -257,9 +262,16 @@ class Backfill:
                     if max(after, joined) < through:
                         found += await self._all_of(channel, max(after, joined), through)
                 return sorted(found, key=lambda record: record.seq)
-            except (UnreachableError, OutcomeUnknown, ConflictError):  # the last: too many pages at a time
-                await asyncio.sleep(RETRY_PAUSE)
+            except DeniedError:
+                raise
+            except TidingsError as error:
+                await self._pause(error)
         return []
+
+    async def _pause(self, error: TidingsError) -> None:
+        if not isinstance(error, UnreachableError | OutcomeUnknown | ConflictError):
+            log.warning("reading the log again, because it could not be read: %s", error)
+        await asyncio.sleep(RETRY_PAUSE)
 
     async def _owed_channels(self) -> dict[str, int]:
         """Each channel of a membership, with the earliest sequence from which it is owed.

@@ -33,7 +33,7 @@ from tidings.nats.errors import NatsError
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
 
-T = TypeVar("T")
+T = TypeVar("T", bound=tuple[Any, ...])
 #: bytes of one pull: what the broker keeps for a connection that is slow to read is twice this
 PULL_BYTES = 4 * 1024 * 1024
 #: seconds beyond its own end after which a pull is taken to have been lost
@@ -51,6 +51,8 @@ REFUSED_PAUSE = 0.5
 ACK_PATIENCE = 2.0
 ACK_TRIES = 5
 IN_PROGRESS_EVERY = ACK_WAIT / 3
+#: seconds after which what could not be handed over comes again
+DECLINED = 5.0
 log = logging.getLogger(__name__)
 
 # --- one pull ---
@@ -186,6 +188,12 @@ class PendingAcks(dict[int, PendingAck]):
         self._given_back = True
         await self._say_of_unsettled(NAK)
 
+    async def decline(self, held: PendingAck) -> None:
+        """It could not be handed over: the broker delivers it again after a while."""
+        if self._is_current(held):
+            del self[held.delivery.seq]
+        await self._say(held, NAK + b' {"delay": %d}' % int(DECLINED * 1e9))
+
     async def terminate(self, delivery: DeliveryInfo) -> None:
         """Nobody can do anything with it: it is not delivered again."""
         await self._say(PendingAck(delivery), TERM)
@@ -204,7 +212,7 @@ class PendingAcks(dict[int, PendingAck]):
 
 
 class AgentMailbox(Generic[T]):
-    """One mailbox of an endpoint. `T` is what was opened and waits to be handed over."""
+    """One mailbox of an endpoint. `T` is what was opened and waits to be handed over: its `PendingAck` first."""
 
     def __init__(self, endpoint: Endpoint, stream: str, consumer: str) -> None:
         self.endpoint = endpoint
@@ -267,8 +275,9 @@ class AgentMailbox(Generic[T]):
             arrived = await self._arrived.get()
             try:
                 await self._hand_over(arrived)
-            except TidingsError as error:  # not acknowledged, so it comes again with the next session
+            except Exception as error:  # noqa: BLE001  # boundary: whatever it was, what comes after it is handed over
                 self._report(error)
+                await self.pending.decline(arrived[0])
             finally:
                 self._arrived.task_done()
 

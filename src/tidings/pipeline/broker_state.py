@@ -14,7 +14,7 @@ from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream
 from tidings.broker.records import StoredRecord
 from tidings.errors import ConflictError, LeaseLost
-from tidings.pipeline.deliverer import Emptied
+from tidings.pipeline.deliverer import NEVER, Emptied
 from tidings.space.lease import DeliverLease
 from tidings.space.state import Entry, StateApi
 from tidings.wire.state_keys import StateKey
@@ -160,29 +160,51 @@ class DeliverFloor:
     def __init__(self, state: BrokerState, lease: DeliverLease, epoch: str) -> None:
         self._state, self._lease, self._epoch = state, lease, epoch
 
+    def _is_ours(self) -> bool:
+        """Is nobody's lease newer? A stream of mailboxes that was set back has lower numbers than it had."""
+        return self._state.js.run(self._lease.current_steps()).id == self._lease.holder_id
+
     def read(self) -> dict[str, Any] | None:
         entry = self._state.get(StateKey.DELIVER_FLOOR)
         return entry.value if entry else None
 
-    def rewind(self, seq: int) -> None:
-        """The log went backwards: delivery begins again after `seq`."""
+    def read_by_all(self) -> int:
+        """Everything through this was read by everybody it was delivered to; nothing is owed of it."""
+        return max(0, int((self.read() or {"needed": 0})["needed"]) - 1)
+
+    def is_newer_than(self, mark: tuple[int, int]) -> bool:
+        """Was the floor written beside a newer ledger? Versions before 0.3 left no mark."""
+        known = self.read() or {}
+        return any(then > now for then, now in zip(known.get("mark", ()), mark, strict=False))
+
+    def rewind(self, seq: int, series: str) -> None:
+        """The log went backwards, or the ledger did: delivery begins again after `seq`.
+
+        Frames then have a new series. That is noted (`anew`) until the floor is advanced: whoever dies before all of it
+        is done leaves it to the next one. So is from where on anything may have been unread.
+        """
         entry = self._state.get(StateKey.DELIVER_FLOOR)
-        said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch}
+        known = entry.value if entry else {}
+        unread = known["needed"] if known.get("epoch") == self._epoch else NEVER
+        said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch, "anew": [series, unread]}
         self._state.put(StateKey.DELIVER_FLOOR, said, entry.revision if entry else 0)
 
-    def advance(self, through: int, needed: int | None) -> None:
-        """`needed`: the log must keep everything from here on, for what is owed or unread is delivered from it."""
+    def advance(self, through: int, needed: int | None, mark: tuple[int, int]) -> None:
+        """`needed`: the log must keep everything from here on, for what is owed or unread is delivered from it.
+
+        `mark`: that of the ledger, which knows all of this and is kept elsewhere.
+        """
         while True:
             entry = self._state.get(StateKey.DELIVER_FLOOR)
             known: dict[str, Any] = entry.value if entry else {"seq": 0, "lease": 0, "epoch": self._epoch}
-            if known["lease"] > self._lease.seq:
+            if known["lease"] > self._lease.seq and not self._is_ours():
                 raise LeaseLost(
                     f"the deliver floor was written under lease {known['lease']}, ours is {self._lease.seq}"
                 )
             if known.get("epoch") == self._epoch:
                 through = max(through, int(known["seq"]))
             kept = through if needed is None else min(through, needed)
-            said = {"seq": through, "needed": kept, "lease": self._lease.seq, "epoch": self._epoch}
+            said = {"seq": through, "needed": kept, "lease": self._lease.seq, "epoch": self._epoch, "mark": [*mark]}
             if said == known:
                 return
             try:

@@ -116,8 +116,17 @@ class LedgerPort(Protocol):
         """What `owner` was handed in frames with a DLV sequence in (above, through], written after order `since`."""
         ...
 
+    @property
+    def mark(self) -> tuple[int, int]:
+        """How new it is."""
+        ...
+
     def owners(self) -> Iterable[str]:
         """Everybody who was ever handed a frame of this log."""
+        ...
+
+    def everybody(self) -> Iterable[str]:
+        """The same, of whatever log."""
         ...
 
     def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:
@@ -173,8 +182,11 @@ class MailboxPort(Protocol):
 
 
 class FloorPort(Protocol):
-    def advance(self, through: int, needed: int | None) -> None:
-        """Everything up to `through` is delivered or a debt; the log must keep everything from `needed` on."""
+    def advance(self, through: int, needed: int | None, mark: tuple[int, int]) -> None:
+        """Everything up to `through` is delivered or a debt, as the ledger of this mark knows.
+
+        The log must keep everything from `needed` on.
+        """
         ...
 
 
@@ -224,6 +236,7 @@ class Deliverer:
         settled = self._publish(planned, blocks)
         reach("deliver.published")
         self._record_deliveries(batch, settled.delivered)
+        self._write("paid", {lane: seq for lane, seq in settled.owed.items() if seq > settled.begun[lane]})
         reach("deliver.recorded")
         self.last_head = max(self.last_head, batch.head)
         self._advance(batch.through)
@@ -270,7 +283,9 @@ class Deliverer:
         acknowledged = self._outlet.publish(planned, blocks) if planned.frames else {}
         settled = settle(planned, acknowledged, self.counters)
         self.counters.update(settled.counters)
-        self._write("owe", settled.owed, "the mailbox took no more")
+        # from where the batch began with a lane: should it be repeated, it leaves out a lane in debt, and whoever is
+        # owed only the rest would have frames that no row is about
+        self._write("owe", settled.begun, "the mailbox took no more")
         self._tell(settled)
         return settled
 
@@ -285,7 +300,7 @@ class Deliverer:
 
     def advance_floor(self) -> None:
         """Let retention and agents know how far delivery is, and what it needs of the log."""
-        self._floors.advance(self.floor, self.needed)
+        self._floors.advance(self.floor, self.needed, self._ledger.mark)
 
     def forget_read(self, oldest: int | None) -> None:
         """Frames below this place were read; None: all were. Not while a mailbox was emptied and nothing made good."""
@@ -312,9 +327,15 @@ class Deliverer:
         for owner, reason in sorted(reasons.items()):
             emptied[owner] = self._outlet.empty(owner, trusted=trusted)
             events += self._restart(owner, reason, emptied[owner], table)
-        self._record(events)
-        self._outlet.forget_emptied(emptied)
+        self._record_emptied(events, emptied)
         return frozenset(emptied)
+
+    def _record_emptied(self, events: Sequence[DebtEvent], emptied: Mapping[str, Emptied]) -> None:
+        """The notes go only when the floor says how new the ledger is: an older copy of it does not know them."""
+        if emptied:
+            self._record(events)
+            self.advance_floor()
+            self._outlet.forget_emptied(emptied)
 
     def _restart(self, owner: str, reason: str, emptied: Emptied, table: Table) -> list[DebtEvent]:
         """A new series, and what lay unread as debts; whoever was revoked is owed nothing any more."""
@@ -364,7 +385,8 @@ class Deliverer:
             put.setdefault(owner, set()).update(place for order, place in frames if order > since)
         trusted = trusted and max((max(places, default=0) for places in put.values()), default=0) <= self._outlet.end()
         if not trusted:
-            return dict.fromkeys({*put, *noted, *held} & {*put, *noted, *self._ledger.owners()}, "lost")
+            ours = {owner for owner, (_, series) in self.debts.series.items() if not series.startswith(OLD_LOG)}
+            return dict.fromkeys({*put, *noted, *held} & {*put, *noted, *ours, *self._ledger.owners()}, "lost")
         owners = {*put, *held} - noted
         return {o: "lost" for o in owners if self._differs(o, put.get(o, set()), held.get(o, 0))}
 
@@ -389,8 +411,7 @@ class Deliverer:
         if not _is_revoked(table, owner):
             events += [self._loss(owner, each, cause) for each in ranges.values()]
             events += [self._event("cancel", debt.lane, self.floor, cause) for debt in self.debts.of_owner(owner)]
-        self._record(events)
-        self._outlet.forget_emptied({owner: emptied})
+        self._record_emptied(events, {owner: emptied})
 
     def _loss(self, owner: str, lost: HandedRange, cause: str) -> DebtEvent:
         order = self._ledger.next_order()
@@ -462,13 +483,17 @@ class Deliverer:
         planned = plan((), lambda _block: (), self.debts, self.counters)
         self._publish(planned, ())
 
-    def owe_after(self, seq: int) -> None:
-        """The log went back to `seq`: what a lane was paid beyond it may be another record now."""
-        self._write("owe", {d.lane: seq for d in self.debts.open.values() if d.after > seq}, "the log went backwards")
+    def begin_anew(self, series: str, at: int, table: Table) -> None:
+        """The log or the ledger went backwards, and delivery with it, to where anything may be unread. DLV is at `at`.
 
-    def restart_series(self, owners: Iterable[str], epoch: str, at: int) -> None:
-        """Frames may have gone with the log: what follows is no gap after them. DLV is at `at` now."""
-        self._record([self._reset(owner, f"{OLD_LOG}{epoch}", Emptied(at, at)) for owner in owners])
+        So nothing is owed from before, and what comes now is no gap after frames that may be gone. What lies in
+        mailboxes stays, for the log may not have it any more: it comes twice, and whoever has read it knows it. Losses
+        that were told are told again, for nobody knows which of those frames were emptied.
+        """
+        self._write("settled", dict.fromkeys(self.debts.open, NEVER), "delivered anew")
+        # whoever the ledger forgot too: a frame that was there once must not be made again with the same bytes
+        owners = sorted({*self._ledger.everybody(), *self._outlet.held(), *table.owners()})
+        self._record([self._reset(owner, series, Emptied(0, at)) for owner in owners])
 
     def report_missing(self, table: Table, missing: Iterable[tuple[int, int]], owners: Iterable[str] | None) -> None:
         """Sequences the log has lost: nobody knows whose they were, so every member hears of them, once.

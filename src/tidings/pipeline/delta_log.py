@@ -5,7 +5,8 @@ number, not by age: whatever is older than a checkpoint that itself has a newer 
 in checkpoints, so nothing that decides a delivery goes with them.
 Delta does not sync what it writes. After a power cut an entry can be empty (Delta takes it for a commit of nothing, and
 says nothing), torn (Delta refuses the table, for ever) or gone. A checkpoint is made from entries and can be made
-again; an entry cannot, so one that is broken is said, with what to do, and never removed here.
+again; an entry cannot. The newest ones, if they are torn, are put aside: they are not done, and whoever wrote them sees
+that by what the table reached. Any other that is broken is said, with what to do, and never touched here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
 from tidings.errors import StoreBroken
+from tidings.wire.ids import new_id
 
 LOG = "_delta_log"
 HINT = f"{LOG}/_last_checkpoint"
@@ -128,6 +130,19 @@ class DeltaLog:
             )
         return empty
 
+    def put_torn_aside(self) -> list[str]:
+        """Rename the newest commits if they are torn and all others are whole; their names."""
+        listing = self.listing()
+        checkpoint = max((c for c in listing.checkpoints if self._readable(self._checkpoint(c))), default=-1)
+        tail = listing.after(checkpoint)
+        torn = [version for version in tail if listing.commits[version] and not self._whole(version)]
+        if not torn or torn != tail[-len(torn) :] or torn[0] == 0:
+            return []
+        paths = [self._commit(version) for version in torn]
+        for path in paths:
+            self._files.move(path, f"{path}.torn-{new_id()}")
+        return paths
+
     def damage(self) -> str:
         """What is broken and what to do, for a table that cannot be opened."""
         listing = self.listing()
@@ -141,12 +156,6 @@ class DeltaLog:
         torn = [version for version in tail if not self._whole(version)]
         if not torn:
             return "every entry of its log can be read. Is it there, and may this process read it?"
-        if torn == tail[-len(torn) :] and torn[0] > 0:
-            paths = " ".join(self._commit(version) for version in torn)
-            return (
-                f"{paths}: torn, as a power cut leaves them, and nothing was committed after. "
-                f"Move them away: the table is then as before them, and what they held is written again"
-            )
         if torn[0] == 0:
             return f"{self._commit(0)} is torn: it was being made. Move its folder away to begin a new one"
         return f"{self._commit(torn[0])} is torn and later commits are there. Take it, or the table, from a backup"

@@ -95,7 +95,7 @@ class DeltaWriter:
         self._log = DeltaLog(uri, self._options)
         self._indexed = tuple(indexed)
         self.table = self._open(self._create)
-        self._native = _local_files(uri)
+        self._native = native_files(uri)
         #: what each application reached, in the snapshot at hand
         self._reached: dict[str, int | None] = {}
         #: what it reached when this writer first saw it, or by this writer since: nobody else may move it
@@ -142,8 +142,9 @@ class DeltaWriter:
         return self._load()
 
     def _recover(self, error: DeltaError) -> DeltaTable:
-        """Without the checkpoints that cannot be read, if that helps; once."""
-        if dropped := self._log.drop_broken_checkpoints():
+        """Without the newest commits if they are torn, and the checkpoints that cannot be read, if that helps; once."""
+        dropped = self._log.put_torn_aside()
+        if dropped := dropped + self._log.drop_broken_checkpoints():
             try:
                 table = self._load()
             except DeltaError as still:
@@ -368,7 +369,7 @@ class DeltaWriter:
         return Tended(entries_removed=self._log.trim(keep=self.upkeep.log_entries))
 
 
-def _local_files(uri: str) -> pa_fs.FileSystem | None:
+def native_files(uri: str) -> pa_fs.FileSystem | None:
     """Arrow's own files where there are some.
 
     deltalake's pass each read through Python, on threads of Arrow; some processes that used them aborted at exit.

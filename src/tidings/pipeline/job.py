@@ -20,6 +20,7 @@ from tidings.broker.records import StoredRecord
 from tidings.errors import ConflictError
 from tidings.pipeline.admission import measure
 from tidings.pipeline.broker_state import DeliverFloor
+from tidings.pipeline.debts import Debts
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import Encoded
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
@@ -97,14 +98,13 @@ class DeliverJob(StreamJob):
         mailboxes.sealer = BlockSealer(secret, self.settings.space_id, epoch)
         floors = DeliverFloor(mailboxes, lease, epoch)
         self._put_damaged_checkpoint_aside()
-        rewound = self._rewind(reader, floors)
-        known = floors.read()
-        kept_from = mailboxes.log_floor()
+        debts = self._open_ledger(epoch)
+        if self._set_back(reader, floors):
+            debts = self._open_ledger(epoch)
+        known, kept_from = floors.read(), mailboxes.log_floor()
+        anew: tuple[str, int] | None = known.get("anew") if known else None
         # what retention removed while nobody delivered is not ours to deliver, nor lost
         self.start = max(int(known["seq"]) if known else 0, kept_from - 1)
-        paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
-        self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
-        debts = self.ledger.load_debts()
         if known and known.get("epoch") == epoch and debts.holder[0]:  # older versions did not count what is unread
             self.ledger.needed = int(known["needed"])
         self.reader, self.mailboxes = reader, mailboxes
@@ -131,14 +131,32 @@ class DeliverJob(StreamJob):
             unread=self._unread_window(),
             cap=min(BATCH_BYTES, mailboxes.delivery_budget() // 4),
         )
-        if rewound is not None:
-            self.deliverer.owe_after(rewound)
-            self.deliverer.restart_series(self.ledger.everybody(), epoch, mailboxes.delivered_through())
-        found = None if rewound is not None else (lease.before.id, lease.before.seq)
+        if anew is not None:
+            series, unread = anew
+            self.deliverer.begin_anew(series, mailboxes.delivered_through(), self.folded.table)
+            if unread < kept_from:
+                self.deliverer.report_missing(self.folded.table, [(unread, kept_from - 1)], None)
+        found = None if anew is not None else (lease.before.id, lease.before.seq)
         if short := self.deliverer.take_over(found, (lease.holder_id, lease.seq), self.folded.table):
             words = f"{len(short)} mailboxes were not as they were left; what is unread is delivered again from the log"
             self._say(words)
         self.deliverer.advance_floor()
+
+    def _set_back(self, reader: StreamReader, floors: DeliverFloor) -> bool:
+        """If the log or the ledger went backwards, delivery does, with a new checkpoint. Did it?"""
+        if self._rewind(reader, floors) is not None:
+            return True
+        if not floors.is_newer_than(self.ledger.mark):
+            return False
+        self._say("the ledger is older than what was delivered; what may be unread is delivered again from the log")
+        self.checkpoint.retire()
+        floors.rewind(floors.read_by_all(), "anew")
+        return True
+
+    def _open_ledger(self, epoch: str) -> Debts:
+        paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
+        self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
+        return self.ledger.load_debts()
 
     def _unread_window(self) -> UnreadWindow:
         """Everything from the oldest frame on, or more where somebody emptied a mailbox and left a note."""
@@ -273,7 +291,7 @@ class DeliverJob(StreamJob):
 
     def _count_losses(self) -> None:
         """How many records an operator cancelled: their owner is told the number."""
-        if not self.deliverer.debts.uncounted() or not self._lock.acquire(blocking=False):
+        if not self.deliverer.debts.untold or not self._lock.acquire(blocking=False):
             return
         try:
             kept_from = self.mailboxes.log_floor()

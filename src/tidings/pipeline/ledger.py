@@ -21,12 +21,13 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
-from tidings.errors import ConflictError
+from tidings.errors import ConflictError, StoreBroken
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.deliverer import NEVER, DeliverBatch, HandedRange
-from tidings.pipeline.delta_writer import DeltaWriter
+from tidings.pipeline.delta_writer import DeltaWriter, native_files
 from tidings.pipeline.planning import Counter, Delivered
 
 #: events that the holder of the deliver lease writes: a commit of one who was replaced is refused
@@ -102,6 +103,8 @@ class DeltaLedger:
         self._debts = DeltaWriter(paths.debts, DEBTS, indexed=("order",))
         self._quarantine = DeltaWriter(paths.quarantine, QUARANTINE, indexed=("seq",))
         self._order = 0
+        #: the newest order in `deliveries` and in `debts`
+        self._newest = [0, 0]
         self._events = 0
         self._debts_version = -1
         #: orders of the events of others that were applied: each counts once
@@ -115,9 +118,14 @@ class DeltaLedger:
         self._known = {event.order for event in events}
         self._debts_version = self._debts.table.version()
         debts = Debts.of(events)
-        newest = pc.max(self._deliveries.read(["at_ns"])["at_ns"]).as_py()
-        self._order = max(debts.newest, newest or 0)
+        self._newest = [pc.max(self._deliveries.read(["at_ns"])["at_ns"]).as_py() or 0, debts.newest]
+        self._order = max(self._newest)
         return debts
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """How new the tables are: a ledger whose mark is lower than one that was kept elsewhere is an older copy."""
+        return self._newest[0], self._newest[1]
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
         """Owner -> the counter after its last frame of this epoch, and the order of the row that says so."""
@@ -179,6 +187,7 @@ class DeltaLedger:
         before = self._debts.table.version()
         self._debts.append(table_of(events, writer=self._app), app=HOLDER, version=events[-1].order)
         self._events += len(events)
+        self._newest[1] = max(self._newest[1], events[-1].order)
         if self._debts_version == before and self._debts.table.version() == before + 1:
             self._debts_version += 1  # nobody else wrote
 
@@ -214,6 +223,7 @@ class DeltaLedger:
         }
         table = pa.Table.from_pylist([asdict(row) | stamp for row in rows], schema=DELIVERIES)
         self._append(self._deliveries, table, batch)
+        self._newest[0] = max(self._newest[0], stamp["at_ns"])
 
     def _append(self, to: DeltaWriter, rows: pa.Table, batch: DeliverBatch) -> None:
         """One commit that says how far its batch reaches; nothing if an earlier attempt of it did."""
@@ -231,6 +241,7 @@ class DeltaLedger:
 
     def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:
         rows = self._rows(["owner", "dlv_seq", "at_ns"], [("last", ">=", self.needed)])
+        rows = rows.group_by(rows.column_names).aggregate([])
         found: dict[str, set[tuple[int, int]]] = {}
         for row in rows.to_pylist():
             found.setdefault(row["owner"], set()).add((row["at_ns"], row["dlv_seq"]))
@@ -268,14 +279,25 @@ def append_events(path: str, events: Sequence[DebtEvent], *, writer: str) -> Non
 
 def open_debts(path: str) -> Debts:
     """The debts as the table has them, for people; none if there is no table yet."""
-    return Debts.of(events_of(DeltaTable(path).to_pyarrow_table()) if DeltaTable.is_deltatable(path) else [])
+    return Debts.of(events_of(_rows_for_people(path, DEBTS)))
+
+
+def _rows_for_people(path: str, schema: pa.Schema) -> pa.Table:
+    """What the table holds now; nothing if there is none yet."""
+    try:
+        if not DeltaTable.is_deltatable(path):
+            return schema.empty_table()
+        return DeltaTable(path).to_pyarrow_table(filesystem=native_files(path))
+    except (DeltaError, OSError) as error:
+        words = str(error).strip().partition("\n")[0]
+        raise StoreBroken(
+            f"{path} cannot be read ({words}): `tidings pipeline status` says what delivery does"
+        ) from None
 
 
 def quarantined(path: str, count: int) -> list[dict[str, Any]]:
     """The newest poisoned records. A lost checkpoint may have made a batch write its rows again: each counts once."""
-    if not DeltaTable.is_deltatable(path):
-        return []
-    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    rows = _rows_for_people(path, QUARANTINE).to_pylist()
     once = {(row["epoch"], row["seq"]): row for row in sorted(rows, key=lambda row: -int(row["at_ns"]))}
     newest = sorted(once.values(), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)[:count]
     return [{**{k: v for k, v in row.items() if k != "at_ns"}, "at": row["at_ns"] / 1e9} for row in newest]

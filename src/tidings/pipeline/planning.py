@@ -122,7 +122,10 @@ class Delivered:
 @dataclass(slots=True)
 class Settlement:
     delivered: list[Delivered] = field(default_factory=list)
+    #: lanes of frames that were not acknowledged: everything after the number is owed
     owed: dict[Lane, int] = field(default_factory=dict)
+    #: the same lanes, and where the plan began with each
+    begun: dict[Lane, int] = field(default_factory=dict)
     counters: dict[str, Counter] = field(default_factory=dict)
     #: owner -> (orders of the losses it was told, DLV sequence of the frame)
     told: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
@@ -132,7 +135,8 @@ def by_reference(blocks: Sequence[BlockInfo], readers: Audience, choice: Choice 
     """Which blocks are stored once and named. `readers`: whom each is owed to, whatever became of it and them since."""
     chosen: set[int] = set()
     for index, block in enumerate(blocks):
-        if choice(block.size, 2):
+        # whoever is only mentioned may not be shown the history of the channel, from which a lost one is read
+        if block.mentioned is None and choice(block.size, 2):
             some = islice((owner for owner in readers(block) if block.owed_to(owner)), 2)
             if choice(block.size, sum(1 for _ in some)):
                 chosen.add(index)
@@ -236,6 +240,10 @@ def settle(planned: Plan, acknowledged: Mapping[str, Sequence[int]], counters: M
         for frame in frames[len(sequences) :]:
             for piece in frame.pieces:
                 result.owed.setdefault((owner, piece.channel), piece.first - 1)
+        starts: dict[Lane, int] = {}
+        for piece in (piece for frame in frames for piece in frame.pieces):
+            starts.setdefault((owner, piece.channel), piece.first - 1)
+        result.begun |= {lane: start for lane, start in starts.items() if lane in result.owed}
         if not sequences and owner in counters:
             result.counters[owner] = counters[owner]
     return result

@@ -25,6 +25,7 @@ from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.errors import LeaseHeld, LeaseLost, OutcomeUnknown, TidingsError, UnhealthyError, UnreachableError
 from tidings.pipeline.checkpoint import Checkpoint
+from tidings.pipeline.deliverer import OLD_LOG
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.range_encoder import SMALL_RECORDS
 from tidings.pipeline.session import gone
@@ -87,7 +88,9 @@ class Floor(Protocol):
 
     def read(self) -> Mapping[str, Any] | None: ...
 
-    def rewind(self, seq: int) -> None: ...
+    def read_by_all(self) -> int: ...
+
+    def rewind(self, seq: int, series: str) -> None: ...
 
 
 class StreamJob(ABC):
@@ -254,7 +257,11 @@ class StreamJob(ABC):
             self.checkpoint.retire()
 
     def _rewind(self, reader: StreamReader, floor: Floor) -> int | None:
-        """If the log went backwards: a new checkpoint from where it still agrees. Answers where; None if it did not."""
+        """If the log went backwards: a new checkpoint from where it still agrees. Answers where; None if it did not.
+
+        Mailboxes and the floor may have gone with the log, to an earlier moment than the checkpoint's: then all that
+        may be unread since comes again.
+        """
         epoch, last = offset_at(reader, 0)["epoch"], reader.state().last
         offsets, known = self.checkpoint.offsets(), floor.read()
         went_back = known is not None and (known.get("epoch") != epoch or int(known["seq"]) > last)
@@ -263,9 +270,11 @@ class StreamJob(ABC):
         if not went_back:
             return None
         agreed = next((int(offset["seq"]) for offset in reversed(offsets) if agrees(reader, offset)), 0)
+        if known is not None and known.get("epoch") == epoch:
+            agreed = min(agreed, floor.read_by_all())
         self._say(f"the log went backwards; delivery began again after {agreed}")
         self.checkpoint.retire()
-        floor.rewind(agreed)
+        floor.rewind(agreed, f"{OLD_LOG}{epoch}")
         return agreed
 
 

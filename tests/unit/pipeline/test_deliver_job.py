@@ -84,6 +84,14 @@ def test_a_query_that_failed_under_a_living_spark_is_tried_again_and_said(monkey
     assert made.tally.last_error == "a worker could not read"
 
 
+def test_losses_are_not_looked_at_while_a_batch_may_change_them() -> None:
+    made = DeliverJob(Spark(None), SETTINGS)  # type: ignore[arg-type]
+    debts = SimpleNamespace(untold={"U": []}, uncounted=lambda: pytest.fail("a batch is under way"))
+    made.deliverer = SimpleNamespace(debts=debts)  # type: ignore[assignment]
+    with made._lock:
+        made._count_losses()
+
+
 @pytest.mark.parametrize(
     ("cores", "records", "size"),
     [(2, 15_000, 32 << 20), (12, 2_500, -(-(64 << 20) // 12)), (500, 2_000, 1 << 20)],

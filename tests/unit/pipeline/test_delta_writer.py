@@ -392,7 +392,6 @@ def tear(file: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "damage", "said"),
     [
-        (13, tear, r"13\.json: torn.* Move them away"),
         (12, tear, r"12\.json is torn and later commits are there.* backup"),
         (12, Path.unlink, r"12\.json is missing.* backup"),
         (12, lambda file: file.write_bytes(b""), r"12\.json is empty and later commits.*create_checkpoint\(\)"),
@@ -408,12 +407,21 @@ def test_a_commit_that_cannot_be_read_is_named_with_what_to_do(
             opened(tmp_path)
 
 
-def test_what_is_said_of_a_torn_commit_cures_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", [(13,), (12, 13)])
+def test_the_newest_commits_if_they_are_torn_are_put_aside_and_not_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, torn: tuple[int, ...]
+) -> None:
     written(tmp_path, 13)
-    tear(log_file(tmp_path, 13))
-    log_file(tmp_path, 13).rename(tmp_path / "away")
-    writer = opened(tmp_path)
-    assert (numbers(writer), writer.reached("job")) == (list(range(12)), 11)
+    for version in torn:
+        tear(log_file(tmp_path, version))
+    left = torn[0] - 1
+    for _ in range(2):
+        writer = opened(tmp_path)
+        assert (numbers(writer), writer.reached("job")) == (list(range(left)), left - 1)
+    assert "13.json, _delta_log/_last_checkpoint could not be read" in caplog.text
+    assert writer.append(rows(left), app="job", version=left)
+    assert numbers(opened(tmp_path)) == list(range(left + 1))
+    assert len(list(log_file(tmp_path, 0).parent.glob("*.torn-*"))) == len(torn), "somebody may want to look"
 
 
 def test_a_table_that_was_being_made_is_named(tmp_path: Path) -> None:

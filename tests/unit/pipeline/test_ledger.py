@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from tidings.errors import ConflictError
+from tidings.errors import ConflictError, StoreBroken
 from tidings.pipeline import ledger as ledgers
 from tidings.pipeline.debts import DebtEvent, Debts
 from tidings.pipeline.deliverer import DeliverBatch, HandedRange
@@ -115,3 +115,11 @@ def test_the_table_of_debts_is_written_anew_and_an_operator_who_wrote_meanwhile_
     ledger.write_events([owe(ledger, 2)])
     assert open_debts(paths.debts).open["A", "general"].after == 2
     assert opened(paths).load_debts().open["A", "general"].after == 2
+
+
+def test_a_table_of_debts_that_cannot_be_read_is_said_in_a_sentence(paths: LedgerPaths) -> None:
+    opened(paths)
+    (entry,) = Path(paths.debts, "_delta_log").glob("*.json")
+    entry.write_bytes(entry.read_bytes()[:50])
+    with pytest.raises(StoreBroken, match="cannot be read"):
+        open_debts(paths.debts)
