@@ -80,6 +80,16 @@ def cpu_seconds(pids: list[int]) -> dict[int, float]:
     return found
 
 
+async def archive_made(space: RealSpace, within: float) -> bool:
+    """Wait for the archive of classes, which is made in the background after the first start."""
+    deadline = time.perf_counter() + within
+    while time.perf_counter() < deadline:
+        if list((space.home.run / "spark").glob("*.jsa")):
+            return True
+        await asyncio.sleep(0.5)
+    return False
+
+
 async def idle_share(root: int, seconds: float) -> float:
     """Percent of a core that a process tree used. Idle workers end and others begin: each counts while it is there."""
     first, last = cpu_seconds(tree(root)), dict[int, float]()
@@ -233,6 +243,8 @@ async def measure(root: Path, chosen: argparse.Namespace) -> dict[str, float]:
                     if " WARNING " in line:  # it made something good, and the figures are not those of a usual start
                         note(line)
                 figures = await talk(space, ada, settled, chosen.messages)
+                if not await archive_made(space, 300):  # it is made in the background, once, after a first start
+                    note("no archive of classes was made: the idle figures may have its making in them")
                 share = await idle_share(pipeline.pid, chosen.idle)
                 memory = memory_gb(tree(pipeline.pid))
     return figures | {

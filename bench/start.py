@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from latency import cpu_seconds, idle_share, memory_gb, tree
+from latency import archive_made, cpu_seconds, idle_share, memory_gb, tree
 from measuring import report
 from tidings.broker.acks import ACK
 from tidings.endpoint.mailbox import pull
 from tidings.errors import TidingsError
 from tidings.testing.processes import Child, child
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.testing.real_space import AgentClient, real_space
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -110,16 +110,6 @@ async def start_once(pipeline: Child, bob: AgentClient, began: float) -> Start:
     found.delivered = time.perf_counter() - began
     found.cpu = with_children_that_ended(tree(pipeline.pid))
     return found
-
-
-async def archive_made(space: RealSpace, within: float) -> bool:
-    """Wait for the archive of classes, which is made in the background after the first start."""
-    deadline = time.perf_counter() + within
-    while time.perf_counter() < deadline:
-        if list((space.home.run / "spark").glob("*.jsa")):
-            return True
-        await asyncio.sleep(0.5)
-    return False
 
 
 async def be_idle(pipeline: Child, seconds: float) -> Idle:
