@@ -6,6 +6,7 @@ and lake. Between the two access changes: the second attempt judges what the fir
 """
 
 import random
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -16,11 +17,12 @@ import pytest
 
 import tidings
 from crowd import Crowd, check, clients, join, narrow, post_large, read_all, revoke, say, say_on, set_class
+from tidings.broker.streams import gate_state
 from tidings.testing import processes
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import MAX_FRAME_REFS
-from tools.delivering import delivering, owed
+from tools.delivering import Mailbox, delivering, owed
 from tools.driver import gateway
 
 if TYPE_CHECKING:
@@ -189,8 +191,54 @@ async def _nothing(_space: RealSpace, _crowd: Crowd) -> None:
     """Only time passes."""
 
 
+async def _retained(space: RealSpace, _crowd: Crowd) -> None:
+    """Retention as if everything were too old."""
+    assert space.steward is not None
+    async with space.core() as js:
+        await space.steward.retention.run(await gate_state(js, space.subjects), space.steward.lease.seq)
+
+
+OLDER = {"checkpoint": ("checkpoint/spark",), "ledger": ("checkpoint/debts", "lake"), "all": ("checkpoint", "lake")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [_narrowed, _revoked, _flipped, _nothing])
+@pytest.mark.parametrize("older", OLDER)
+@pytest.mark.parametrize("point", POINTS)
+async def test_killed_with_9_anywhere_and_older_files_put_back_everybody_has_what_is_owed(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, point: str, older: str
+) -> None:
+    """The copy is of a moment at which something was read, something lay unread, and all of it was delivered."""
+    ada, bob, cal, _ = crowd.values()
+    readers = {"bob": bob, "cal": cal}
+    for agent in (bob, cal):
+        await join(agent, "team.>")
+    await say_on(ada, ROOMS, "before")
+    async with delivering(spark, space, tmp_path, look_every=0.0) as job:
+        await job.caught_up()
+    boxes = await read_all({"bob": bob})
+    for folder in OLDER[older]:
+        shutil.copytree(tmp_path / folder, tmp_path / "copy" / folder)
+    with gateway(spark) as way:
+        await say_on(ada, ROOMS, "delivered")
+        await killed_at("deliver.floor", space, tmp_path, way)
+        await say_on(ada, [*ROOMS, "team.3"], "broken off")
+        await killed_at(point, space, tmp_path, way)
+    await _retained(space, crowd)
+    for folder in OLDER[older]:
+        shutil.rmtree(tmp_path / folder)
+        shutil.copytree(tmp_path / "copy" / folder, tmp_path / folder)
+    async with delivering(spark, space, tmp_path) as job:
+        await say_on(ada, ROOMS, "after")
+        await job.caught_up()
+    boxes |= {"cal": Mailbox()}
+    await read_all(readers, boxes)
+    await check(space, readers, boxes)
+    assert [len(box.records) for box in boxes.values()] == [13, 13]
+    assert not [lost for box in boxes.values() for frame in box.frames for lost in frame.lost]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [_narrowed, _revoked, _flipped, _retained, _nothing])
 @pytest.mark.parametrize("point", POINTS)
 async def test_killed_with_9_anywhere_and_access_changed_in_between_everybody_has_exactly_what_is_owed_and_allowed(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, point: str, change: Change

@@ -1,7 +1,8 @@
 """Who is owed what, as joins: the rules of `space/fold.py` in the form of DataFrames, for whole logs at once.
 
 `facts_of` writes down what a folded table knows as rows; `owed` and `deliverable` join messages with them. Nothing here
-runs Python per row, so it scales to logs that no driver could walk. The rules exist twice because one form cannot serve
+runs Python per row, and which pattern covers which channel is found once, so it scales to logs that no driver could
+walk. The rules exist twice because one form cannot serve
 both; a test holds this one against the other on generated logs, exactly. Every frame has a column `log`, so that many
 logs (or epochs) are judged in one job; it is part of every join.
 
@@ -103,27 +104,25 @@ def _versions(history: Timeline[T]) -> Iterator[tuple[int, int, T]]:
 
 def owed(messages: DataFrame, rules: AudienceRules) -> DataFrame:
     """(log, seq, owner, channel) of every message and everybody who is owed it."""
-    counting = _durable(messages.where("valid"), rules.classes).alias("m")
-    held = rules.intervals.alias("i")
-    covered = (
-        (F.col("m.log") == F.col("i.log"))
-        & (F.col("i.joined") < F.col("m.seq"))
-        & (F.col("i.left").isNull() | (F.col("m.seq") < F.col("i.left")))
-        & (F.col("i.owner") != F.col("m.sender"))
-        & F.expr("m.channel rlike i.pattern")
+    counting = _durable(messages.where("valid"), rules.classes)
+    held = counting.join(_covered(counting, rules.intervals), ["log", "channel"]).join(
+        rules.intervals, ["log", "pattern"]
     )
-    return counting.join(held, covered).select("m.log", "m.seq", "i.owner", "m.channel").distinct()
+    within = "joined < seq and (left is null or seq < left) and owner <> sender"
+    return held.where(within).select("log", "seq", "owner", "channel").distinct()
 
 
 def deliverable(pairs: DataFrame, access: DataFrame, heads: DataFrame) -> DataFrame:
     """Those of `owed` whose owner may read the channel at the head; `heads` has (log, head)."""
-    at_head = access.join(heads, "log").where("since <= head and head < until").alias("a")
-    allowed = (
-        (F.col("p.log") == F.col("a.log"))
-        & (F.col("p.owner") == F.col("a.owner"))
-        & F.expr("p.channel rlike a.pattern")
-    )
-    return pairs.alias("p").join(at_head, allowed, "left_semi")
+    at_head = access.join(heads, "log").where("since <= head and head < until")
+    readable = at_head.join(_covered(pairs, at_head), ["log", "pattern"])
+    return pairs.join(readable, ["log", "owner", "channel"], "left_semi")
+
+
+def _covered(named: DataFrame, patterned: DataFrame) -> DataFrame:
+    """(log, channel, pattern) where the pattern covers the channel: each pair is compared once, whatever its rows."""
+    channels = named.select("log", "channel").distinct()
+    return channels.join(patterned.select("log", "pattern").distinct(), "log").where("channel rlike pattern")
 
 
 def _durable(messages: DataFrame, classes: DataFrame) -> DataFrame:
