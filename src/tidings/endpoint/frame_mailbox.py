@@ -256,6 +256,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         self.caught_up = max(self.caught_up, floor)
 
     async def _offer_frame(self, held: PendingAck, frame: Frame) -> None:
+        await self.endpoint.read_state.marks.until_checked()  # in a log that was set back old sequences are new records
         self._check_number(frame)
         for lost in frame.lost:
             self._tell_lost(lost)
@@ -296,8 +297,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
 
     def _is_known(self, ref: Ref) -> bool:
         """Was everything in a block surfaced here already, from live copies or the log?"""
-        known = self.endpoint.read_state.known
-        return all(seq in known for seq in ref.seqs)
+        return all(map(self.endpoint.read_state.is_known, ref.seqs))
 
     async def _fetched(
         self, frame: Frame, number: int, ref: Ref, fetches: dict[int, Fetch]
@@ -324,8 +324,8 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         if records is not None:
             await self._offer_records(records, batch, again=again)
             return
-        known = self.endpoint.read_state.known
-        missing = dict.fromkeys(seq for seq in ref.seqs if seq not in known)
+        is_known = self.endpoint.read_state.is_known
+        missing = dict.fromkeys(seq for seq in ref.seqs if not is_known(seq))
         batch.note_known(ref, self.endpoint.read_state.held_among(frozenset(ref.seqs)))
         if not missing:
             return
@@ -336,7 +336,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
                     await self._offer(record, batch, again=again)
         except DeniedError:  # narrowed meanwhile: it is owed no more
             return
-        left = [seq for seq in missing if seq not in known]
+        left = [seq for seq in missing if not is_known(seq)]
         if left:
             cause = "neither the store of blocks nor the log has them any more"
             self._tell_lost(Lost(ref.channel, left[0], left[-1], len(left), cause))

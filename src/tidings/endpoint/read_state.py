@@ -14,6 +14,8 @@ Whoever settles what it has in an inbox on disk says where (`note_kept`): a memo
 
 from __future__ import annotations
 
+import asyncio
+import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,6 +32,8 @@ from tidings.wire.patterns import covers
 
 RUNS_KEPT = 16_384
 MARKS_KEPT = 32
+#: seconds that frames wait for the word that the log is the one it was, and how often is looked
+CHECK_PATIENCE, CHECK_EVERY = 5.0, 0.02
 IDENTITIES_KEPT = 8_192
 CHANNELS_KEPT = 16_384
 #: of the channels used longest ago, so many are looked at for one that can be forgotten
@@ -126,6 +130,7 @@ class LogMarks:
         self.own = [each for each in remembered if not each.proof]
         self.stamps = [each for each in remembered if each.proof]
         self._session = 0
+        self._doubted = time.monotonic()
         self._answered = -1
         self._waiting: deque[Stamp] = deque(maxlen=MARKS_KEPT)
 
@@ -141,6 +146,12 @@ class LogMarks:
     def doubt(self) -> None:
         """Another connection: the log behind it may be another one."""
         self._session += 1
+        self._doubted = time.monotonic()
+
+    async def until_checked(self) -> None:
+        """Wait for the answer, though not for ever: the steward may be away, and nobody may have asked."""
+        while not self.is_checked and time.monotonic() < self._doubted + CHECK_PATIENCE:
+            await asyncio.sleep(CHECK_EVERY)
 
     def checked(self, session: int) -> None:
         """The log was held against what was remembered when `session` asked; what waited is of the same log."""
@@ -375,6 +386,10 @@ class ReadState:
                 self.forgotten = max(self.forgotten, seen.through)
                 del self.channels[name]
                 return
+
+    def is_known(self, seq: int) -> bool:
+        """Was this record surfaced and settled here? Not known while the log may be another than the one it was of."""
+        return seq in self.known and self.marks.is_checked
 
     def adopt(self, epoch: str) -> None:
         self._dirty = self._dirty or epoch != self.epoch

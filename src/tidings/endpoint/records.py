@@ -154,7 +154,7 @@ class Dedup:
         """A durable copy. A copy in the application's hands stays the only one: whoever offers this one waits until
         that was settled."""
         memory = self.read_state
-        if record.sender == self.own_id or record.seq in memory.known:
+        if record.sender == self.own_id or memory.is_known(record.seq):
             return True
         if not memory.first_time(record.identity):
             self._refused["repeated"] += 1
