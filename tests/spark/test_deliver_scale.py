@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from crowd import AGENTS, Crowd, check, clients, join, read_all, say, set_class
+from crowd import AGENTS, Crowd, check, clients, join, post_large, read_all, say, set_class
 from tidings.pipeline.ledger import LedgerPaths
+from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.frames import Ref, decode_frame, open_block
@@ -120,6 +121,27 @@ async def test_f35_a_channel_of_five_thousand_members_is_delivered_to_all_and_th
     assert 0 < len(late) < len(members), "some of the crowd, and nobody else"
     assert late < {(member.id, "crowded") for member in members}
     assert all(written[bob.id] < written[owner] for owner, _ in late), "the small one did not wait for them"
+
+
+async def test_a_backlog_of_large_messages_is_delivered_on_the_heap_that_everybody_has(tmp_path: Path) -> None:
+    """H6: 800 MB were one batch, on a heap of 700, for ever. The pipeline is the process that `tidings up` starts."""
+    count = 4_000
+    async with real_space(tmp_path, budget=4 * GIB) as space:
+        for name in AGENTS[:3]:
+            await space.add(name, read=[">"], post=[">"])
+        async with clients(space, AGENTS[:3]) as crowd:
+            ada, bob, cal = crowd.values()
+            for agent in (bob, cal):
+                await join(agent, "team.>")
+            seqs = await post_large(ada, "team.0", 200_000, count)
+            box, place = Mailbox(), ("--home", space.home.home, "--space", space.home.name)
+            async with child("-m", "tidings.pipeline.process", *place) as job:
+                while not (said := await job.line(120)).get("ready"):
+                    assert "error" not in said, said
+                await read_until(bob, box, count)
+            assert (sorted(box.records), box.gone) == (seqs, [])
+            batches = DeltaTable(LedgerPaths.below(space.home.checkpoint, space.home.lake).deliveries)
+            assert len({row["through"] for row in batches.to_pyarrow_table(columns=["through"]).to_pylist()}) > 5
 
 
 def owed_because(root: Path, cause: str) -> set[tuple[str, str]]:
