@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -73,3 +75,16 @@ class Terminal:
                 self.run("down", "--space", space)
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+def until(condition: Callable[[], bool], within: float = 60.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.2)
+
+
+def done(terminal: Terminal, *words: str) -> str:
+    found = terminal.run(*words)
+    assert found.returncode == 0, (words, found.stderr)
+    return found.stdout

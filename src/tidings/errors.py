@@ -20,6 +20,7 @@
     ├── UnreachableError            nobody answered
     │   ├── BrokerUnreachable       no broker on that address
     │   ├── ConnectionLost          the connection went while we waited for an answer
+    │   ├── UntrustedServer         its certificate is not one that the address trusts; it was told nothing
     │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
     │   ├── StewardUnreachable      the broker answers, the steward does not
     │   └── HostUnreachable         no host answers on this machine
@@ -150,6 +151,10 @@ class BrokerUnreachable(UnreachableError):
 
 class ConnectionLost(UnreachableError):
     code = "connection_lost"
+
+
+class UntrustedServer(UnreachableError):
+    code = "untrusted_server"
 
 
 class Reconnecting(UnreachableError):

@@ -3,30 +3,15 @@
 import asyncio
 import json
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tidings
 from blocking_host import HostClient
-from terminal import Terminal
+from terminal import Terminal, done, until
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.host.session_file import SessionFile, own_file
-
-
-def until(condition: Callable[[], bool], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.2)
-
-
-def done(terminal: Terminal, *words: str) -> str:
-    found = terminal.run(*words)
-    assert found.returncode == 0, (words, found.stderr)
-    return found.stdout
 
 
 async def post(terminal: Terminal, count: int, text: str) -> list[str]:

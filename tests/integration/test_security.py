@@ -103,6 +103,15 @@ def test_no_probe_finds_a_promise_broken(tried: tuple[Report, dict[str, Any]], p
     assert result.evidence
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_the_suite_finds_nothing_over_tls_either(tmp_path: Path) -> None:
+    async with real_space(tmp_path / "home", listen="127.0.0.2") as space:
+        report = await run_security_suite(space.home)
+    assert [result for result in report.results if result.outcome == "BROKEN"] == []
+    assert len(report.results) == len(PROBES)
+
+
 def _result(report: Report, name: str) -> ProbeResult:
     return next(result for result in report.results if result.name == name)
 

@@ -15,7 +15,15 @@ from typing import Any, Self, TypeVar
 
 from tidings.broker.jetstream_api import Answer, Ask, AskPage, Request, Steps
 from tidings.broker.jwt import signed, split_credentials
-from tidings.errors import AuthRevoked, BrokerUnreachable, ConnectionLost, TidingsError, UnreachableError
+from tidings.errors import (
+    AuthRevoked,
+    BrokerUnreachable,
+    ConnectionLost,
+    TidingsError,
+    UnreachableError,
+    UntrustedServer,
+)
+from tidings.nats.address import shown
 from tidings.nats.blocking import BlockingConnection
 from tidings.nats.core import header_block
 from tidings.nats.errors import ConnectionGone, NatsError, NoResponders
@@ -39,8 +47,10 @@ class WorkerConnection(BlockingConnection):
             return cls.connect(url, name=name, timeout=timeout, **who)
         except AuthRevoked as error:
             raise AuthRevoked(f"the broker does not accept this credential: {error}") from error
+        except UntrustedServer as error:
+            raise UntrustedServer(f"{shown(url)} is not trusted, and was told nothing: {error}") from error
         except UnreachableError as error:
-            raise BrokerUnreachable(f"no broker answers at {url}: {error}") from error
+            raise BrokerUnreachable(f"no broker answers at {shown(url)}: {error}") from error
 
 
 class BlockingJetStream:

@@ -11,8 +11,9 @@ from typing import Unpack
 
 from tidings.broker.jwt import signed, split_credentials
 from tidings.broker.private_files import check_private, read_private
-from tidings.errors import AuthRevoked, BrokerUnreachable, UnreachableError
+from tidings.errors import AuthRevoked, BrokerUnreachable, UnreachableError, UntrustedServer
 from tidings.nats import aio
+from tidings.nats.address import shown
 from tidings.nats.aio import Callbacks, Connection
 from tidings.nats.core import Auth, Msg
 from tidings.wire.headers import Headers
@@ -60,9 +61,13 @@ async def connect(
             **callbacks,
         )
     except AuthRevoked as error:
-        raise AuthRevoked(f"the broker at {url} refuses {name}: revoked, expired or not of this space") from error
+        raise AuthRevoked(
+            f"the broker at {shown(url)} refuses {name}: revoked, expired or not of this space"
+        ) from error
+    except UntrustedServer as error:
+        raise UntrustedServer(f"{shown(url)} is not trusted, and was told nothing: {error}") from error
     except UnreachableError as error:
-        raise BrokerUnreachable(f"no broker answers at {url}: is the space running? (`tidings up`)") from error
+        raise BrokerUnreachable(f"no broker answers at {shown(url)}: is the space running? (`tidings up`)") from error
 
 
 async def close_quietly(connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """The configuration file of a space's nats-server. Generated at every start, never edited.
 
-Loopback only; no monitoring port (it has no authentication); no `max_age` anywhere; one second between syncs, so
+Loopback only, unless other machines are to reach it: then everybody speaks TLS to it, the handshake first, and nobody
+is let in without. No monitoring port (it has no authentication); no `max_age` anywhere; one second between syncs, so
 that a power cut loses at most what the outbox still holds.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
+from tidings.nats.address import Address
 from tidings.wire.subjects import Subjects
 
 SYNC_SECONDS = 1
@@ -33,14 +36,24 @@ class BrokerConfig:
     log_file: Path
     pid_file: Path
     max_file_store: int
+    #: the address it listens on; one that others reach needs a certificate and its key
+    host: str = "127.0.0.1"
+    certificate: tuple[Path, Path] | None = None
     sync_seconds: int = SYNC_SECONDS
+
+    def _tls(self) -> str:
+        if self.certificate is None:
+            return ""
+        certificate, key = (json.dumps(str(path)) for path in self.certificate)
+        return f"tls {{ cert_file: {certificate}, key_file: {key}, timeout: 3, handshake_first: auto }}\n"
 
     def render(self) -> str:
         quoted = json.dumps
+        assert self.certificate is not None or ip_address(self.host).is_loopback, "others reach it, and in plain"
         return f"""# written by tidings at every start; changes here are lost
 server_name: {quoted(f"tidings-{self.subjects.space}")}
-listen: "127.0.0.1:{self.port}"
-operator: {self.operator_token}
+listen: {quoted(str(Address(self.host, self.port)))}
+{self._tls()}operator: {self.operator_token}
 system_account: {self.system_account}
 resolver {{ type: full, dir: {quoted(str(self.resolver))}, allow_delete: false }}
 # an agent's token travels in its CONNECT line

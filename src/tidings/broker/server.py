@@ -7,6 +7,7 @@ needs a credential. The child dies with its parent, even if the parent is killed
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from pathlib import Path
 from tidings.broker.config import BrokerConfig
 from tidings.broker.private_files import write_private
 from tidings.errors import BrokerFailed, PrerequisiteMissing
+from tidings.nats.address import Address, nearest
 
 MINIMUM_VERSION = (2, 15, 0)
 PORT_RANGE = (14_222, 32_000)
@@ -100,7 +102,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.config.port}"
+        return Address(self.config.host, self.config.port).url
 
     @property
     def alive(self) -> bool:
@@ -145,14 +147,19 @@ class Broker:
         """Does it greet on its port? Raises if it ended instead."""
         if not self.alive:
             raise BrokerFailed(f"nats-server stopped while starting: {self._last_error()}")
-        return greeting(self.config.port) is not None
+        return greeting(self.config.port, host=nearest(self.config.host)) is not None
 
     def _check_port(self) -> None:
-        with socket.socket() as probe:
+        family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", self.config.port))
+                probe.bind((self.config.host, self.config.port))
             except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise BrokerFailed(
+                        f"this machine has no address {self.config.host}: name one that it has with --listen"
+                    ) from error
                 raise BrokerFailed(
                     f"port {self.config.port} of space {self.config.subjects.space} is in use ({error.strerror}): "
                     f"stop what holds it, or move the space with `tidings up --port N`"
@@ -183,10 +190,13 @@ class Broker:
             self.process.wait(10)
 
 
-def greeting(port: int, timeout: float = 0.5) -> dict[str, object] | None:
-    """The INFO line a nats-server greets with, or None if nothing that speaks NATS is there."""
+def greeting(port: int, timeout: float = 0.5, *, host: str = "127.0.0.1") -> dict[str, object] | None:
+    """The INFO line a nats-server greets with, or None if nothing that speaks NATS is there.
+
+    One that wants TLS first says it too, to whoever is silent for a moment.
+    """
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout) as link:
+        with socket.create_connection((host, port), timeout) as link:
             link.settimeout(timeout)
             line = link.makefile("rb").readline(65_536)
     except OSError:

@@ -410,11 +410,17 @@ def import_agent(
     for folder in (where.home.home, kept.parent.parent, kept.parent):
         private_dir(folder)
     write_private(kept, read_private(file.absolute()))
-    facts = {"name": found.name, "id": found.id, "space": where.home.name, "space_id": found.space_id, "url": found.url}
+    facts = {
+        "name": found.name,
+        "id": found.id,
+        "space": where.home.name,
+        "space_id": found.space_id,
+        "url": found.address,
+    }
     if as_json:
         output.data({**facts, "bundle": str(kept)})
         return
-    output.say(f"agent {found.name} of space {where.home.name} ({found.url}) can be used here")
+    output.say(f"agent {found.name} of space {where.home.name} ({found.address}) can be used here")
     output.line(found.id)
     output.hint(f"tidings who --space {where.home.name} --as {found.name}")
 
@@ -451,7 +457,9 @@ def export(
 ) -> None:
     """Write everything an agent needs elsewhere: address, trust anchor, credential. It is a secret.
 
-    The broker listens on loopback only: from another machine the agent needs a tunnel, and `--url` names its near end.
+    A space that listens (`tidings up --listen ADDR`) is reached from other machines over TLS, and the address in the
+    bundle says whom to trust. One that does not is on loopback only: an agent elsewhere needs a tunnel, and `--url`
+    names its near end.
 
     Examples:
 
@@ -460,6 +468,7 @@ def export(
       tidings agent export ada --url nats://127.0.0.1:7422 --output ada.tidings.json
     """
     from tidings.broker.private_files import read_private, write_private
+    from tidings.space.listening import public_host
 
     where = place(space, home)
     info = where.home.read_info()
@@ -471,7 +480,7 @@ def export(
         "space": info.name,
         "space_id": info.id,
         "steward_key": info.steward_key,
-        "url": url or info.url,
+        "url": url or info.url_at(public_host(info)),
         "agent": {"name": row.name, "id": row.id},
         "creds": read_private(where.home.agent_creds(name)),
     }

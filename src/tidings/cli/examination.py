@@ -222,11 +222,11 @@ def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
         yield Finding(what, "problem", str(error), "restore it from a backup")
         return
     running = lock_holder(home.up_lock) is not None
-    answers = greeting(info.port) is not None
+    answers = greeting(info.port, host=info.host) is not None
     if running and answers:
-        yield _running(home, info.url, nats_server)
+        yield _running(home, info.address, nats_server)
     elif running:
-        yield Finding(what, "problem", f"runs, but nobody answers at {info.url}", "`tidings logs broker`")
+        yield Finding(what, "problem", f"runs, but nobody answers at {info.address}", "`tidings logs broker`")
     elif answers:
         said = f"port {info.port} is taken by another NATS server"
         yield Finding(what, "problem", said, f"stop it, or `tidings up --space {home.name} --port N`")

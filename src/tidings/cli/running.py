@@ -31,6 +31,13 @@ def up(
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the space is ready.")] = False,
     port: Annotated[int | None, typer.Option(help="Port of the broker; kept for later starts.")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of this machine on which others reach the space, with TLS; kept. `off`: loopback only.",
+            metavar="ADDR[:PORT]",
+        ),
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
     nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
     no_pipeline: Annotated[
@@ -48,10 +55,15 @@ def up(
       tidings up --space lab --open      another space, where your programs need no `agent add`
 
       tidings up --no-pipeline           without Spark: durable copies wait until it runs
+
+      tidings up --listen 192.0.2.7      agents on other machines too, over TLS: `tidings agent export` for each
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
-    where = place(space, home, nats_server=nats_server, budget=budget, pipeline="off" if no_pipeline else None)
+    where = place(
+        space, home, nats_server=nats_server, budget=budget, pipeline="off" if no_pipeline else None, listen=listen
+    )
+    _check_listen(where)
     checked_budget(where)
     where.settings.switch("pipeline")
     where.home.check_free()
@@ -59,6 +71,13 @@ def up(
         _detach(where, open_space=open_space, port=port)
     else:
         asyncio.run(_foreground(where, open_space=open_space, port=port))
+
+
+def _check_listen(where: Place) -> None:
+    if (wanted := where.settings["listen"]) and wanted != "off":
+        from tidings.space.listening import parse_listen
+
+        parse_listen(wanted)
 
 
 def checked_budget(where: Place) -> int | None:
@@ -83,6 +102,7 @@ async def _foreground(where: Place, *, open_space: bool, port: int | None) -> No
         port=port,
         budget=checked_budget(where),
         nats_server=where.settings["nats_server"] or None,
+        listen=where.settings["listen"] or None,
         lease_ttl=where.settings.number("lease_ttl") or 3.0,
         presence=where.settings.number("presence") or 25.0,
         pipeline=where.settings.switch("pipeline"),
@@ -115,7 +135,7 @@ async def _announce(where: Place) -> None:
     while where.home.read_state().get("phase") != "ready" or where.home.read_state().get("pid") != os.getpid():
         await asyncio.sleep(0.1)
     info = where.home.read_info()
-    output.say(f"space {info.name} is up at {info.url}; you are {where.agent}. Ctrl-C stops it.")
+    output.say(f"space {info.name} is up at {info.address}; you are {where.agent}. Ctrl-C stops it.")
     output.hint(f"tidings status{_space_flag(where)}")
 
 
@@ -150,7 +170,7 @@ def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
             child.wait(STOP_TIMEOUT)
         raise
     info = where.home.read_info()
-    output.say(f"space {info.name} is up at {info.url} (pid {child.pid}); you are {where.agent}")
+    output.say(f"space {info.name} is up at {info.address} (pid {child.pid}); you are {where.agent}")
     pipeline = where.home.read_state().get("pipeline") or {}
     if pipeline.get("phase") == "unavailable":
         output.say(str(pipeline["why"]))

@@ -45,7 +45,7 @@ def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     where = place(None, home)
     found = [SpaceHome(where.home.home, name) for name in list_spaces(where.home.home)]
-    rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().url) for each in found]
+    rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().address) for each in found]
     if as_json:
         output.data([{"space": name, "running": running, "url": url} for name, running, url in rows])
         return

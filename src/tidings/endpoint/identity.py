@@ -13,6 +13,7 @@ from pathlib import Path
 from tidings.broker import jwt
 from tidings.broker.private_files import check_private, read_plain, read_private, write_private
 from tidings.errors import ConfigError, ConflictError, UsageError, WireError
+from tidings.nats.address import shown
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
 from tidings.wire.keys import KeyPair
@@ -39,6 +40,11 @@ class Identity:
         check_agent_name(self.name)
         check_token(self.space_id, "space id")
         object.__setattr__(self, "id", self.key.id)
+
+    @property
+    def address(self) -> str:
+        """Where its space is, for people."""
+        return shown(self.url)
 
     def credentials(self) -> str:
         """The creds text as it is on disk now."""

@@ -29,6 +29,9 @@ from tidings.nats.errors import (
     ProtocolError,
     ServerComplaint,
     SlowReader,
+    Untrusted,
+    all_failed,
+    untrusted_words,
 )
 
 #: bytes that may wait for whoever reads a subscription
@@ -355,17 +358,16 @@ class Connection:
         """One attempt at one server."""
         core = Core(name=self.name, inbox=self._answers, auth=self._make_auth())
         socket = AioSocket(core, self._subscriptions, report=self._report, on_lost=self._lost)
-        context = self._tls or (ssl.create_default_context() if address.tls or self._tls_first else None)
+        tls_first, name = self._tls_first or address.tls_first, address.server_name
+        context = self._tls or (address.context() if address.tls or tls_first else None)
         try:
-            first = context if self._tls_first else None
-            loop = asyncio.get_running_loop()
-            host = address.host
-            await loop.create_connection(
-                lambda: socket, host, address.port, ssl=first, server_hostname=host if first else None
+            first = context if tls_first else None
+            await asyncio.get_running_loop().create_connection(
+                lambda: socket, address.host, address.port, ssl=first, server_hostname=name if first else None
             )
             info = await socket.greeting
-            if not self._tls_first and (context is not None or info.get("tls_required")):
-                await self._wrap(socket, host, context, info)
+            if not tls_first and (context is not None or info.get("tls_required")):
+                await self._wrap(socket, name, context, info)
             socket.deaf = False
             socket.core.hello()
             for subscription in self._subscriptions.values():
@@ -404,11 +406,13 @@ class Connection:
                     await self._open(address)
             except AuthRefused:
                 raise
+            except ssl.SSLCertVerificationError as error:
+                errors.append(Untrusted(f"{address}: {untrusted_words(error)}"))
             except (NatsError, OSError, TimeoutError) as error:
                 errors.append(ConnectionGone(f"{address}: {str(error) or type(error).__name__}"))
-                continue
-            return
-        raise ConnectionGone("; ".join(map(str, errors))) from errors[-1]
+            else:
+                return
+        raise all_failed(errors)
 
     def _schedule_ping(self) -> None:
         if self._beat is not None:

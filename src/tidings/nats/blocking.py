@@ -14,7 +14,16 @@ from typing import NamedTuple, Self
 
 from tidings.nats.address import parse_addresses
 from tidings.nats.core import ANSWERS, Auth, Complaint, Core, Event, Info, Msg, Pong, anonymous, status_of
-from tidings.nats.errors import AuthRefused, ConnectionGone, NatsError, ProtocolError, PublishDenied
+from tidings.nats.errors import (
+    AuthRefused,
+    ConnectionGone,
+    NatsError,
+    ProtocolError,
+    PublishDenied,
+    Untrusted,
+    all_failed,
+    untrusted_words,
+)
 
 CHUNK = 1 << 20
 
@@ -55,18 +64,22 @@ class BlockingConnection:
     ) -> Self:
         """The first of these servers that takes us."""
         errors: list[Exception] = []
-        for host, port, wants_tls in parse_addresses(servers):
-            context = tls or (ssl.create_default_context() if wants_tls or tls_first else None)
+        for address in parse_addresses(servers):
+            handshake_first = tls_first or address.tls_first
+            context = tls or (address.context() if address.tls or handshake_first else None)
             core = Core(name=name, inbox=f"{inbox}.{time.monotonic_ns():x}", auth=auth)
             try:
-                sock = socket.create_connection((host, port), timeout=timeout)
+                sock = socket.create_connection((address.host, address.port), timeout=timeout)
             except OSError as error:
-                errors.append(ConnectionGone(f"{host}:{port}: {error}"))
+                errors.append(ConnectionGone(f"{address}: {error}"))
                 continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = cls(sock, core, timeout)
             try:
-                connection._greet(host, context, tls_first=tls_first)
+                connection._greet(address.server_name, context, tls_first=handshake_first)
+            except ssl.SSLCertVerificationError as error:
+                connection.close()
+                errors.append(Untrusted(f"{address}: {untrusted_words(error)}"))
             except BaseException as error:
                 connection.close()
                 if isinstance(error, AuthRefused) or not isinstance(error, NatsError | OSError):
@@ -74,7 +87,7 @@ class BlockingConnection:
                 errors.append(error)
             else:
                 return connection
-        raise ConnectionGone("; ".join(map(str, errors))) from errors[-1]
+        raise all_failed(errors)
 
     def _greet(self, host: str, context: ssl.SSLContext | None, *, tls_first: bool) -> None:
         if context is not None and tls_first:

@@ -2,7 +2,8 @@
 
     NatsError
     ├── ConnectionGone     (ConnectionLost) it was lost or closed; what was asked may have happened
-    │   └── NotConnected   there was none when it was asked: nothing was sent
+    │   ├── NotConnected   there was none when it was asked: nothing was sent
+    │   └── Untrusted      (UntrustedServer) the server's certificate is not one that its address trusts
     ├── AuthRefused        (AuthRevoked) the server does not take this credential, or no longer does
     ├── PublishDenied      (DeniedError) the server does not let this user publish there
     ├── Unwritable         (WireError) a subject, header or payload that cannot be sent
@@ -16,7 +17,14 @@ A wait that was too long is Python's `TimeoutError`.
 
 from __future__ import annotations
 
-from tidings.errors import AuthRevoked, ConnectionLost, DeniedError, UnreachableError, WireError
+import ssl
+import time
+from collections.abc import Sequence
+
+from tidings.errors import AuthRevoked, ConnectionLost, DeniedError, UnreachableError, UntrustedServer, WireError
+
+#: what OpenSSL finds wrong with a certificate, by its numbers
+NOT_YET, EXPIRED, OTHER_NAME = 9, 10, 62
 
 
 class NatsError(Exception):
@@ -29,6 +37,12 @@ class ConnectionGone(NatsError, ConnectionLost):
 
 class NotConnected(ConnectionGone):
     """There was no connection: nothing was sent."""
+
+
+class Untrusted(ConnectionGone, UntrustedServer):
+    """No server has a certificate that its address trusts: it was told nothing."""
+
+    code = UntrustedServer.code
 
 
 class AuthRefused(NatsError, AuthRevoked):
@@ -57,3 +71,24 @@ class ServerComplaint(NatsError):
 
 class SlowReader(NatsError):
     """A subscription has more waiting for it than it may."""
+
+
+def untrusted_words(error: ssl.SSLCertVerificationError) -> str:
+    """What is wrong with a server's certificate."""
+    clock = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    match error.verify_code:
+        case code if code == NOT_YET:
+            return f"its certificate is not valid yet: is the clock of this machine right? It says {clock}"
+        case code if code == EXPIRED:
+            return f"its certificate has expired, or the clock of this machine is wrong: it says {clock}"
+        case code if code == OTHER_NAME:
+            return "its certificate is another server's or space's"
+    return f"its certificate is not by the authority that this address trusts ({error.verify_message})"
+
+
+def all_failed(errors: Sequence[Exception]) -> ConnectionGone:
+    """No server took us: what that was."""
+    kind = Untrusted if all(isinstance(error, Untrusted) for error in errors) else ConnectionGone
+    found = kind("; ".join(map(str, errors)))
+    found.__cause__ = errors[-1]
+    return found

@@ -49,6 +49,7 @@ KEEP_UNREAD = 14 * 86_400
 #: from this share of its budget on, what only an absent reader needs does not keep the log from shrinking
 FULL_LOG = 0.7
 FULL_LOG_WORDS = "the log had no room left to keep it"
+UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 #: a batch that failed again and again is cut into so many pieces at most
 MOST_PIECES = 256
 
@@ -63,6 +64,12 @@ def cut(batch: DeliverBatch, pieces: int) -> Iterator[DeliverBatch]:
     size = max(1, -(-(batch.through - batch.after) // pieces))
     for after in range(batch.after, batch.through, size):
         yield replace(batch, after=after, through=min(after + size, batch.through))
+
+
+def span(seconds: float) -> str:
+    """A time for people."""
+    unit, size = next((each for each in UNITS if seconds >= each[1]), ("seconds", 1))
+    return f"{seconds / size:.3g} {unit}"
 
 
 def owner_of(frame: StoredRecord) -> str:
@@ -280,7 +287,7 @@ class DeliverJob(StreamJob):
         table = self.folded.table
         kept = table.space_at(max(table.head, table.floor)).keep_unread or KEEP_UNREAD
         if oldest is not None and time.time_ns() - oldest.time_ns > kept * 10**9:
-            return owner_of(oldest), f"nobody read it for {kept / 86_400:.3g} days"
+            return owner_of(oldest), f"nobody read it for {span(kept)}"
         needed = self.deliverer.needed
         if needed is None or self.mailboxes.log_floor() < needed or self.mailboxes.log_share() < FULL_LOG:
             return None

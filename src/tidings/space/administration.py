@@ -110,6 +110,8 @@ def broker_config(home: SpaceHome, info: SpaceInfo) -> BrokerConfig:
         log_file=home.logs / "broker.log",
         pid_file=home.run / "broker.pid",
         max_file_store=storage_needed(info.budget),
+        host=info.listen or "127.0.0.1",
+        certificate=(home.certificates.server, home.certificates.server_key) if info.listen else None,
     )
 
 
@@ -166,7 +168,7 @@ class Administrator:
     async def push_revocations(self) -> None:
         """Give the broker the account token derived from the ledger. One that does not run finds it at its start."""
         token = self.keyring.agents_token(self.subjects, self.ledger.revocations())
-        if greeting(self.info.port) is None:
+        if greeting(self.info.port, host=self.info.host) is None:
             write_private(self.home.resolver / f"{self.info.agents_account}.jwt", token)
             return
         system, _ = await self._user(self.keyring.system, "resolver", owner=False)

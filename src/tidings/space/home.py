@@ -7,6 +7,7 @@
                   resolver/       account tokens as the broker serves them
                   js/             the broker's store
                   checkpoints/    deliver/: how far durable delivery is, and its debts
+                  tls/            the certificate authority of the space, once other machines reach it
                   lake/           tables of what was delivered and what was quarantined
 <home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `tidings agent import` took
 <home>/marks/<S>.json             where the log was: outside of what is copied and put back, so that this is noticed
@@ -17,6 +18,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import tomllib
@@ -25,8 +27,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tidings.broker.certificate_files import CertificateFiles, server_name
 from tidings.broker.private_files import locked, private_dir, read_plain, write_private
 from tidings.errors import ConfigError, ConflictError, SpaceBusy, UsageError
+from tidings.nats.address import Address, nearest, shown, trusting
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects
 
@@ -47,10 +51,31 @@ class SpaceInfo:
     created: str
     #: which accounts and credentials it has (`space/layout.py`); the first one said nothing about it
     layout: int = 1
+    #: the address on which other machines reach it; none: loopback only, and in plain
+    listen: str = ""
+    #: the certificate of its authority, in base64, once it has one
+    authority: str = ""
+
+    @property
+    def host(self) -> str:
+        """How this machine reaches its broker."""
+        return nearest(self.listen or "127.0.0.1")
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        """Where this machine's programs find the broker, and whom they trust there."""
+        return self.url_at(self.host)
+
+    @property
+    def address(self) -> str:
+        """The same for people."""
+        return shown(self.url)
+
+    def url_at(self, host: str) -> str:
+        """The same broker by another name or address of its machine."""
+        if not self.listen:
+            return Address(host, self.port).url
+        return trusting(host, self.port, base64.b64decode(self.authority), server_name(self.name))
 
     @property
     def subjects(self) -> Subjects:
@@ -75,6 +100,7 @@ class SpaceHome:
         self.checkpoints = self.root / "checkpoints"
         self.checkpoint = self.checkpoints / "deliver"
         self.lake = self.root / "lake"
+        self.certificates = CertificateFiles(self.root / "tls")
         self.pipeline_creds = self.creds / "pipeline.creds"
         self.watcher_creds = self.creds / "watcher.creds"
         self.marks = home / "marks" / f"{name}.json"

@@ -77,6 +77,13 @@ async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
         return {"done": migrate(home)}
 
 
+async def listen(home: SpaceHome, wanted: str | None) -> dict[str, Any]:
+    """Where other machines reach it, with the certificates for that."""
+    from tidings.space.listening import listen_on
+
+    return {"address": listen_on(home, wanted).address}
+
+
 async def recall(home: SpaceHome) -> dict[str, Any]:
     """Before a broker serves it: whoever was revoked since a copy was made is so from the first moment."""
     async with administer(home, "recalling what was decided") as admin:
@@ -124,6 +131,7 @@ async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
 TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
     "create": create,
     "migrate": bring_to_layout,
+    "listen": listen,
     "recall": recall,
     "provision": provision,
     "agents": agents,

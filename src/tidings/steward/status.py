@@ -16,7 +16,7 @@ from tidings.broker.private_files import lock_holder, lock_pid
 from tidings.broker.server import greeting
 from tidings.errors import TidingsError
 from tidings.pipeline.status import look, mode_of, problems_of
-from tidings.space.home import SpaceHome
+from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.session import open_session
 
 OK, UNHEALTHY, UNREACHABLE = 0, 3, 5
@@ -28,10 +28,10 @@ async def collect(home: SpaceHome, agent: str) -> dict[str, Any]:
     state = home.read_state()
     facts: dict[str, Any] = {
         "space": info.name,
-        "url": info.url,
+        "url": info.address,
         "open": info.open,
         "supervisor": _supervisor(home, state),
-        "broker": _broker(info.port, state),
+        "broker": _broker(info, state),
         "disk": _disk(home),
         "steward": await _steward(home, agent),
         "pipeline": await delivery(home),
@@ -57,7 +57,7 @@ async def delivery(home: SpaceHome) -> dict[str, Any]:
         facts |= {"answers": False, "why": str(error) or type(error).__name__}
     now = time.time()
     # of a broker that does not answer it is said elsewhere
-    unseen = facts["why"] if facts["why"] and greeting(home.read_info().port) is not None else None
+    unseen = facts["why"] if facts["why"] and _greets(home.read_info()) is not None else None
     problems = problems_of(told, facts if facts["answers"] else None, now, unseen=unseen)
     mode = mode_of(told, facts if facts["answers"] else None)
     return {"running": False, "at": now, **facts, "supervised": told, "mode": mode, "problems": problems}
@@ -75,9 +75,13 @@ def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _broker(port: int, state: dict[str, Any]) -> dict[str, Any]:
+def _greets(info: SpaceInfo) -> dict[str, object] | None:
+    return greeting(info.port, host=info.host)
+
+
+def _broker(info: SpaceInfo, state: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
-    said = greeting(port)
+    said = _greets(info)
     facts: dict[str, Any] = {"answers": said is not None, "at": time.time()}
     if said is not None:
         facts |= {"version": said.get("version"), "greeting_ms": round((time.monotonic() - started) * 1000, 2)}

@@ -68,6 +68,8 @@ class UpOptions:
     lease_ttl: float = 3.0
     #: seconds without a beat after which an agent is offline
     presence: float = 25.0
+    #: the address on which other machines reach it, `off`, or as before
+    listen: str | None = None
     #: start durable delivery too
     pipeline: bool = True
 
@@ -152,11 +154,16 @@ class Supervisor:
             self.home.update_info(**{name: value for name, value in changes.items() if value})
             await self._migrate(admin)
             await admin.ask("recall")
+        if self.options.listen or self.home.read_info().listen:
+            await admin.ask("listen", wanted=self.options.listen)
         info = self.home.read_info()
         if self.options.open_space and not info.open:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")
-        self.phase("broker", url=info.url, nats_server=version)
-        self.tell(f"starting the broker (nats-server {version}) on port {info.port}")
+        self.phase("broker", url=info.address, nats_server=version)
+        self.tell(
+            f"starting the broker (nats-server {version}) on port {info.port}"
+            + (f" of {info.listen}, with TLS" if info.listen else "")
+        )
         self._tend_reserve()
         self.broker = Broker(broker_config(self.home, info), self.home.run / "nats.conf", binary)
         await self._start_broker()

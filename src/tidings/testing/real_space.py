@@ -27,6 +27,7 @@ from tidings.space.administration import Administrator, Granted, administer, bro
 from tidings.space.agents import AgentFile
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.listening import listen_on
 from tidings.steward.intervals import Intervals
 from tidings.steward.service import Steward
 from tidings.wire import signing
@@ -206,10 +207,16 @@ async def real_space(
     steward: bool = True,
     intervals: Intervals = TEST_INTERVALS,
     open_space: bool = False,
+    listen: str | None = None,
 ) -> AsyncIterator[RealSpace]:
-    """Create a space below `root`, start its broker and (unless told not to) its steward."""
+    """Create a space below `root`, start its broker and (unless told not to) its steward.
+
+    `listen`: the address on which others reach it; everybody speaks TLS to it then.
+    """
     home = SpaceHome(root, name)
     info = create_space(home, port=None, open_space=open_space, budget=budget)
+    if listen is not None:
+        info = listen_on(home, listen)
     broker = Broker(broker_config(home, info), home.run / "nats.conf")
     broker.start()
     space = RealSpace(home, info, broker)

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from py4j.protocol import Py4JNetworkError
 
 from tidings.errors import TidingsError
-from tidings.pipeline.job import DeliverJob
+from tidings.pipeline.job import DeliverJob, span
 from tidings.pipeline.stream_job import JobSettings, SparkEnded
 
 SETTINGS = JobSettings("main", "A", "U", "nats://127.0.0.1:1", "none", Path("checkpoint"), Path("lake"))
@@ -101,3 +101,7 @@ def test_a_full_batch_has_a_task_for_every_core_unless_tasks_would_be_tiny(cores
     spark.sparkContext.defaultParallelism = cores
     parts = DeliverJob(spark, SETTINGS).source_options()  # type: ignore[arg-type]
     assert (parts["partitionRecords"], parts["partitionBytes"]) == (str(records), str(size))
+
+
+def test_a_time_is_said_in_the_unit_that_fits() -> None:
+    assert [span(each) for each in (10, 90, 7_200, 14 * 86_400)] == ["10 seconds", "1.5 minutes", "2 hours", "14 days"]

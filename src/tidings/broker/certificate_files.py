@@ -1,0 +1,34 @@
+"""Where the certificates of a space lie, and the name they are for. `certificates.py` makes them, and loads more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def server_name(space: str) -> str:
+    """What a broker's certificate is for, wherever it runs."""
+    return f"{space}.tidings.internal"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Below the folder of a space. `server` has the authority's certificate behind the broker's own."""
+
+    folder: Path
+
+    @property
+    def authority_key(self) -> Path:
+        return self.folder / "authority.key"
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "authority.pem"
+
+    @property
+    def server_key(self) -> Path:
+        return self.folder / "server.key"
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "server.pem"

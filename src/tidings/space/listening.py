@@ -1,0 +1,69 @@
+"""On which address other machines reach a space: `ADDR[:PORT]`, remembered in `space.toml` until another one is named.
+
+What listens beyond loopback speaks TLS, so the first time the space becomes its own certificate authority.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from tidings.broker.certificates import ensure_certificates
+from tidings.broker.private_files import locked
+from tidings.errors import UsageError
+from tidings.space.home import SpaceHome, SpaceInfo
+
+#: what takes listening back
+OFF = "off"
+_FORM = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]+))(?::(?P<port>[0-9]{1,5}))?")
+#: no packet is sent there: the kernel only says by which address it would leave
+_ELSEWHERE = ("192.0.2.1", 9)
+
+
+class ListenAddress(NamedTuple):
+    host: str
+    port: int | None
+
+
+def parse_listen(text: str) -> ListenAddress:
+    """`192.0.2.7`, `0.0.0.0:4222`, `[::]:4222`. An address, not a name: what a name means may change."""
+    found = _FORM.fullmatch(text.strip())
+    try:
+        host = str(ip_address((found["six"] or found["four"]) if found else ""))
+        port = int(found["port"]) if found and found["port"] else None
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is no address to listen on: an IP address of this machine, such as 192.0.2.7, 0.0.0.0 for all "
+            "of them, [::] with IPv6, and if you like a port behind it (192.0.2.7:4222)"
+        ) from None
+    if port is not None and not 1 <= port <= 65_535:
+        raise UsageError(f"port {port} is not between 1 and 65535")
+    return ListenAddress(host, port)
+
+
+def listen_on(home: SpaceHome, wanted: str | None) -> SpaceInfo:
+    """Remember where the space listens (`off`: on loopback only) and have the certificates for it. None: as before."""
+    info = home.read_info()
+    with locked(home.admin_lock, f"listening of space {home.name}", wait=30):
+        if wanted == OFF:
+            return home.update_info(listen="")
+        listen, port = parse_listen(wanted) if wanted else ListenAddress(info.listen, None)
+        if not listen:
+            return info
+        authority = base64.b64encode(ensure_certificates(home.certificates, info.name)).decode()
+        return home.update_info(listen=listen, port=port or info.port, authority=authority)
+
+
+def public_host(info: SpaceInfo) -> str:
+    """The address to give to other machines: the one it listens on, or, if that is all of them, the usual one."""
+    if not info.listen or not ip_address(info.listen).is_unspecified:
+        return info.host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+            return str(probe.getsockname()[0])
+        except OSError:
+            return info.host

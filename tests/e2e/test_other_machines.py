@@ -1,0 +1,101 @@
+"""A space that listens: agents on other machines, as people set them up. Another home stands for a machine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from terminal import Terminal, done, until
+
+ADDRESS = "127.0.0.2"
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    found = Terminal(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Terminal]:
+    found = Terminal(tmp_path / "elsewhere")
+    yield found
+    found.run("host", "down")
+    found.close()
+
+
+def exported(terminal: Terminal, name: str, bundle: Path) -> dict[str, str]:
+    done(terminal, "agent", "add", name, "--read", "general", "--post", "general")
+    done(terminal, "agent", "export", name, "--output", str(bundle))
+    return dict(json.loads(bundle.read_text()))
+
+
+@pytest.mark.timeout(240)
+def test_an_agent_on_another_machine_talks_over_tls_directly_and_through_its_host(
+    terminal: Terminal, elsewhere: Terminal, tmp_path: Path
+) -> None:
+    up = terminal.run("up", "--detach", "--listen", ADDRESS)
+    assert (up.returncode, f"space main is up at tls://{ADDRESS}:" in up.stderr) == (0, True), up
+    bundle = exported(terminal, "far", tmp_path / "far.json")
+    assert bundle["url"].startswith(f"tls://{ADDRESS}:")
+    assert "authority=" in bundle["url"]
+    taken = elsewhere.run("agent", "import", str(tmp_path / "far.json"))
+    assert (taken.returncode, "authority=" in taken.stderr) == (0, False), taken
+    done(elsewhere, "send", "general", "from afar", "--as", "far")
+    assert "far: from afar" in done(terminal, "history", "general")
+    done(elsewhere, "host", "up")
+    done(elsewhere, "send", "general", "through the host there", "--as", "far")
+    done(terminal, "dm", "far", "welcome")
+    assert "me: welcome" in done(elsewhere, "inbox", "--as", "far", "--wait", "20")
+    status = json.loads(done(terminal, "status", "--json"))
+    assert status["url"].startswith(f"tls://{ADDRESS}:")
+    assert "authority" not in json.dumps(status)
+    doctor = terminal.run("doctor")
+    assert "runs at tls://" in doctor.stdout + doctor.stderr, doctor
+
+    done(terminal, "down")
+    again = terminal.run("up", "--detach")
+    assert (again.returncode, f"tls://{ADDRESS}:" in again.stderr) == (0, True), "it is kept, like a port"
+    done(elsewhere, "send", "general", "after it came back", "--as", "far")
+    done(terminal, "down")
+    off = terminal.run("up", "--detach", "--listen", "off")
+    assert (off.returncode, "nats://127.0.0.1:" in off.stderr) == (0, True), off
+    assert "far: after it came back" in done(terminal, "history", "general")
+
+
+@pytest.mark.parametrize("address", ["broker.example", "192.0.2.7:0", "everywhere"])
+def test_what_is_no_address_is_refused_with_examples(terminal: Terminal, address: str) -> None:
+    for words in (("up", "--listen", address), ("up", "--detach", "--listen", address)):
+        refused = terminal.run(*words)
+        assert refused.returncode == 2, refused
+        assert "192.0.2.7" in refused.stderr or "between 1 and 65535" in refused.stderr
+    assert not terminal.home.exists
+
+
+def test_an_address_that_this_machine_does_not_have_is_said(terminal: Terminal) -> None:
+    refused = terminal.run("up", "--detach", "--listen", "192.0.2.7")
+    assert refused.returncode == 1, refused
+    assert "192.0.2.7" in refused.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_durable_copies_come_over_tls_too(terminal: Terminal, elsewhere: Terminal, tmp_path: Path) -> None:
+    terminal.env["TIDINGS_PIPELINE"] = "on"
+    done(terminal, "up", "--detach", "--listen", ADDRESS)
+    exported(terminal, "far", tmp_path / "far.json")
+    done(elsewhere, "agent", "import", str(tmp_path / "far.json"))
+    done(elsewhere, "join", "general", "--as", "far")
+    for number in range(3):
+        done(terminal, "send", "general", f"while it was away {number}")
+
+    def level() -> bool:
+        facts = json.loads(terminal.run("pipeline", "status", "--json").stdout)
+        return bool(facts["running"] and facts["behind"] == 0)
+
+    until(level, 180)
+    said = done(elsewhere, "inbox", "--as", "far", "--wait", "30")
+    assert [f"while it was away {number}" in said for number in range(3)] == [True] * 3

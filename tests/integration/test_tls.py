@@ -1,0 +1,181 @@
+"""A space that other machines reach: everybody speaks TLS to it, and tells nothing to a server that is not trusted.
+
+Addresses of the loopback range stand for machines.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import tidings
+from tidings.broker.blocking import WorkerConnection
+from tidings.broker.certificate_files import CertificateFiles
+from tidings.broker.certificates import SERVER_FOR, ensure_certificates
+from tidings.broker.client import connect
+from tidings.broker.jwt import split_credentials
+from tidings.broker.server import Broker
+from tidings.endpoint.connecting import connect_directly
+from tidings.errors import BrokerUnreachable, TidingsError, UntrustedServer
+from tidings.nats.address import trusting
+from tidings.space.administration import broker_config
+from tidings.testing.real_space import RealSpace, real_space
+
+HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+async def reachable(tmp_path: Path) -> AsyncIterator[RealSpace]:
+    async with real_space(tmp_path / "home", listen=HERE) as space:
+        for name in ("ada", "bob"):
+            await space.add(name)
+        yield space
+
+
+def endpoint(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
+
+
+async def refusal(space: RealSpace, url: str) -> list[TidingsError]:
+    """What both drivers say of a server at this address."""
+    path, found = space.home.agent_creds("ada"), list[TidingsError]()
+    _, key = split_credentials(path.read_text())
+    try:
+        await (await connect(url, path, key.id, name="ada", reconnect=False)).close()
+    except TidingsError as error:
+        found.append(error)
+    try:
+        (await asyncio.to_thread(WorkerConnection.open, url, path)).close()
+    except TidingsError as error:
+        found.append(error)
+    return found
+
+
+async def test_agents_speak_over_tls_and_the_steward_serves_them(reachable: RealSpace) -> None:
+    assert reachable.info.address == f"tls://{HERE}:{reachable.info.port}"
+    async with endpoint(reachable, "bob", channels=["general"]) as bob, endpoint(reachable, "ada") as ada:
+        await ada.send("general", "over there")
+        message = await bob.next_message(10)
+        assert (message.text, message.sender.name) == ("over there", "ada")
+        await message.ack()
+        assert {each.name for each in await ada.who()} >= {"ada", "bob"}
+    assert await refusal(reachable, reachable.info.url) == []
+
+
+async def test_who_speaks_plainly_is_not_let_in(reachable: RealSpace) -> None:
+    plain = f"nats://{HERE}:{reachable.info.port}"
+    assert [type(error) for error in await refusal(reachable, plain)] == [UntrustedServer, UntrustedServer]
+    reader, writer = await asyncio.open_connection(HERE, reachable.info.port)
+    greeting = await reader.readline()
+    assert b'"tls_required":true' in greeting
+    writer.write(b"CONNECT {}\r\nPING\r\n")
+    left = await asyncio.wait_for(reader.read(), 10)
+    assert b"PONG" not in left
+    writer.close()
+
+
+async def test_an_address_that_changed_is_no_matter(reachable: RealSpace) -> None:
+    info = reachable.info
+    reachable.broker.stop()
+    moved = reachable.home.update_info(listen=ELSEWHERE)
+    broker = Broker(broker_config(reachable.home, moved), reachable.home.run / "moved.conf")
+    broker.start()
+    try:
+        assert await refusal(reachable, info.url_at(ELSEWHERE)) == []
+        assert [type(error) for error in await refusal(reachable, info.url)] == [BrokerUnreachable] * 2
+    finally:
+        broker.stop()
+        reachable.home.update_info(listen=HERE)
+        reachable.broker.start()
+
+
+@contextmanager
+def served(space: RealSpace, at: datetime, name: str = "") -> Iterator[None]:
+    """The broker with a certificate that was made at another time, or for another space, by the same authority."""
+    files = space.home.certificates
+    space.broker.stop()
+    kept = {path: path.read_bytes() for path in (files.server, files.server_key)}
+    files.server.unlink()
+    ensure_certificates(files, name or space.info.name, at)
+    space.broker.start()
+    try:
+        yield
+    finally:
+        space.broker.stop()
+        for path, content in kept.items():
+            path.write_bytes(content)
+        space.broker.start()
+
+
+NOW = datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("at", "name", "said"),
+    [
+        (NOW - SERVER_FOR - timedelta(days=2), "", "has expired, or the clock of this machine is wrong"),
+        (NOW + timedelta(days=3), "", "not valid yet: is the clock of this machine right"),
+        (NOW, "lab", "not by the authority|another server's or space's"),
+    ],
+    ids=["expired", "not yet", "another space"],
+)
+async def test_a_certificate_that_does_not_hold_is_said_in_words_and_nothing_is_told_to_its_server(
+    reachable: RealSpace, at: datetime, name: str, said: str
+) -> None:
+    with served(reachable, at, name):
+        for error in await refusal(reachable, reachable.info.url):
+            assert isinstance(error, UntrustedServer)
+            assert any(part in str(error) for part in said.split("|")), error
+            assert "authority=" not in str(error), "an address is shown without what it trusts"
+    assert await refusal(reachable, reachable.info.url) == []
+
+
+async def test_a_broker_whose_certificate_was_renewed_is_the_same_to_everybody(reachable: RealSpace) -> None:
+    async with endpoint(reachable, "bob", channels=["general"]) as bob:
+        before = reachable.home.certificates.server.read_bytes()
+        with served(reachable, datetime.now(UTC)):
+            assert reachable.home.certificates.server.read_bytes() != before
+            async with endpoint(reachable, "ada") as ada:
+                await ada.send("general", "still here", timeout=30)
+            assert (await bob.next_message(30)).text == "still here"
+
+
+@asynccontextmanager
+async def stranger(answer: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Somebody who took the place of the broker, and what was said to it."""
+    heard: list[bytes] = []
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        heard.append(await reader.read(65_536))
+        writer.close()
+
+    server = await asyncio.start_server(meet, HERE, 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1], heard
+    finally:
+        server.close()
+
+
+GREETING = b'INFO {"server_id":"X","version":"2.15.1","max_payload":1048576,"nonce":"abc"}\r\n'
+
+
+async def test_somebody_in_between_hears_neither_token_nor_signature(reachable: RealSpace, tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path / "other")
+    ensure_certificates(files, reachable.info.name)  # the right name, by an authority of its own
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.server, files.server_key)
+    authority = tidings_authority(reachable)
+    for tls in (context, None):
+        async with stranger(GREETING, tls) as (port, heard):
+            url = trusting(HERE, port, authority, "main.tidings.internal")
+            assert len(await refusal(reachable, url)) == 2
+            assert not any(b"CONNECT" in each or b"jwt" in each for each in heard)
+
+
+def tidings_authority(space: RealSpace) -> bytes:
+    return ensure_certificates(space.home.certificates, space.info.name)

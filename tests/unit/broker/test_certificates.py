@@ -1,0 +1,79 @@
+"""The authority of a space: made once, its broker's certificate again before its end, and neither open to others."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from tidings.broker.certificate_files import CertificateFiles
+from tidings.broker.certificates import AUTHORITY_FOR, RENEWED_BEFORE, SERVER_FOR, ensure_certificates
+from tidings.errors import ConfigError
+
+NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CertificateFiles:
+    return CertificateFiles(tmp_path / "tls")
+
+
+def served(files: CertificateFiles) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(files.server.read_bytes())
+
+
+def test_it_is_made_once_and_nobody_else_can_read_it(files: CertificateFiles) -> None:
+    authority = ensure_certificates(files, "main", NOW)
+    before = {path.name: path.read_bytes() for path in files.folder.iterdir()}
+    assert ensure_certificates(files, "main", NOW + timedelta(days=200)) == authority
+    assert {path.name: path.read_bytes() for path in files.folder.iterdir()} == before
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files.folder.iterdir())
+    assert stat.S_IMODE(files.folder.stat().st_mode) == 0o700
+
+
+def test_the_brokers_is_made_again_well_before_its_end_by_the_same_authority(files: CertificateFiles) -> None:
+    authority = ensure_certificates(files, "main", NOW)
+    (first, _), late = served(files), NOW + SERVER_FOR - RENEWED_BEFORE + timedelta(hours=1)
+    assert ensure_certificates(files, "main", late) == authority
+    second, behind = served(files)
+    assert second.serial_number != first.serial_number
+    assert second.not_valid_after_utc == late + SERVER_FOR
+    second.verify_directly_issued_by(behind)
+
+
+def test_it_holds_from_yesterday_on_for_clocks_that_are_behind(files: CertificateFiles) -> None:
+    ensure_certificates(files, "main", NOW)
+    server, authority = served(files)
+    assert server.not_valid_before_utc == authority.not_valid_before_utc == NOW - timedelta(days=1)
+    assert authority.not_valid_after_utc == NOW + AUTHORITY_FOR
+
+
+def test_it_signs_for_its_space_and_for_nothing_else(files: CertificateFiles) -> None:
+    ensure_certificates(files, "main", NOW)
+    server, authority = served(files)
+    named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert named.get_values_for_type(x509.DNSName) == ["main.tidings.internal"]
+    allowed = authority.extensions.get_extension_for_class(x509.NameConstraints)
+    assert allowed.critical
+    assert allowed.value.permitted_subtrees == [x509.DNSName("main.tidings.internal")]
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
+
+
+@pytest.mark.parametrize("lost", ["server", "server_key"])
+def test_what_is_lost_of_the_brokers_is_made_again(files: CertificateFiles, lost: str) -> None:
+    authority = ensure_certificates(files, "main", NOW)
+    getattr(files, lost).unlink()
+    assert ensure_certificates(files, "main", NOW) == authority
+    assert len(served(files)) == 2
+
+
+def test_a_key_that_is_not_the_authoritys_and_a_damaged_certificate_are_said(files: CertificateFiles) -> None:
+    ensure_certificates(files, "main", NOW)
+    files.authority_key.write_bytes(files.server_key.read_bytes())
+    files.server.unlink()
+    with pytest.raises(ConfigError, match="one backup"):
+        ensure_certificates(files, "main", NOW)
+    files.authority.write_text("half")
+    with pytest.raises(ConfigError, match="not a certificate"):
+        ensure_certificates(files, "main", NOW)

@@ -1,0 +1,61 @@
+"""Where a space listens: what can be said, and what is remembered."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from tidings.errors import UsageError
+from tidings.nats.address import parse_address
+from tidings.space.administration import broker_config, create_space
+from tidings.space.home import SpaceHome
+from tidings.space.listening import listen_on, parse_listen, public_host
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("192.0.2.7", "192.0.2.7", None),
+        ("0.0.0.0:4222", "0.0.0.0", 4222),
+        ("[::]:4222", "::", 4222),
+        ("[2001:db8::7]", "2001:db8::7", None),
+    ],
+)
+def test_an_address_with_or_without_a_port(text: str, host: str, port: int | None) -> None:
+    assert parse_listen(text) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "broker.example", "192.0.2.7:0", "192.0.2.7:70000", "192.0.2", "::1", "on"])
+def test_what_is_none_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(UsageError, match=r"such as|between"):
+        parse_listen(text)
+
+
+def test_it_is_remembered_until_it_is_off_and_the_authority_stays(tmp_path: Path) -> None:
+    home = SpaceHome(tmp_path, "main")
+    made = create_space(home, port=None, open_space=False, budget=None)
+    assert made.url == made.address == f"nats://127.0.0.1:{made.port}"
+    assert listen_on(home, None) == made
+    assert not home.certificates.folder.exists(), "nobody asked for it"
+    assert "tls" not in broker_config(home, made).render()
+    listening = listen_on(home, "127.0.0.2:4333")
+    assert listening == home.read_info() == listen_on(home, None)
+    found = parse_address(listening.url)
+    assert (found.host, found.port, found.name) == ("127.0.0.2", 4333, "main.tidings.internal")
+    assert found.authority == base64.b64decode(listening.authority)
+    assert listening.address == "tls://127.0.0.2:4333"
+    rendered = broker_config(home, listening).render()
+    assert 'listen: "127.0.0.2:4333"' in rendered
+    assert "handshake_first: auto" in rendered
+    assert "allow_non_tls" not in rendered
+    off = listen_on(home, "off")
+    assert (off.url, off.authority) == ("nats://127.0.0.1:4333", listening.authority)
+    assert listen_on(home, "127.0.0.2").authority == listening.authority
+
+
+def test_others_are_given_the_address_it_listens_on_or_the_usual_one_of_the_machine(tmp_path: Path) -> None:
+    home = SpaceHome(tmp_path, "main")
+    create_space(home, port=None, open_space=False, budget=None)
+    assert public_host(home.read_info()) == "127.0.0.1"
+    assert public_host(listen_on(home, "127.0.0.2")) == "127.0.0.2"
+    assert public_host(listen_on(home, "0.0.0.0")) not in ("", "0.0.0.0")
