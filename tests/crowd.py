@@ -4,8 +4,10 @@ import asyncio
 import base64
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from tidings.broker.streams import gate_state
+from tidings.errors import ConflictError
 from tidings.space.agents import AgentFile
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.message import Mention, Message, Sender, compose
@@ -73,6 +75,17 @@ async def set_class(agent: AgentClient, channel: str, name: str) -> None:
 async def narrow(space: RealSpace, name: str, *read: str) -> None:
     async with space.administer() as admin:
         await admin.set_access(name, AgentFile(name, read=read, post=(">",)))
+
+
+async def retain_nothing(space: RealSpace) -> int:
+    """Retention as if everything were too old. Answers the first sequence that it left."""
+    steward = space.steward
+    assert steward is not None
+    async with space.core() as js:
+        while True:
+            with suppress(ConflictError):  # the steward did the same just now
+                await steward.retention.run(await gate_state(js, space.subjects), steward.lease.seq)
+                return steward.space.table.floor
 
 
 async def revoke(space: RealSpace, name: str) -> None:

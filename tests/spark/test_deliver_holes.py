@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from crowd import Crowd, check, check_order, clients, join, narrow, read_all, say, say_on, set_class
-from tidings.broker.streams import gate_state
+from crowd import Crowd, check, check_order, clients, join, narrow, read_all, retain_nothing, say, say_on, set_class
 from tidings.errors import TidingsError
 from tidings.pipeline import deliverer as rules
 from tidings.pipeline.range_encoder import RangeEncoder
@@ -30,15 +29,6 @@ OFTEN = {"look_every": 0.0}
 async def set_space(space: RealSpace, **settings: Any) -> None:
     async with space.administer() as admin:
         await admin.ask("space_set", **settings)
-
-
-async def retain_nothing(space: RealSpace) -> int:
-    """Retention as if everything were too old. Answers the first sequence that it left."""
-    assert space.steward is not None
-    async with space.core() as js:
-        steward = space.steward
-        await steward.retention.run(await gate_state(js, space.subjects), steward.lease.seq)
-    return steward.space.table.floor
 
 
 def told(box: Mailbox) -> list[Lost]:

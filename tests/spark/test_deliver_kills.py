@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tidings
-from crowd import Crowd, check, clients, join, narrow, post_large, read_all, revoke, say, say_on, set_class
-from tidings.broker.streams import gate_state
+from crowd import (
+    Crowd,
+    check,
+    clients,
+    join,
+    narrow,
+    post_large,
+    read_all,
+    retain_nothing,
+    revoke,
+    say,
+    say_on,
+    set_class,
+)
 from tidings.testing import processes
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
@@ -192,10 +204,7 @@ async def _nothing(_space: RealSpace, _crowd: Crowd) -> None:
 
 
 async def _retained(space: RealSpace, _crowd: Crowd) -> None:
-    """Retention as if everything were too old."""
-    assert space.steward is not None
-    async with space.core() as js:
-        await space.steward.retention.run(await gate_state(js, space.subjects), space.steward.lease.seq)
+    await retain_nothing(space)
 
 
 OLDER = {"checkpoint": ("checkpoint/spark",), "ledger": ("checkpoint/debts", "lake"), "all": ("checkpoint", "lake")}
