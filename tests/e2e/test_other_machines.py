@@ -43,6 +43,8 @@ def test_an_agent_on_another_machine_talks_over_tls_directly_and_through_its_hos
     assert "authority=" in bundle["url"]
     taken = elsewhere.run("agent", "import", str(tmp_path / "far.json"))
     assert (taken.returncode, "authority=" in taken.stderr) == (0, False), taken
+    steps = json.loads(done(elsewhere, "doctor", "connection", "--as", "far", "--json"))
+    assert [(step["what"], step["verdict"]) for step in steps[:3]] == [("name", "ok"), ("port", "ok"), ("TLS", "ok")]
     done(elsewhere, "send", "general", "from afar", "--as", "far")
     assert "far: from afar" in done(terminal, "history", "general")
     done(elsewhere, "host", "up")
@@ -56,9 +58,11 @@ def test_an_agent_on_another_machine_talks_over_tls_directly_and_through_its_hos
     assert "runs at tls://" in doctor.stdout + doctor.stderr, doctor
 
     done(terminal, "down")
+    asked = elsewhere.run("doctor", "connection", "--as", "far")
+    assert (asked.returncode, "the step that fails is port" in asked.stderr) == (3, True), asked
     again = terminal.run("up", "--detach")
     assert (again.returncode, f"tls://{ADDRESS}:" in again.stderr) == (0, True), "it is kept, like a port"
-    done(elsewhere, "send", "general", "after it came back", "--as", "far")
+    done(elsewhere, "send", "general", "after it came back", "--as", "far", "--direct")
     done(terminal, "down")
     off = terminal.run("up", "--detach", "--listen", "off")
     assert (off.returncode, "nats://127.0.0.1:" in off.stderr) == (0, True), off

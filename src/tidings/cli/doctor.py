@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidings.cli import output
-from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
 from tidings.errors import UnhealthyError
 
 app = typer.Typer()
@@ -27,6 +28,8 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
       tidings doctor security            attack a space of yours
 
       tidings doctor store               read everything it holds
+
+      tidings doctor connection          why an agent does not reach its space
     """
     if context.invoked_subcommand is not None:
         return
@@ -84,6 +87,48 @@ def security(
         raise UnhealthyError(f"every attack was refused, but something was left behind: {'; '.join(report.cleanup)}")
     output.say(f"{len(report.results)} attacks tried, none succeeded")
     output.hint("tidings status")
+
+
+@app.command("connection")
+def connection(
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    agent: AsOption = None,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle to try instead.", metavar="FILE")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Why an agent does not reach its space: name, port, TLS, credential, steward or clock, one step after the other.
+
+    Run it where the agent is. Nothing is changed, and an agent that is connected meanwhile is not disturbed.
+
+    Examples:
+
+      tidings doctor connection
+
+      tidings doctor connection --space main --as far
+
+      tidings doctor connection --bundle far.tidings.json
+    """
+    from dataclasses import asdict
+
+    from tidings.endpoint.connecting import find_identity
+    from tidings.endpoint.connection_check import Step, check_connection
+
+    async def steps() -> list[Step]:
+        where = place(space, home, agent)
+        found = await find_identity(where.home.name, where.agent, where.home.home, bundle)
+        return [step async for step in check_connection(found)]
+
+    with output.working("trying one step after the other"):
+        found = asyncio.run(steps())
+    if as_json:
+        output.data([asdict(each) for each in found])
+    else:
+        rows = [(each.what, each.verdict, each.said, each.do) for each in found]
+        output.table(("step", "verdict", "found", "do"), rows, empty="nothing was tried")
+    if any(each.verdict == "problem" for each in found):
+        raise UnhealthyError(f"the step that fails is {next(e.what for e in found if e.verdict == 'problem')}")
+    output.hint("tidings who")
 
 
 @app.command("store")
