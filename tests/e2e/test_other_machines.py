@@ -78,6 +78,16 @@ def test_what_is_no_address_is_refused_with_examples(terminal: Terminal, address
     assert not terminal.home.exists
 
 
+def test_a_certificate_needs_its_key_and_somebody_to_be_shown_to(terminal: Terminal, tmp_path: Path) -> None:
+    for words, said in (
+        (("--listen", ADDRESS, "--cert", "a.pem"), "a certificate needs its key"),
+        (("--cert", "a.pem", "--key", "a.key"), "a certificate is for other machines"),
+        (("--listen", ADDRESS, "--cert", "a.pem", "--key", "a.key"), "cannot be read: No such file"),
+    ):
+        refused = terminal.run("up", "--detach", *words)
+        assert (refused.returncode, said in refused.stderr) == (2, True), refused
+
+
 def test_an_address_that_this_machine_does_not_have_is_said(terminal: Terminal) -> None:
     refused = terminal.run("up", "--detach", "--listen", "192.0.2.7")
     assert refused.returncode == 1, refused

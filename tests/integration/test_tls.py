@@ -23,6 +23,7 @@ from tidings.endpoint.connecting import connect_directly
 from tidings.errors import BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import trusting
 from tidings.space.administration import broker_config
+from tidings.space.listening import listen_on, public_host
 from tidings.testing.real_space import RealSpace, real_space
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
@@ -179,3 +180,22 @@ async def test_somebody_in_between_hears_neither_token_nor_signature(reachable: 
 
 def tidings_authority(space: RealSpace) -> bytes:
     return ensure_certificates(space.home.certificates, space.info.name)
+
+
+async def test_a_certificate_by_an_authority_that_machines_trust_is_shown_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = CertificateFiles(tmp_path / "theirs")
+    ensure_certificates(files, "broker")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+    given = (str(files.server), str(files.server_key))
+    async with real_space(tmp_path / "home", listen=HERE, certificate=given) as space:
+        assert "authority=" not in space.info.url
+        assert public_host(space.info) == "broker.tidings.internal"
+        await space.add("ada")
+        async with endpoint(space, "ada") as ada:
+            await ada.send("general", "with a certificate of somebody's")
+        monkeypatch.delenv("SSL_CERT_FILE")
+        errors = await refusal(space, space.info.url)
+        assert [type(error) for error in errors] == [UntrustedServer] * 2
+        assert listen_on(space.home, None, ("off", "")).url_at(HERE).count("authority=") == 1

@@ -40,6 +40,30 @@ def ensure_certificates(files: CertificateFiles, space: str, now: datetime | Non
     return authority.public_bytes(serialization.Encoding.DER)
 
 
+def name_of(certificate: Path, key: Path, now: datetime | None = None) -> str:
+    """The name for which somebody's own certificate is, which must hold now and belong to the key."""
+    now = now or datetime.now(UTC)
+    try:
+        held = x509.load_pem_x509_certificate(certificate.read_bytes())
+        own = serialization.load_pem_private_key(key.read_bytes(), None)
+        names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{certificate} and {key} are no certificate and its key, in PEM: {error}") from error
+    except x509.ExtensionNotFound as error:
+        raise ConfigError(f"{certificate} is for no name: clients would not accept it") from error
+    single = [name for name in names.get_values_for_type(x509.DNSName) if "*" not in name]
+    if not single:
+        raise ConfigError(f"{certificate} is for no single name: one that says broker.example, not *.example")
+    if own.public_key() != held.public_key():
+        raise ConfigError(f"{key} is not the key of {certificate}")
+    if not held.not_valid_before_utc <= now < held.not_valid_after_utc:
+        held_for = f"{held.not_valid_before_utc:%Y-%m-%d} to {held.not_valid_after_utc:%Y-%m-%d}"
+        raise ConfigError(f"{certificate} holds from {held_for}, and it is {now:%Y-%m-%d %H:%M} UTC")
+    return single[0]
+
+
 def _make_authority(files: CertificateFiles, space: str, now: datetime) -> None:
     key = _new_key(files.authority_key)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"tidings {space}")])

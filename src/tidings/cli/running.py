@@ -38,6 +38,14 @@ def up(
             metavar="ADDR[:PORT]",
         ),
     ] = None,
+    cert: Annotated[
+        str | None,
+        typer.Option(
+            help="Certificate others are shown, by an authority they trust; kept. `off`: the space's own.",
+            metavar="FILE",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Key of that certificate.", metavar="FILE")] = None,
     budget: Annotated[str | None, typer.Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
     nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
     no_pipeline: Annotated[
@@ -57,6 +65,8 @@ def up(
       tidings up --no-pipeline           without Spark: durable copies wait until it runs
 
       tidings up --listen 192.0.2.7      agents on other machines too, over TLS: `tidings agent export` for each
+
+      tidings up --listen 0.0.0.0 --cert broker.pem --key broker.key     with a certificate that you have
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
@@ -64,13 +74,23 @@ def up(
         space, home, nats_server=nats_server, budget=budget, pipeline="off" if no_pipeline else None, listen=listen
     )
     _check_listen(where)
+    certificate = _certificate(cert, key)
     checked_budget(where)
     where.settings.switch("pipeline")
     where.home.check_free()
     if detach:
-        _detach(where, open_space=open_space, port=port)
+        _detach(where, open_space=open_space, port=port, certificate=certificate)
     else:
-        asyncio.run(_foreground(where, open_space=open_space, port=port))
+        asyncio.run(_foreground(where, open_space=open_space, port=port, certificate=certificate))
+
+
+def _certificate(cert: str | None, key: str | None) -> tuple[str, str] | None:
+    """As absolute paths: whoever starts the space next may stand elsewhere."""
+    if cert == "off" and key is None:
+        return "off", ""
+    if (cert is None) != (key is None):
+        raise UsageError("a certificate needs its key, and a key its certificate: --cert FILE --key FILE")
+    return None if cert is None or key is None else (str(Path(cert).absolute()), str(Path(key).absolute()))
 
 
 def _check_listen(where: Place) -> None:
@@ -90,7 +110,7 @@ def checked_budget(where: Place) -> int | None:
     return wanted
 
 
-async def _foreground(where: Place, *, open_space: bool, port: int | None) -> None:
+async def _foreground(where: Place, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None) -> None:
     from tidings.steward.children import log_to
     from tidings.steward.supervisor import Supervisor, UpOptions
 
@@ -103,6 +123,7 @@ async def _foreground(where: Place, *, open_space: bool, port: int | None) -> No
         budget=checked_budget(where),
         nats_server=where.settings["nats_server"] or None,
         listen=where.settings["listen"] or None,
+        certificate=certificate,
         lease_ttl=where.settings.number("lease_ttl") or 3.0,
         presence=where.settings.number("presence") or 25.0,
         pipeline=where.settings.switch("pipeline"),
@@ -143,11 +164,13 @@ def _space_flag(where: Place) -> str:
     return "" if where.home.name == "main" else f" --space {where.home.name}"
 
 
-def _detach(where: Place, *, open_space: bool, port: int | None) -> None:
+def _detach(where: Place, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None) -> None:
     where.home.make()
     command = [sys.executable, "-m", "tidings.cli", "up", "--space", where.home.name, "--home", str(where.home.home)]
     command += ["--open"] if open_space else []
     command += ["--port", str(port)] if port else []
+    if certificate is not None:
+        command += ["--cert", certificate[0], *(["--key", certificate[1]] if certificate[1] else [])]
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
     resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in where.settings.all() if each.value}
     said = where.home.logs / "up.out"

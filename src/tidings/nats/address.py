@@ -102,6 +102,11 @@ def trusting(host: str, port: int, authority: bytes, name: str) -> str:
     return f"{Address(host, port, tls=True).url}?{said}"
 
 
+def named(host: str, port: int, name: str) -> str:
+    """The URL of a server that must show a certificate of this name by somebody the system trusts, handshake first."""
+    return f"{Address(host, port, tls=True).url}?{urlencode({'name': name, 'handshake': 'first'})}"
+
+
 def shown(servers: str) -> str:
     """The same addresses for people: without what they trust. What is no address is shown as it is."""
     try:

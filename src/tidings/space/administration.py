@@ -111,8 +111,14 @@ def broker_config(home: SpaceHome, info: SpaceInfo) -> BrokerConfig:
         pid_file=home.run / "broker.pid",
         max_file_store=storage_needed(info.budget),
         host=info.listen or "127.0.0.1",
-        certificate=(home.certificates.server, home.certificates.server_key) if info.listen else None,
+        certificate=_certificate(home, info) if info.listen else None,
     )
+
+
+def _certificate(home: SpaceHome, info: SpaceInfo) -> tuple[Path, Path]:
+    if info.certificate:
+        return Path(info.certificate), Path(info.certificate_key)
+    return home.certificates.server, home.certificates.server_key
 
 
 @dataclass(frozen=True, slots=True)

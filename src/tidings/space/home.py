@@ -30,7 +30,7 @@ from typing import Any
 from tidings.broker.certificate_files import CertificateFiles, server_name
 from tidings.broker.private_files import locked, private_dir, read_plain, write_private
 from tidings.errors import ConfigError, ConflictError, SpaceBusy, UsageError
-from tidings.nats.address import Address, nearest, shown, trusting
+from tidings.nats.address import Address, named, nearest, shown, trusting
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects
 
@@ -55,6 +55,10 @@ class SpaceInfo:
     listen: str = ""
     #: the certificate of its authority, in base64, once it has one
     authority: str = ""
+    #: a certificate of somebody else's, its key, and the name it is for; none: the space is its own authority
+    certificate: str = ""
+    certificate_key: str = ""
+    certificate_name: str = ""
 
     @property
     def host(self) -> str:
@@ -75,6 +79,8 @@ class SpaceInfo:
         """The same broker by another name or address of its machine."""
         if not self.listen:
             return Address(host, self.port).url
+        if self.certificate:
+            return named(host, self.port, self.certificate_name)
         return trusting(host, self.port, base64.b64decode(self.authority), server_name(self.name))
 
     @property

@@ -9,9 +9,10 @@ import base64
 import re
 import socket
 from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
-from tidings.broker.certificates import ensure_certificates
+from tidings.broker.certificates import ensure_certificates, name_of
 from tidings.broker.private_files import locked
 from tidings.errors import UsageError
 from tidings.space.home import SpaceHome, SpaceInfo
@@ -44,8 +45,11 @@ def parse_listen(text: str) -> ListenAddress:
     return ListenAddress(host, port)
 
 
-def listen_on(home: SpaceHome, wanted: str | None) -> SpaceInfo:
-    """Remember where the space listens (`off`: on loopback only) and have the certificates for it. None: as before."""
+def listen_on(home: SpaceHome, wanted: str | None, certificate: tuple[str, str] | None = None) -> SpaceInfo:
+    """Remember where the space listens (`off`: on loopback only) and have the certificates for it. None: as before.
+
+    `certificate`: one of somebody else's and its key, or (`off`, "") for the space's own again.
+    """
     info = home.read_info()
     with locked(home.admin_lock, f"listening of space {home.name}", wait=30):
         if wanted == OFF:
@@ -53,12 +57,26 @@ def listen_on(home: SpaceHome, wanted: str | None) -> SpaceInfo:
         listen, port = parse_listen(wanted) if wanted else ListenAddress(info.listen, None)
         if not listen:
             return info
+        if certificate is not None:
+            info = home.update_info(**_given(certificate))
+        elif info.certificate:
+            info = home.update_info(**_given((info.certificate, info.certificate_key)))  # it may have been renewed
         authority = base64.b64encode(ensure_certificates(home.certificates, info.name)).decode()
         return home.update_info(listen=listen, port=port or info.port, authority=authority)
 
 
+def _given(certificate: tuple[str, str]) -> dict[str, str]:
+    path, key = certificate
+    if path == OFF:
+        return {"certificate": "", "certificate_key": "", "certificate_name": ""}
+    name = name_of(Path(path), Path(key))
+    return {"certificate": path, "certificate_key": key, "certificate_name": name}
+
+
 def public_host(info: SpaceInfo) -> str:
-    """The address to give to other machines: the one it listens on, or, if that is all of them, the usual one."""
+    """What to give to other machines: the name of its certificate, the address it listens on, or the usual one."""
+    if info.listen and info.certificate:
+        return info.certificate_name
     if not info.listen or not ip_address(info.listen).is_unspecified:
         return info.host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -77,11 +77,11 @@ async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
         return {"done": migrate(home)}
 
 
-async def listen(home: SpaceHome, wanted: str | None) -> dict[str, Any]:
+async def listen(home: SpaceHome, wanted: str | None, certificate: tuple[str, str] | None = None) -> dict[str, Any]:
     """Where other machines reach it, with the certificates for that."""
     from tidings.space.listening import listen_on
 
-    return {"address": listen_on(home, wanted).address}
+    return {"address": listen_on(home, wanted, certificate).address}
 
 
 async def recall(home: SpaceHome) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class UpOptions:
     presence: float = 25.0
     #: the address on which other machines reach it, `off`, or as before
     listen: str | None = None
+    #: a certificate for that and its key; ("off", ""): the space's own again
+    certificate: tuple[str, str] | None = None
     #: start durable delivery too
     pipeline: bool = True
 
@@ -155,7 +157,9 @@ class Supervisor:
             await self._migrate(admin)
             await admin.ask("recall")
         if self.options.listen or self.home.read_info().listen:
-            await admin.ask("listen", wanted=self.options.listen)
+            await admin.ask("listen", wanted=self.options.listen, certificate=self.options.certificate)
+        elif self.options.certificate is not None:
+            raise UsageError("a certificate is for other machines: `tidings up --listen ADDR --cert FILE --key FILE`")
         info = self.home.read_info()
         if self.options.open_space and not info.open:
             raise UsageError(f"space {info.name} was created without --open; create another space for that")

@@ -208,15 +208,17 @@ async def real_space(
     intervals: Intervals = TEST_INTERVALS,
     open_space: bool = False,
     listen: str | None = None,
+    certificate: tuple[str, str] | None = None,
 ) -> AsyncIterator[RealSpace]:
     """Create a space below `root`, start its broker and (unless told not to) its steward.
 
-    `listen`: the address on which others reach it; everybody speaks TLS to it then.
+    `listen`: the address on which others reach it; everybody speaks TLS to it then, with the space's own certificate or
+    with the one that is given, and its key.
     """
     home = SpaceHome(root, name)
     info = create_space(home, port=None, open_space=open_space, budget=budget)
     if listen is not None:
-        info = listen_on(home, listen)
+        info = listen_on(home, listen, certificate)
     broker = Broker(broker_config(home, info), home.run / "nats.conf")
     broker.start()
     space = RealSpace(home, info, broker)

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 
 from tidings.broker.certificate_files import CertificateFiles
-from tidings.broker.certificates import AUTHORITY_FOR, RENEWED_BEFORE, SERVER_FOR, ensure_certificates
+from tidings.broker.certificates import AUTHORITY_FOR, RENEWED_BEFORE, SERVER_FOR, ensure_certificates, name_of
 from tidings.errors import ConfigError
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
@@ -77,3 +77,22 @@ def test_a_key_that_is_not_the_authoritys_and_a_damaged_certificate_are_said(fil
     files.authority.write_text("half")
     with pytest.raises(ConfigError, match="not a certificate"):
         ensure_certificates(files, "main", NOW)
+
+
+def test_somebody_elses_certificate_is_taken_with_the_name_it_is_for(files: CertificateFiles) -> None:
+    ensure_certificates(files, "main", NOW)
+    assert name_of(files.server, files.server_key, NOW) == "main.tidings.internal"
+
+
+def test_one_that_could_not_serve_is_refused_in_a_sentence(files: CertificateFiles) -> None:
+    ensure_certificates(files, "main", NOW)
+    pair = files.server, files.server_key
+    for certificate, key, now, said in (
+        (*pair, NOW + SERVER_FOR, "holds from 2026-11-16 to"),
+        (files.server, files.authority_key, NOW, "is not the key of"),
+        (files.authority, files.authority_key, NOW, "is for no name"),
+        (files.server, files.server, NOW, "no certificate and its key"),
+        (files.folder / "none.pem", files.server_key, NOW, "none.pem cannot be read: No such file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            name_of(certificate, key, now)
