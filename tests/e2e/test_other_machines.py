@@ -38,6 +38,7 @@ def test_an_agent_on_another_machine_talks_over_tls_directly_and_through_its_hos
 ) -> None:
     up = terminal.run("up", "--detach", "--listen", ADDRESS)
     assert (up.returncode, f"space main is up at tls://{ADDRESS}:" in up.stderr) == (0, True), up
+    done(terminal, "host", "up")
     bundle = exported(terminal, "far", tmp_path / "far.json")
     assert bundle["url"].startswith(f"tls://{ADDRESS}:")
     assert "authority=" in bundle["url"]
@@ -67,6 +68,9 @@ def test_an_agent_on_another_machine_talks_over_tls_directly_and_through_its_hos
     off = terminal.run("up", "--detach", "--listen", "off")
     assert (off.returncode, "nats://127.0.0.1:" in off.stderr) == (0, True), off
     assert "far: after it came back" in done(terminal, "history", "general")
+    done(terminal, "send", "general", "through the host here, which followed")
+    until(lambda: "which followed" in terminal.run("history", "general").stdout)
+    done(terminal, "host", "down")
 
 
 @pytest.mark.parametrize("address", ["broker.example", "192.0.2.7:0", "everywhere"])

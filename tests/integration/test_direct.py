@@ -138,6 +138,26 @@ async def test_what_was_sent_while_the_target_was_away_is_there_when_it_comes(sp
         assert len(bob.inbox) == 0, "settled is settled"
 
 
+async def test_one_that_could_not_be_handed_over_comes_again_and_is_no_repetition(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await people(space, "ada", "bob")
+    hand_over, failures = tidings.Endpoint.hand_over, [RuntimeError("a mistake of ours")]
+
+    async def once_in_vain(self: tidings.Endpoint, incoming: tidings.Incoming) -> None:
+        if failures:
+            raise failures.pop()
+        await hand_over(self, incoming)
+
+    monkeypatch.setattr(tidings.Endpoint, "hand_over", once_in_vain)
+    monkeypatch.setattr(endpoint_mailbox, "DECLINED", 0.2)
+    async with connect(space, "ada") as ada, connect(space, "bob") as bob:
+        await ada.dm(bob.id, "hello")
+        message = await bob.next_message(10)
+        assert (message.text, failures) == ("hello", [])
+        await message.ack()
+
+
 async def test_a_note_to_oneself_arrives(space: RealSpace) -> None:
     await people(space, "ada")
     async with connect(space, "ada", receive=False) as ada:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bare import bare_server, guarded
-from tidings.errors import AuthRevoked, BrokerUnreachable, UsageError
+from tidings.errors import AuthRevoked, BrokerUnreachable, UntrustedServer, UsageError
 from tidings.wire.keys import KeyPair
 
 pytest.importorskip("pyspark")
@@ -98,7 +98,7 @@ def test_a_server_is_trusted_by_its_authority_and_asks_for_our_certificate(tmp_p
     tls = f'cert_file: "{certificates}/server.pem", key_file: "{certificates}/server.key", ca_file: "{ca}"'
     with guarded(tmp_path / "plain", "", f"tls {{ {tls} }}") as server:
         assert len(write_and_read(server.url, tlsCa=ca)) == 1
-        with pytest.raises(BrokerUnreachable, match="its certificate is not by the authority"):
+        with pytest.raises(UntrustedServer, match="its certificate is not by the authority"):
             write_and_read(server.url)
     with guarded(tmp_path / "mutual", "", f"tls {{ {tls}, verify: true }}") as server:
         assert len(write_and_read(server.url.replace("nats:", "tls:"), tlsCa=ca, tlsCert=cert, tlsKey=key)) == 1

@@ -5,6 +5,7 @@ Addresses of the loopback range stand for machines.
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,7 @@ from tidings.nats.address import trusting
 from tidings.space.administration import broker_config
 from tidings.space.listening import listen_on, public_host
 from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.waiting import eventually
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
 
@@ -69,14 +71,28 @@ async def test_agents_speak_over_tls_and_the_steward_serves_them(reachable: Real
 
 async def test_who_speaks_plainly_is_not_let_in(reachable: RealSpace) -> None:
     plain = f"nats://{HERE}:{reachable.info.port}"
-    assert [type(error) for error in await refusal(reachable, plain)] == [UntrustedServer, UntrustedServer]
+    assert [type(error) for error in await refusal(reachable, plain)] == [BrokerUnreachable] * 2
     reader, writer = await asyncio.open_connection(HERE, reachable.info.port)
-    greeting = await reader.readline()
-    assert b'"tls_required":true' in greeting
     writer.write(b"CONNECT {}\r\nPING\r\n")
     left = await asyncio.wait_for(reader.read(), 10)
     assert b"PONG" not in left
+    assert b"INFO" not in left
     writer.close()
+
+
+async def test_a_program_that_was_busy_while_it_connected_gets_through(reachable: RealSpace) -> None:
+    """A server that loses patience and greets plainly would be taken for one that does not speak TLS."""
+
+    async def be_busy() -> None:
+        while True:
+            time.sleep(0.12)  # noqa: ASYNC251  that is what it is about
+            await asyncio.sleep(0)
+
+    busy = asyncio.create_task(be_busy())
+    try:
+        assert await refusal(reachable, reachable.info.url) == []
+    finally:
+        busy.cancel()
 
 
 async def test_an_address_that_changed_is_no_matter(reachable: RealSpace) -> None:
@@ -128,8 +144,9 @@ async def test_a_certificate_that_does_not_hold_is_said_in_words_and_nothing_is_
     reachable: RealSpace, at: datetime, name: str, said: str
 ) -> None:
     with served(reachable, at, name):
-        for error in await refusal(reachable, reachable.info.url):
-            assert isinstance(error, UntrustedServer)
+        errors = await refusal(reachable, reachable.info.url)
+        assert [type(error) for error in errors] == [UntrustedServer] * 2
+        for error in errors:
             assert any(part in str(error) for part in said.split("|")), error
             assert "authority=" not in str(error), "an address is shown without what it trusts"
     assert await refusal(reachable, reachable.info.url) == []
@@ -143,6 +160,28 @@ async def test_a_broker_whose_certificate_was_renewed_is_the_same_to_everybody(r
             async with endpoint(reachable, "ada") as ada:
                 await ada.send("general", "still here", timeout=30)
             assert (await bob.next_message(30)).text == "still here"
+
+
+async def test_a_certificate_is_swapped_under_connections_that_stay(reachable: RealSpace) -> None:
+    files, info = reachable.home.certificates, reachable.info
+
+    def shown() -> str:
+        return ssl.get_server_certificate((HERE, info.port))
+
+    async with endpoint(reachable, "bob", channels=["general"]) as bob, endpoint(reachable, "ada") as ada:
+        before = await asyncio.to_thread(shown)
+        files.server.unlink()
+        ensure_certificates(files, info.name)
+        reachable.broker.reload()
+
+        async def is_new() -> bool:
+            return await asyncio.to_thread(shown) != before
+
+        await eventually(is_new, what="the new one is shown")
+        await ada.send("general", "nobody noticed")
+        assert (await bob.next_message(10)).text == "nobody noticed"
+        assert (ada.connection.rebuilds, bob.connection.rebuilds) == (0, 0)
+    assert await refusal(reachable, info.url) == []
 
 
 @asynccontextmanager
@@ -171,11 +210,13 @@ async def test_somebody_in_between_hears_neither_token_nor_signature(reachable: 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.server, files.server_key)
     authority = tidings_authority(reachable)
-    for tls in (context, None):
-        async with stranger(GREETING, tls) as (port, heard):
-            url = trusting(HERE, port, authority, "main.tidings.internal")
-            assert len(await refusal(reachable, url)) == 2
-            assert not any(b"CONNECT" in each or b"jwt" in each for each in heard)
+    async with stranger(GREETING, context) as (port, heard):
+        assert len(await refusal(reachable, trusting(HERE, port, authority, "main.tidings.internal"))) == 2
+        assert not any(heard), "no handshake, and nothing else"
+    async with stranger(GREETING) as (port, heard):
+        assert len(await refusal(reachable, trusting(HERE, port, authority, "main.tidings.internal"))) == 2
+        await eventually(lambda: len(heard) == 2, what="both drivers said something")
+        assert all(each[:1] == b"\x16" and b"CONNECT" not in each for each in heard), "the beginning of a handshake"
 
 
 def tidings_authority(space: RealSpace) -> bytes:

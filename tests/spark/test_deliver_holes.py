@@ -96,10 +96,14 @@ async def test_a_ledger_that_is_older_than_what_was_delivered_or_gone_costs_no_m
     assert len(boxes["bob"].records) == 4
 
 
+@pytest.mark.parametrize("noticed", [True, False])
 async def test_a_log_and_mailboxes_that_are_put_back_together_skip_nothing(
-    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, *, noticed: bool
 ) -> None:
-    """The copy was made after a message was stored and before it was delivered; the checkpoint knows it as done."""
+    """The copy was made after a message was stored and before it was delivered; the checkpoint knows it as done.
+
+    A steward that noticed it gives the log another epoch.
+    """
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
     await say(ada, "team.0", "first")
@@ -118,6 +122,9 @@ async def test_a_log_and_mailboxes_that_are_put_back_together_skip_nothing(
     async with clients(space, ["ada"]) as again:
         await say(again["ada"], "team.0", "third, which is forgotten")
     await deliver()
+    if noticed:
+        await space.start_steward()
+        await space.stop_steward()  # it writes down how far the log is
     space.broker.stop()
     shutil.rmtree(space.home.store)
     shutil.copytree(tmp_path / "copy", space.home.store)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
 
 def server_name(space: str) -> str:
-    """What a broker's certificate is for, wherever it runs."""
-    return f"{space}.tidings.internal"
+    """What a broker's certificate is for, wherever it runs: the space, as far as it is a label of such a name."""
+    label = space if _LABEL.fullmatch(space) else f"space-{hashlib.sha256(space.encode()).hexdigest()[:16]}"
+    return f"{label}.tidings.internal"
 
 
 @dataclass(frozen=True, slots=True)

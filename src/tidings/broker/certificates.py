@@ -66,7 +66,7 @@ def name_of(certificate: Path, key: Path, now: datetime | None = None) -> str:
 
 def _make_authority(files: CertificateFiles, space: str, now: datetime) -> None:
     key = _new_key(files.authority_key)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"tidings {space}")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidings authority")])
     made = (
         _builder(name, name, key.public_key(), now, AUTHORITY_FOR)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -86,7 +86,7 @@ def _make_server(files: CertificateFiles, authority: x509.Certificate, space: st
         raise ConfigError(f"{files.authority_key} is not the key of {files.authority}: take both from one backup")
     key = _new_key(files.server_key)
     name = server_name(space)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidings broker")])
     made = (
         _builder(subject, authority.subject, key.public_key(), now, SERVER_FOR)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

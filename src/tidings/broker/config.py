@@ -45,7 +45,7 @@ class BrokerConfig:
         if self.certificate is None:
             return ""
         certificate, key = (json.dumps(str(path)) for path in self.certificate)
-        return f"tls {{ cert_file: {certificate}, key_file: {key}, timeout: 3, handshake_first: auto }}\n"
+        return f"tls {{ cert_file: {certificate}, key_file: {key}, timeout: 3, handshake_first: true }}\n"
 
     def render(self) -> str:
         quoted = json.dumps

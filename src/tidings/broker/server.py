@@ -15,9 +15,11 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from tidings.broker.config import BrokerConfig
@@ -147,7 +149,8 @@ class Broker:
         """Does it greet on its port? Raises if it ended instead."""
         if not self.alive:
             raise BrokerFailed(f"nats-server stopped while starting: {self._last_error()}")
-        return greeting(self.config.port, host=nearest(self.config.host)) is not None
+        tls = self.config.certificate is not None
+        return greeting(self.config.port, host=nearest(self.config.host), tls=tls) is not None
 
     def _check_port(self) -> None:
         family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
@@ -184,20 +187,36 @@ class Broker:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    def reload(self) -> None:
+        """Have it read its files again: a certificate that was renewed. Connections stay."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
 
 
-def greeting(port: int, timeout: float = 0.5, *, host: str = "127.0.0.1") -> dict[str, object] | None:
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def greeting(
+    port: int, timeout: float = 0.5, *, host: str = "127.0.0.1", tls: bool = False
+) -> dict[str, object] | None:
     """The INFO line a nats-server greets with, or None if nothing that speaks NATS is there.
 
-    One that wants TLS first says it too, to whoever is silent for a moment.
+    `tls`: it wants a handshake first. Whose certificate it shows is not looked at, for nothing is told to it.
     """
     try:
-        with socket.create_connection((host, port), timeout) as link:
+        with ExitStack() as held:
+            link = held.enter_context(socket.create_connection((host, port), timeout))
             link.settimeout(timeout)
+            if tls:
+                link = held.enter_context(_unverified().wrap_socket(link))
             line = link.makefile("rb").readline(65_536)
     except OSError:
         return None

@@ -468,7 +468,7 @@ def export(
       tidings agent export ada --url nats://127.0.0.1:7422 --output ada.tidings.json
     """
     from tidings.broker.private_files import read_private, write_private
-    from tidings.space.listening import public_host
+    from tidings.space.listening import address_for
 
     where = place(space, home)
     info = where.home.read_info()
@@ -480,7 +480,7 @@ def export(
         "space": info.name,
         "space_id": info.id,
         "steward_key": info.steward_key,
-        "url": url or info.url_at(public_host(info)),
+        "url": address_for(info, url),
         "agent": {"name": row.name, "id": row.id},
         "creds": read_private(where.home.agent_creds(name)),
     }

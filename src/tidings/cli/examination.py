@@ -222,7 +222,7 @@ def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
         yield Finding(what, "problem", str(error), "restore it from a backup")
         return
     running = lock_holder(home.up_lock) is not None
-    answers = greeting(info.port, host=info.host) is not None
+    answers = greeting(info.port, host=info.host, tls=bool(info.listen)) is not None
     if running and answers:
         yield _running(home, info.address, nats_server)
     elif running:

@@ -21,7 +21,7 @@ from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, connect
 from tidings.broker.jwt import split_credentials
 from tidings.endpoint.identity import Identity
-from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError
+from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError, UntrustedServer
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.space.control import read_answer, request_body
 
@@ -106,7 +106,7 @@ class AgentConnection:
         credentials = identity.credentials()
         self.token_used = split_credentials(credentials)[0]
         self._connection = connection = await connect(
-            identity.url,
+            identity.url_now(),
             credentials,
             identity.id,
             name=identity.name,
@@ -161,7 +161,7 @@ class AgentConnection:
                 await connection.close()
 
     async def _rebuild(self) -> None:
-        delays, revoked, refused = RECONNECT.delays(), REVOKED.delays(), 0
+        delays, revoked, refused, untrusted = RECONNECT.delays(), REVOKED.delays(), 0, False
         while not self._stopping:
             self._hurry.clear()
             delay = next(delays)
@@ -172,6 +172,10 @@ class AgentConnection:
                 if refused == 3:
                     self._on_state("reconnecting", error)
                 delay = next(revoked) if refused >= 3 else delay
+            except UntrustedServer as error:  # it does not mend itself, and whoever waits should know
+                if not untrusted:
+                    self._on_state("reconnecting", error)
+                untrusted = True
             except (TidingsError, NatsError, OSError, TimeoutError) as error:
                 log.debug("%s cannot reconnect yet: %s", self.identity.name, error)
             else:

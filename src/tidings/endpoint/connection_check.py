@@ -100,10 +100,14 @@ def _greet(address: Address, plain: socket.socket) -> Iterator[Step]:
         yield Step("TLS", "problem", f"{address} does not speak TLS as it should: {error.reason or error}", NOT_TLS)
         return
     except OSError as error:
-        yield Step("greeting", "problem", f"{address} says nothing: {_why_not(error)}", NOT_NATS)
+        silent = f"{address} says nothing: {'it may want TLS' if not address.tls else _why_not(error)}"
+        yield Step("greeting", "problem", silent, NOT_NATS if address.tls else OLD_BUNDLE)
         return
     finally:
         sock.close()
+    if not greeting and not address.tls:
+        yield Step("greeting", "problem", f"{address} says nothing: it may want TLS", OLD_BUNDLE)
+        return
     if not greeting.startswith(b"INFO "):
         yield Step("greeting", "problem", f"what listens at {address} is no NATS server", NOT_NATS)
         return
@@ -187,6 +191,6 @@ PORT = "is the space up, with `--listen` if it is on another machine, and is the
 CERTIFICATE = "mend the clock, start the space again if it ended, or take a new bundle (`tidings agent export`)"
 NOT_TLS = "something else listens there, or somebody is in between; nothing was told to it"
 NOT_NATS = "is it the right port? `tidings status` on the machine of the space shows it"
-OLD_BUNDLE = "the space listens now: take a new bundle (`tidings agent export`)"
+OLD_BUNDLE = "if the space listens now, take a new bundle (`tidings agent export`); else, is it the right port?"
 CREDENTIAL = "`tidings agent export` it again where the space runs, or `tidings agent add` if it was revoked"
 STEWARD = "`tidings status` and `tidings logs steward` where the space runs"

@@ -147,6 +147,9 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         if self.endpoint.tells_delivered:
             self.receipts.note(held.delivery.seq, ReceiptStage.DELIVERED)
 
+    def _forget(self, arrived: tuple[PendingAck, Incoming]) -> None:
+        self.endpoint.read_state.forget_direct(arrived[0].identity)
+
     # --- settling ---
 
     async def _settle(self, held: PendingAck) -> None:

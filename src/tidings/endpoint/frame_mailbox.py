@@ -256,7 +256,9 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         self.caught_up = max(self.caught_up, floor)
 
     async def _offer_frame(self, held: PendingAck, frame: Frame) -> None:
-        await self.endpoint.read_state.marks.until_checked()  # in a log that was set back old sequences are new records
+        state = self.endpoint.read_state
+        await state.marks.until_checked()  # in a log that was set back old sequences are new records
+        state.copies_of = frame.epoch if state.epoch else ""
         self._check_number(frame)
         for lost in frame.lost:
             self._tell_lost(lost)

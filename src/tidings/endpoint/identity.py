@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidings.broker import jwt
 from tidings.broker.private_files import check_private, read_plain, read_private, write_private
-from tidings.errors import ConfigError, ConflictError, UsageError, WireError
+from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
 from tidings.nats.address import shown
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
@@ -33,6 +33,8 @@ class Identity:
     url: str
     path: Path
     is_bundle: bool
+    #: the space of this home it belongs to, whose address may change while it runs
+    space_home: SpaceHome | None = None
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,15 @@ class Identity:
     def address(self) -> str:
         """Where its space is, for people."""
         return shown(self.url)
+
+    def url_now(self) -> str:
+        """Where its space is now: one that began to listen, or ceased to, has another address than it had."""
+        if self.space_home is None:
+            return self.url
+        try:
+            return self.space_home.read_info().url
+        except TidingsError:  # being written, or gone: what was true is tried
+            return self.url
 
     def credentials(self) -> str:
         """The creds text as it is on disk now."""
@@ -78,7 +89,8 @@ async def local_identity(home: SpaceHome, name: str) -> Identity:
     await ensure_agent(home, name)
     path = home.agent_creds(name)
     _, key = jwt.split_credentials(read_private(path))
-    return Identity(name, key, info.subjects, info.id, info.steward_key, info.url, path, is_bundle=False)
+    trusted = (info.id, info.steward_key, info.url)
+    return Identity(name, key, info.subjects, *trusted, path, is_bundle=False, space_home=home)
 
 
 def imported_identity(home: SpaceHome, name: str) -> Identity | None:

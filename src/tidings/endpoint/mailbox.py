@@ -277,6 +277,7 @@ class AgentMailbox(Generic[T]):
                 await self._hand_over(arrived)
             except Exception as error:  # noqa: BLE001  # boundary: whatever it was, what comes after it is handed over
                 self._report(error)
+                self._forget(arrived)
                 await self.pending.decline(arrived[0])
             finally:
                 self._arrived.task_done()
@@ -294,6 +295,9 @@ class AgentMailbox(Generic[T]):
     @abstractmethod
     async def _hand_over(self, arrived: T) -> None:
         """Give it to the application."""
+
+    def _forget(self, arrived: T) -> None:
+        """It could not be handed over and comes again: nothing may take it for a repetition then."""
 
     def _found_empty(self) -> None:
         """A pull ended and nothing had come."""

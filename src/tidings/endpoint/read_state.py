@@ -148,9 +148,13 @@ class LogMarks:
         self._session += 1
         self._doubted = time.monotonic()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Is there still to be an answer? Not for ever: the steward may be away, and nobody may have asked."""
+        return not self.is_checked and time.monotonic() < self._doubted + CHECK_PATIENCE
+
     async def until_checked(self) -> None:
-        """Wait for the answer, though not for ever: the steward may be away, and nobody may have asked."""
-        while not self.is_checked and time.monotonic() < self._doubted + CHECK_PATIENCE:
+        while self.is_awaited:
             await asyncio.sleep(CHECK_EVERY)
 
     def checked(self, session: int) -> None:
@@ -294,6 +298,8 @@ class ReadState:
         self.path = path
         #: which log the sequences are of; empty until somebody says
         self.epoch = ""
+        #: which log the durable copies are of that come now; empty: they do not say, or we do not know ours
+        self.copies_of = ""
         #: which records were there, so that a log that was set back is noticed
         self.marks = LogMarks()
         self.channels: OrderedDict[str, ChannelState] = OrderedDict()
@@ -388,8 +394,9 @@ class ReadState:
                 return
 
     def is_known(self, seq: int) -> bool:
-        """Was this record surfaced and settled here? Not known while the log may be another than the one it was of."""
-        return seq in self.known and self.marks.is_checked
+        """Was this record surfaced and settled here? Not known while the log may be another than the one it was of, nor
+        if durable copies say that they are of another."""
+        return seq in self.known and not self.marks.is_awaited and self.copies_of in ("", self.epoch)
 
     def adopt(self, epoch: str) -> None:
         self._dirty = self._dirty or epoch != self.epoch
@@ -482,6 +489,11 @@ class ReadState:
 
     def hold_direct(self, identity: Identity) -> None:
         self._unsettled_direct.add(identity)
+
+    def forget_direct(self, identity: Identity) -> None:
+        """It was not handed over: when it comes again it is the first time."""
+        self._unsettled_direct.discard(identity)
+        self.forget(identity)
 
     def settle_direct(self, identity: Identity) -> None:
         self._unsettled_direct.discard(identity)

@@ -171,8 +171,13 @@ class Dedup:
         process, as far as it is remembered."""
         memory = self.read_state
         again = redelivered or record.seq in memory.handed
-        if not self._surface(record, late=record.seq < state.newest, redelivered=again, **flags):
-            memory.forget(record.identity)
+        shown = False
+        try:
+            shown = self._surface(record, late=record.seq < state.newest, redelivered=again, **flags)
+        finally:
+            if not shown:
+                memory.forget(record.identity)
+        if not shown:
             return False
         memory.hold(record.seq, record.identity)
         return True

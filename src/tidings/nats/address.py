@@ -69,9 +69,10 @@ def parse_address(url: str) -> Address:
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         port = parts.port or DEFAULT_PORT
-        asked = parse_qs(parts.query, strict_parsing=True, max_num_fields=8) if parts.query else {}
-        authority = asked.pop("authority", [""])[0]
-        der = base64.urlsafe_b64decode(authority + "=" * (-len(authority) % 4)) if authority else None
+        asked = (
+            parse_qs(parts.query, strict_parsing=True, keep_blank_values=True, max_num_fields=8) if parts.query else {}
+        )
+        der = _decoded(asked.pop("authority")[0]) if "authority" in asked else None
     except ValueError as error:
         raise Unwritable(f"{url!r} is not an address of a NATS server: {error}") from error
     if parts.scheme not in ("nats", "tls") or not parts.hostname:
@@ -80,6 +81,14 @@ def parse_address(url: str) -> Address:
     if asked or order not in ("", "first") or (parts.query and parts.scheme != "tls"):
         raise Unwritable(f"{parts.scheme}://{parts.netloc}: after `?` a tls:// address may say {', '.join(QUERY)}")
     return Address(parts.hostname, port, parts.scheme == "tls", der, name, order == "first")
+
+
+def _decoded(authority: str) -> bytes:
+    padded = authority.replace("-", "+").replace("_", "/") + "=" * (-len(authority) % 4)
+    found = base64.b64decode(padded, validate=True)
+    if not found:
+        raise ValueError("its authority is empty")
+    return found
 
 
 def parse_addresses(servers: str | Sequence[str]) -> list[Address]:

@@ -222,16 +222,15 @@ class DeltaLedger:
             "at_ns": self.next_order(),
         }
         table = pa.Table.from_pylist([asdict(row) | stamp for row in rows], schema=DELIVERIES)
-        self._append(self._deliveries, table, batch)
-        self._newest[0] = max(self._newest[0], stamp["at_ns"])
+        if self._append(self._deliveries, table, batch):
+            self._newest[0] = max(self._newest[0], stamp["at_ns"])
 
-    def _append(self, to: DeltaWriter, rows: pa.Table, batch: DeliverBatch) -> None:
-        """One commit that says how far its batch reaches; nothing if an earlier attempt of it did."""
+    def _append(self, to: DeltaWriter, rows: pa.Table, batch: DeliverBatch) -> bool:
+        """One commit that says how far its batch reaches; False, and nothing, if an earlier attempt of it did."""
         said = {"after": str(batch.after), "through": str(batch.through), "head": str(batch.head)}
         if batch.number is None:
-            to.append(rows, metadata=said)
-        else:
-            to.append(rows, app=self._app, version=batch.through, metadata=said)
+            return to.append(rows, metadata=said)
+        return to.append(rows, app=self._app, version=batch.through, metadata=said)
 
     def handed(self, owner: str, *, above: int, since: int, through: int = NEVER) -> Sequence[HandedRange]:
         places = [("dlv_seq", ">", above), ("dlv_seq", "<=", through), ("at_ns", ">", since)]

@@ -17,8 +17,15 @@ from typing import Any
 
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jwt import signed, split_credentials
-from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UnreachableError, UsageError
-from tidings.nats.address import parse_addresses
+from tidings.errors import (
+    AuthRevoked,
+    BrokerUnreachable,
+    TidingsError,
+    UnreachableError,
+    UntrustedServer,
+    UsageError,
+)
+from tidings.nats.address import parse_addresses, shown
 from tidings.nats.core import Auth, anonymous
 from tidings.nats.errors import AuthRefused
 from tidings.pipeline.options import GivenOptions
@@ -91,8 +98,10 @@ class Login:
             )
         except AuthRevoked as error:
             raise AuthRevoked(f"the broker does not accept this credential: {error}") from error
+        except UntrustedServer as error:
+            raise UntrustedServer(f"{shown(url)} is not trusted, and was told nothing: {error}") from error
         except UnreachableError as error:
-            raise BrokerUnreachable(f"no broker answers at {url}: {error}") from error
+            raise BrokerUnreachable(f"no broker answers at {shown(url)}: {error}") from error
 
     def _proof(self) -> tuple[Auth, str]:
         """What is said in CONNECT, and the inbox this user may listen on."""

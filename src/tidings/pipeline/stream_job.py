@@ -270,7 +270,7 @@ class StreamJob(ABC):
         if not went_back:
             return None
         agreed = next((int(offset["seq"]) for offset in reversed(offsets) if agrees(reader, offset)), 0)
-        if known is not None and known.get("epoch") == epoch:
+        if known is not None:  # of whichever epoch: a steward that noticed it gave the log a new one
             agreed = min(agreed, floor.read_by_all())
         self._say(f"the log went backwards; delivery began again after {agreed}")
         self.checkpoint.retire()

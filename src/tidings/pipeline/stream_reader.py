@@ -16,6 +16,7 @@ from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.broker.jetstream_api import NO_STREAM, Answer, ApiError, Ask, AskPage, RangeReader
 from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, UsageError
+from tidings.nats.address import shown
 from tidings.pipeline.login import Login
 
 PAGE_RECORDS = 10_000
@@ -63,7 +64,7 @@ class StreamReader(BlockingJetStream):
             answer = self.run(api.info(self.stream))
         except ApiError as error:
             if error.err_code == NO_STREAM:
-                raise UsageError(f"there is no stream {self.stream!r} at {self.location.url}") from error
+                raise UsageError(f"there is no stream {self.stream!r} at {shown(self.location.url)}") from error
             raise
         except BrokerUnreachable as error:
             if self.location.api == API:

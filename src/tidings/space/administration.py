@@ -174,7 +174,7 @@ class Administrator:
     async def push_revocations(self) -> None:
         """Give the broker the account token derived from the ledger. One that does not run finds it at its start."""
         token = self.keyring.agents_token(self.subjects, self.ledger.revocations())
-        if greeting(self.info.port, host=self.info.host) is None:
+        if greeting(self.info.port, host=self.info.host, tls=bool(self.info.listen)) is None:
             write_private(self.home.resolver / f"{self.info.agents_account}.jwt", token)
             return
         system, _ = await self._user(self.keyring.system, "resolver", owner=False)

@@ -23,7 +23,7 @@ import json
 import shutil
 import tomllib
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ class SpaceHome:
         """`instead`: what to do if there is no such space, where making one is no advice."""
         try:
             found = tomllib.loads(read_plain(self.info_path))
-            return SpaceInfo(**found)
+            return SpaceInfo(**{name: value for name, value in found.items() if name in SpaceInfo.__dataclass_fields__})
         except FileNotFoundError:
             advice = instead or f"create it with `tidings up --space {self.name}`"
             if names := self.imports():
@@ -182,7 +182,9 @@ class SpaceHome:
             raise ConfigError(f"{self.info_path} is damaged: {error}") from error
 
     def write_info(self, info: SpaceInfo) -> None:
-        lines = [f"{name} = {_toml(getattr(info, name))}" for name in SpaceInfo.__dataclass_fields__]
+        # what nobody chose is not written: a version that does not know it can read the file
+        chosen = [each.name for each in fields(SpaceInfo) if getattr(info, each.name) != each.default]
+        lines = [f"{name} = {_toml(getattr(info, name))}" for name in chosen]
         write_private(self.info_path, "# written by tidings\n" + "\n".join(lines) + "\n")
 
     def update_info(self, **changes: Any) -> SpaceInfo:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 import socket
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from tidings.broker.certificates import ensure_certificates, name_of
 from tidings.broker.private_files import locked
 from tidings.errors import UsageError
+from tidings.nats.address import parse_address
 from tidings.space.home import SpaceHome, SpaceInfo
 
 #: what takes listening back
@@ -71,6 +73,21 @@ def _given(certificate: tuple[str, str]) -> dict[str, str]:
         return {"certificate": "", "certificate_key": "", "certificate_name": ""}
     name = name_of(Path(path), Path(key))
     return {"certificate": path, "certificate_key": key, "certificate_name": name}
+
+
+def address_for(info: SpaceInfo, url: str | None) -> str:
+    """What an agent elsewhere is given. Of a `url` that says nothing of whom to trust, host and port count."""
+    if url is None:
+        host = public_host(info)
+        if info.listen and ip_address(info.listen).is_unspecified and host == info.host:
+            raise UsageError(
+                f"this machine does not say by which address others reach it: `--url tls://ADDRESS:{info.port}`"
+            )
+        return info.url_at(host)
+    given = parse_address(url)
+    if not info.listen or "?" in url:
+        return url
+    return replace(info, port=given.port).url_at(given.host)
 
 
 def public_host(info: SpaceInfo) -> str:

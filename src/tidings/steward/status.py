@@ -76,7 +76,7 @@ def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _greets(info: SpaceInfo) -> dict[str, object] | None:
-    return greeting(info.port, host=info.host)
+    return greeting(info.port, host=info.host, tls=bool(info.listen))
 
 
 def _broker(info: SpaceInfo, state: dict[str, Any]) -> dict[str, Any]:

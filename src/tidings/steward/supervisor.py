@@ -54,6 +54,7 @@ BROKER_GRACE = 15.0
 #: a look at the disk costs microseconds; what passes between two looks is found by writes that are not answered
 LOOK_AT_DISK = 0.25
 RESTART_EVERY = 10.0
+LOOK_AT_CERTIFICATE = 86_400.0
 RESTART = Backoff(0.2, 10.0)
 log = logging.getLogger(__name__)
 
@@ -287,6 +288,8 @@ class Supervisor:
 
     async def _watch(self) -> None:
         parts = [self._watch_broker(), self._watch_steward(), self._watch_disk(), self.watcher.keep()]
+        if self.home.read_info().listen:
+            parts.append(self._watch_certificate())
         if self.options.pipeline and not self._lacking:
             parts.append(self.pipeline.keep())
         await asyncio.gather(*parts)
@@ -310,6 +313,26 @@ class Supervisor:
                 self._recovered("broker", broker_pid=self.broker.pid)
             except TidingsError as error:
                 log.error("the broker does not start: %s", error)
+
+    async def _watch_certificate(self) -> None:
+        """Once a day: does the broker's certificate end soon, or was it renewed? The broker takes up the new one."""
+        assert self.broker is not None
+        shown = self._certificate()
+        while True:
+            await asyncio.sleep(LOOK_AT_CERTIFICATE)
+            try:
+                await self._administer("listen", wanted=None)
+                if (now := self._certificate()) != shown:
+                    shown = now
+                    self.broker.reload()
+                    log.info("the broker has a new certificate")
+            except TidingsError as error:
+                log.error("the broker's certificate could not be looked after: %s", error)
+
+    def _certificate(self) -> bytes:
+        assert self.broker is not None
+        pair = self.broker.config.certificate
+        return b"" if pair is None else b"".join(path.read_bytes() for path in pair)
 
     async def _watch_disk(self) -> None:
         """Give the reserve up before the disk is empty. A broker that may have met an empty one starts again."""

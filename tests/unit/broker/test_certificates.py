@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from tidings.broker.certificate_files import CertificateFiles
+from tidings.broker.certificate_files import CertificateFiles, server_name
 from tidings.broker.certificates import AUTHORITY_FOR, RENEWED_BEFORE, SERVER_FOR, ensure_certificates, name_of
 from tidings.errors import ConfigError
 
@@ -96,3 +96,10 @@ def test_one_that_could_not_serve_is_refused_in_a_sentence(files: CertificateFil
     ):
         with pytest.raises(ConfigError, match=said):
             name_of(certificate, key, now)
+
+
+@pytest.mark.parametrize("space", ["x" * 64, "Main_Space", "-", "a" * 48])
+def test_whatever_a_space_is_called_its_certificate_is_made_and_verifies(files: CertificateFiles, space: str) -> None:
+    ensure_certificates(files, space)
+    assert name_of(files.server, files.server_key) == server_name(space)
+    assert max(map(len, server_name(space).split("."))) <= 63

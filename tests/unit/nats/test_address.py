@@ -28,6 +28,8 @@ def test_what_an_address_trusts_is_read_as_it_was_written_and_not_shown() -> Non
         "nats://",
         "nats://host:1?authority=AAAA",
         "tls://host:1?authority=A",
+        "tls://host:1?authority=",
+        "tls://host:1?authority=!!!!",
         "tls://host:1?trust=everybody",
         "tls://host:1?handshake=last",
         "tls://host:1?name",

@@ -1,15 +1,17 @@
 """Where a space listens: what can be said, and what is remembered."""
 
 import base64
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tidings.errors import UsageError
 from tidings.nats.address import parse_address
+from tidings.space import listening
 from tidings.space.administration import broker_config, create_space
 from tidings.space.home import SpaceHome
-from tidings.space.listening import listen_on, parse_listen, public_host
+from tidings.space.listening import address_for, listen_on, parse_listen, public_host
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_it_is_remembered_until_it_is_off_and_the_authority_stays(tmp_path: Path
     assert listening.address == "tls://127.0.0.2:4333"
     rendered = broker_config(home, listening).render()
     assert 'listen: "127.0.0.2:4333"' in rendered
-    assert "handshake_first: auto" in rendered
+    assert "handshake_first: true" in rendered
     assert "allow_non_tls" not in rendered
     off = listen_on(home, "off")
     assert (off.url, off.authority) == ("nats://127.0.0.1:4333", listening.authority)
@@ -58,4 +60,30 @@ def test_others_are_given_the_address_it_listens_on_or_the_usual_one_of_the_mach
     create_space(home, port=None, open_space=False, budget=None)
     assert public_host(home.read_info()) == "127.0.0.1"
     assert public_host(listen_on(home, "127.0.0.2")) == "127.0.0.2"
-    assert public_host(listen_on(home, "0.0.0.0")) not in ("", "0.0.0.0")
+
+
+def test_a_bundle_for_elsewhere_says_whom_to_trust_whatever_address_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = SpaceHome(tmp_path, "main")
+    plain = create_space(home, port=None, open_space=False, budget=None)
+    assert address_for(plain, "nats://tunnel:7") == "nats://tunnel:7"
+    info = listen_on(home, "0.0.0.0:4333")
+    by_name = parse_address(address_for(info, "tls://broker.example:443"))
+    assert (by_name.host, by_name.port, by_name.name) == ("broker.example", 443, "main.tidings.internal")
+    assert by_name.authority == base64.b64decode(info.authority)
+    whole = info.url_at("elsewhere")
+    assert address_for(info, whole) == whole
+    monkeypatch.setattr(listening, "public_host", lambda info: info.host)
+    with pytest.raises(UsageError, match="does not say by which address"):
+        address_for(info, None)
+
+
+def test_a_space_that_never_listened_is_read_by_the_version_before_and_one_of_a_later_version_here(
+    tmp_path: Path,
+) -> None:
+    home = SpaceHome(tmp_path, "main")
+    create_space(home, port=None, open_space=False, budget=None)
+    assert not {"listen", "authority", "certificate"} & set(tomllib.loads(home.info_path.read_text()))
+    home.info_path.write_text(home.info_path.read_text() + 'moon = "full"\n')
+    assert home.read_info().name == "main"
