@@ -95,7 +95,9 @@ def test_a_certificate_needs_its_key_and_somebody_to_be_shown_to(terminal: Termi
 def test_an_address_that_this_machine_does_not_have_is_said(terminal: Terminal) -> None:
     refused = terminal.run("up", "--detach", "--listen", "192.0.2.7")
     assert refused.returncode == 1, refused
-    assert "192.0.2.7" in refused.stderr
+    assert "this machine has no address 192.0.2.7" in refused.stderr
+    again = terminal.run("up", "--detach")
+    assert (again.returncode, "nats://127.0.0.1:" in again.stderr) == (0, True), "what was refused is not kept"
 
 
 @pytest.mark.spark

@@ -184,6 +184,14 @@ async def test_a_certificate_is_swapped_under_connections_that_stay(reachable: R
     assert await refusal(reachable, info.url) == []
 
 
+async def test_nothing_older_than_tls_1_3_is_spoken(reachable: RealSpace) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError):
+        await asyncio.open_connection(HERE, reachable.info.port, ssl=context)
+
+
 @asynccontextmanager
 async def stranger(answer: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[bytes]]]:
     """Somebody who took the place of the broker, and what was said to it."""

@@ -96,6 +96,29 @@ async def test_a_ledger_that_is_older_than_what_was_delivered_or_gone_costs_no_m
     assert len(boxes["bob"].records) == 4
 
 
+@pytest.mark.parametrize("table", ["lake/deliveries", "checkpoint/debts"])
+async def test_a_table_of_the_ledger_that_cannot_be_read_is_put_aside_and_costs_no_message(
+    spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, table: str
+) -> None:
+    """It stopped delivery until somebody moved it away."""
+    ada, bob = crowd["ada"], crowd["bob"]
+    await join(bob, "team.>")
+    async with delivering(spark, space, tmp_path) as job:
+        await say(ada, "team.0", "unread")
+        await job.caught_up()
+    for file in (tmp_path / table).glob("*.parquet"):
+        content = bytearray(file.read_bytes())
+        content[-200:-8] = bytes(192)  # in the footer, which says where everything is
+        file.write_bytes(content)
+    async with delivering(spark, space, tmp_path) as job:
+        await say(ada, "team.1", "afterwards")
+        await job.caught_up()
+    boxes = await read_all({"bob": bob})
+    await check(space, {"bob": bob}, boxes)
+    assert len(boxes["bob"].records) == 2
+    assert list((tmp_path / table).parent.glob("*.damaged-*"))
+
+
 @pytest.mark.parametrize("noticed", [True, False])
 async def test_a_log_and_mailboxes_that_are_put_back_together_skip_nothing(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, *, noticed: bool

@@ -36,7 +36,6 @@ from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
 
 BEAT_EVERY = 0.05
-EPOCH = "epoch"
 #: what names the blocks of this pipeline
 SECRET = bytes(range(32))
 
@@ -96,14 +95,14 @@ class StubPipeline:
                 for each in sealed:
                     await self.store(each)
             blocks = [each.ref for each in sealed]
-        data = encode_frame(owner, EPOCH, series, number, blocks, prev=prev, lost=lost)
+        data = encode_frame(owner, self.space.info.epoch, series, number, blocks, prev=prev, lost=lost)
         summary = (held[0].seq, held[-1].seq, len(held)) if held else (0, 0, 0)
         self.counters[owner, series] = (max(number, before), summary)
         return await self.publish(owner, data) if published else 0
 
     def seal(self, block: bytes) -> SealedBlock:
         records = open_block(msgspec.msgpack.decode(block, type=Block))
-        sealer = BlockSealer(SECRET, self.space.info.id, EPOCH)
+        sealer = BlockSealer(SECRET, self.space.info.id, self.space.info.epoch)
         return sealer.seal(_channel(records[0]), block, encode_seqs([each.seq for each in records]))
 
     async def store(self, sealed: SealedBlock) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tidings.broker.certificate_files import CertificateFiles, server_name
-from tidings.broker.private_files import private_dir, read_private, write_private
+from tidings.broker.private_files import check_private, private_dir, read_private, write_private
 from tidings.errors import ConfigError
 
 BACKDATED = timedelta(days=1)
@@ -28,12 +28,30 @@ AUTHORITY_FOR = timedelta(days=20 * 365)
 SERVER_FOR, RENEWED_BEFORE = timedelta(days=397), timedelta(days=90)
 
 
-def ensure_certificates(files: CertificateFiles, space: str, now: datetime | None = None) -> bytes:
-    """Make what is missing, and the broker's certificate again if it ends soon. Answers the authority's, in DER."""
+def ensure_certificates(
+    files: CertificateFiles, space: str, now: datetime | None = None, known: bytes | None = None
+) -> bytes:
+    """Make what is missing, and the broker's certificate again if it ends soon. Answers the authority's, in DER.
+
+    `known`: the authority that bundles trust. It is not replaced by another.
+    """
     now = now or datetime.now(UTC)
     private_dir(files.folder)
+    if files.authority_key.exists():
+        check_private(files.authority_key)
+    elif known is not None and not (files.server.exists() and files.authority.exists()):
+        raise ConfigError(
+            f"{files.authority_key} is gone, the key of the authority that every bundle trusts: take {files.folder} "
+            "from a backup. If there is none, `tidings up --listen off`, then `--listen` again makes a new authority, "
+            "and every bundle must be exported again"
+        )
     if not files.authority.exists():
-        _make_authority(files, space, now)
+        if known is not None:
+            write_private(files.authority, _pem(x509.load_der_x509_certificate(known)))
+        elif files.authority_key.exists():
+            raise ConfigError(f"{files.authority} is gone and its key is there: take it from a backup")
+        else:
+            _make_authority(files, space, now)
     authority = _read_certificate(files.authority)
     if not _is_good(files, authority, space, now):
         _make_server(files, authority, space, now)
@@ -139,13 +157,13 @@ def _is_good(files: CertificateFiles, authority: x509.Certificate, space: str, n
     """Does the broker's certificate hold for long enough, for this name, by this authority, with its key beside it?"""
     if not (files.server.exists() and files.server_key.exists()):
         return False
-    held = _read_certificate(files.server)
     try:
+        held = _read_certificate(files.server)
         held.verify_directly_issued_by(authority)
         named = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         key = serialization.load_pem_private_key(read_private(files.server_key).encode(), None)
-    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
-        return False
+    except (ConfigError, InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False  # of the broker's own nothing is lost: it is made again
     return (
         named.get_values_for_type(x509.DNSName) == [server_name(space)]
         and key.public_key() == held.public_key()

@@ -45,7 +45,8 @@ class BrokerConfig:
         if self.certificate is None:
             return ""
         certificate, key = (json.dumps(str(path)) for path in self.certificate)
-        return f"tls {{ cert_file: {certificate}, key_file: {key}, timeout: 3, handshake_first: true }}\n"
+        rules = 'timeout: 3, min_version: "1.3", handshake_first: true'
+        return f"tls {{ cert_file: {certificate}, key_file: {key}, {rules} }}\n"
 
     def render(self) -> str:
         quoted = json.dumps

@@ -134,7 +134,7 @@ class Broker:
 
     def spawn(self) -> None:
         """Start the process. Call it from the main thread: the child dies with the *thread* that started it."""
-        self._check_port()
+        check_port(self.config.host, self.config.port, self.config.subjects.space)
         write_private(self.conf_path, self.config.render())
         self.process = subprocess.Popen(
             [self.binary, "-c", self.conf_path],
@@ -151,22 +151,6 @@ class Broker:
             raise BrokerFailed(f"nats-server stopped while starting: {self._last_error()}")
         tls = self.config.certificate is not None
         return greeting(self.config.port, host=nearest(self.config.host), tls=tls) is not None
-
-    def _check_port(self) -> None:
-        family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.config.host, self.config.port))
-            except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL:
-                    raise BrokerFailed(
-                        f"this machine has no address {self.config.host}: name one that it has with --listen"
-                    ) from error
-                raise BrokerFailed(
-                    f"port {self.config.port} of space {self.config.subjects.space} is in use ({error.strerror}): "
-                    f"stop what holds it, or move the space with `tidings up --port N`"
-                ) from error
 
     def _last_error(self) -> str:
         try:
@@ -196,6 +180,21 @@ class Broker:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+
+
+def check_port(host: str, port: int, space: str) -> None:
+    """Can a server listen there?"""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise BrokerFailed(f"this machine has no address {host}: name one that it has with --listen") from error
+            raise BrokerFailed(
+                f"port {port} of space {space} is in use ({error.strerror}): "
+                f"stop what holds it, or move the space with `tidings up --port N`"
+            ) from error
 
 
 def _unverified() -> ssl.SSLContext:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tidings.broker import jwt
 from tidings.broker.private_files import check_private, read_plain, read_private, write_private
 from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
-from tidings.nats.address import shown
+from tidings.nats.address import parse_addresses, shown
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
 from tidings.wire.keys import KeyPair
@@ -111,6 +111,9 @@ def bundle_identity(path: Path) -> Identity:
         name = bundle["agent"]["name"]
         subjects = Subjects(bundle["space"])
         anchor = (bundle["space_id"], bundle["steward_key"], bundle["url"])
+        for address in parse_addresses(bundle["url"]):
+            if address.tls:
+                address.context()  # what it trusts can be read
     except (ConfigError, ValueError, KeyError, TypeError, WireError) as error:
         raise ConfigError(f"{path} is not a bundle written by `tidings agent export` ({error})") from error
     except OSError as error:

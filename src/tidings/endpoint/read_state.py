@@ -131,6 +131,8 @@ class LogMarks:
         self.stamps = [each for each in remembered if each.proof]
         self._session = 0
         self._doubted = time.monotonic()
+        #: was there anything to hold against the log when this session began?
+        self._is_in_doubt = bool(remembered)
         self._answered = -1
         self._waiting: deque[Stamp] = deque(maxlen=MARKS_KEPT)
 
@@ -146,12 +148,13 @@ class LogMarks:
     def doubt(self) -> None:
         """Another connection: the log behind it may be another one."""
         self._session += 1
-        self._doubted = time.monotonic()
+        self._doubted, self._is_in_doubt = time.monotonic(), bool(self.own or self.stamps)
 
     @property
     def is_awaited(self) -> bool:
         """Is there still to be an answer? Not for ever: the steward may be away, and nobody may have asked."""
-        return not self.is_checked and time.monotonic() < self._doubted + CHECK_PATIENCE
+        in_time = time.monotonic() < self._doubted + CHECK_PATIENCE
+        return self._is_in_doubt and not self.is_checked and in_time
 
     async def until_checked(self) -> None:
         while self.is_awaited:

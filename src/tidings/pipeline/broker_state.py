@@ -177,16 +177,17 @@ class DeliverFloor:
         known = self.read() or {}
         return any(then > now for then, now in zip(known.get("mark", ()), mark, strict=False))
 
-    def rewind(self, seq: int, series: str) -> None:
+    def rewind(self, seq: int, series: str, lost: tuple[int, int] | None = None) -> None:
         """The log went backwards, or the ledger did: delivery begins again after `seq`.
 
         Frames then have a new series. That is noted (`anew`) until the floor is advanced: whoever dies before all of it
-        is done leaves it to the next one. So is from where on anything may have been unread.
+        is done leaves it to the next one. So is from where on anything may have been unread, and what the log has lost.
         """
         entry = self._state.get(StateKey.DELIVER_FLOOR)
         known = entry.value if entry else {}
         unread = known["needed"] if known.get("epoch") == self._epoch else NEVER
-        said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch, "anew": [series, unread]}
+        anew = [series, unread, *([list(lost)] if lost else [])]
+        said = {"seq": seq, "needed": seq, "lease": self._lease.seq, "epoch": self._epoch, "anew": anew}
         self._state.put(StateKey.DELIVER_FLOOR, said, entry.revision if entry else 0)
 
     def advance(self, through: int, needed: int | None, mark: tuple[int, int]) -> None:

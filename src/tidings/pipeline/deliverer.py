@@ -483,6 +483,14 @@ class Deliverer:
         planned = plan((), lambda _block: (), self.debts, self.counters)
         self._publish(planned, ())
 
+    def lose_debts(self, first: int, last: int) -> None:
+        """The log went backwards and has other records from `first` to `last`: what was owed of those is lost."""
+        cause = "the log went backwards, and lost them before they could be delivered"
+        owed = [debt for debt in self.debts.open.values() if debt.after < last]
+        ranges = [(debt, max(debt.after + 1, first)) for debt in sorted(owed, key=lambda debt: debt.lane)]
+        losses = [(d.owner, HandedRange(d.channel, start, last, last - start + 1)) for d, start in ranges]
+        self._record([self._loss(owner, lost, cause) for owner, lost in losses])
+
     def begin_anew(self, series: str, at: int, table: Table) -> None:
         """The log or the ledger went backwards, and delivery with it, to where anything may be unread. DLV is at `at`.
 

@@ -13,22 +13,24 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from tidings.broker.private_files import own_secret
 from tidings.broker.records import StoredRecord
-from tidings.errors import ConflictError
+from tidings.errors import ConflictError, StoreBroken, UnhealthyError
 from tidings.pipeline.admission import measure
 from tidings.pipeline.broker_state import DeliverFloor
 from tidings.pipeline.debts import Debts
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import Encoded
-from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, put_damaged_aside
 from tidings.pipeline.mailboxes import Mailboxes
 from tidings.pipeline.planning import BATCH_BYTES
 from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.pipeline.source import offset_at
-from tidings.pipeline.stream_job import JobSettings, StreamJob, Tally
+from tidings.pipeline.stream_job import JobSettings, StreamJob, Tally, first_words
 from tidings.pipeline.stream_reader import StreamReader
 from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
@@ -97,6 +99,21 @@ class DeliverJob(StreamJob):
 
     # --- one life of the query ---
 
+    def _run_once(self) -> None:
+        """A table that cannot be read is as good as none: the floor knows from where on anything may be unread."""
+        try:
+            super()._run_once()
+        except (StoreBroken, pa.ArrowException) as error:
+            aside = put_damaged_aside(self._ledger_paths)
+            if not aside:
+                raise
+            words = f"{', '.join(aside)} could not be read and was put aside ({first_words(error)})"
+            raise UnhealthyError(words) from error
+
+    @property
+    def _ledger_paths(self) -> LedgerPaths:
+        return LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
+
     def _open(self, life: ExitStack, lease: DeliverLease, reader: StreamReader) -> None:
         mailboxes = Mailboxes(self._js(life, "ask"), self._js(life, "frames"), lease)
         epoch = offset_at(reader, 0)["epoch"]
@@ -109,7 +126,7 @@ class DeliverJob(StreamJob):
         if self._set_back(reader, floors):
             debts = self._open_ledger(epoch)
         known, kept_from = floors.read(), mailboxes.log_floor()
-        anew: tuple[str, int] | None = known.get("anew") if known else None
+        anew: list[Any] | None = known.get("anew") if known else None
         # what retention removed while nobody delivered is not ours to deliver, nor lost
         self.start = max(int(known["seq"]) if known else 0, kept_from - 1)
         if known and known.get("epoch") == epoch and debts.holder[0]:  # older versions did not count what is unread
@@ -139,7 +156,9 @@ class DeliverJob(StreamJob):
             cap=min(BATCH_BYTES, mailboxes.delivery_budget() // 4),
         )
         if anew is not None:
-            series, unread = anew
+            series, unread, *lost = anew
+            for first, last in lost:
+                self.deliverer.lose_debts(first, last)
             self.deliverer.begin_anew(series, mailboxes.delivered_through(), self.folded.table)
             if unread < kept_from:
                 self.deliverer.report_missing(self.folded.table, [(unread, kept_from - 1)], None)
@@ -161,8 +180,7 @@ class DeliverJob(StreamJob):
         return True
 
     def _open_ledger(self, epoch: str) -> Debts:
-        paths = LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
-        self.ledger = DeltaLedger(paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
+        self.ledger = DeltaLedger(self._ledger_paths, app=f"deliver:{self.checkpoint.identity()}", epoch=epoch)
         return self.ledger.load_debts()
 
     def _unread_window(self) -> UnreadWindow:

@@ -27,8 +27,10 @@ from tidings.errors import ConflictError, StoreBroken
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.deliverer import NEVER, DeliverBatch, HandedRange
+from tidings.pipeline.delta_log import local_folder
 from tidings.pipeline.delta_writer import DeltaWriter, native_files
 from tidings.pipeline.planning import Counter, Delivered
+from tidings.wire.ids import new_id
 
 #: events that the holder of the deliver lease writes: a commit of one who was replaced is refused
 HOLDER = "deliver"
@@ -279,6 +281,21 @@ def append_events(path: str, events: Sequence[DebtEvent], *, writer: str) -> Non
 def open_debts(path: str) -> Debts:
     """The debts as the table has them, for people; none if there is no table yet."""
     return Debts.of(events_of(_rows_for_people(path, DEBTS)))
+
+
+def put_damaged_aside(paths: LedgerPaths) -> list[str]:
+    """Rename the tables that cannot be read whole, on this machine; their names. The next ledger begins without."""
+    aside = []
+    for path in (paths.deliveries, paths.debts, paths.quarantine):
+        folder = local_folder(path)
+        if folder is None or not Path(folder).exists():
+            continue
+        try:
+            _rows_for_people(path, DEBTS)
+        except (StoreBroken, pa.ArrowException):
+            Path(folder).rename(f"{folder}.damaged-{new_id()}")
+            aside.append(folder)
+    return aside
 
 
 def _rows_for_people(path: str, schema: pa.Schema) -> pa.Table:

@@ -90,7 +90,7 @@ class Floor(Protocol):
 
     def read_by_all(self) -> int: ...
 
-    def rewind(self, seq: int, series: str) -> None: ...
+    def rewind(self, seq: int, series: str, lost: tuple[int, int] | None = None) -> None: ...
 
 
 class StreamJob(ABC):
@@ -270,11 +270,13 @@ class StreamJob(ABC):
         if not went_back:
             return None
         agreed = next((int(offset["seq"]) for offset in reversed(offsets) if agrees(reader, offset)), 0)
+        reached = max([int(known["seq"]) if known else 0, *(int(offset["seq"]) for offset in offsets)])
+        lost = (agreed + 1, reached) if 0 < agreed < reached else None  # delivered, and the log has other records there
         if known is not None:  # of whichever epoch: a steward that noticed it gave the log a new one
             agreed = min(agreed, floor.read_by_all())
         self._say(f"the log went backwards; delivery began again after {agreed}")
         self.checkpoint.retire()
-        floor.rewind(agreed, f"{OLD_LOG}{epoch}")
+        floor.rewind(agreed, f"{OLD_LOG}{epoch}", lost)
         return agreed
 
 

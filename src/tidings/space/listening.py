@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tidings.broker.certificates import ensure_certificates, name_of
 from tidings.broker.private_files import locked
+from tidings.broker.server import check_port
 from tidings.errors import UsageError
 from tidings.nats.address import parse_address
 from tidings.space.home import SpaceHome, SpaceInfo
@@ -55,15 +56,19 @@ def listen_on(home: SpaceHome, wanted: str | None, certificate: tuple[str, str] 
     info = home.read_info()
     with locked(home.admin_lock, f"listening of space {home.name}", wait=30):
         if wanted == OFF:
-            return home.update_info(listen="")
+            lost = info.authority and not home.certificates.authority_key.exists()
+            return home.update_info(listen="", **({"authority": ""} if lost else {}))
         listen, port = parse_listen(wanted) if wanted else ListenAddress(info.listen, None)
         if not listen:
             return info
+        if wanted:
+            check_port(listen, port or info.port, info.name)  # before anything is remembered
         if certificate is not None:
             info = home.update_info(**_given(certificate))
         elif info.certificate:
             info = home.update_info(**_given((info.certificate, info.certificate_key)))  # it may have been renewed
-        authority = base64.b64encode(ensure_certificates(home.certificates, info.name)).decode()
+        known = base64.b64decode(info.authority) if info.authority else None
+        authority = base64.b64encode(ensure_certificates(home.certificates, info.name, known=known)).decode()
         return home.update_info(listen=listen, port=port or info.port, authority=authority)
 
 

@@ -60,10 +60,13 @@ def test_it_signs_for_its_space_and_for_nothing_else(files: CertificateFiles) ->
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
 
 
-@pytest.mark.parametrize("lost", ["server", "server_key"])
+@pytest.mark.parametrize("lost", ["server", "server_key", "half of it"])
 def test_what_is_lost_of_the_brokers_is_made_again(files: CertificateFiles, lost: str) -> None:
     authority = ensure_certificates(files, "main", NOW)
-    getattr(files, lost).unlink()
+    if lost == "half of it":
+        files.server.write_bytes(files.server.read_bytes()[:300])
+    else:
+        getattr(files, lost).unlink()
     assert ensure_certificates(files, "main", NOW) == authority
     assert len(served(files)) == 2
 
@@ -103,3 +106,24 @@ def test_whatever_a_space_is_called_its_certificate_is_made_and_verifies(files: 
     ensure_certificates(files, space)
     assert name_of(files.server, files.server_key) == server_name(space)
     assert max(map(len, server_name(space).split("."))) <= 63
+
+
+def test_the_authority_that_bundles_trust_is_never_replaced_by_another(files: CertificateFiles) -> None:
+    known = ensure_certificates(files, "main", NOW)
+    key = files.authority_key.read_bytes()
+    files.authority.unlink()
+    with pytest.raises(ConfigError, match="its key is there: take it from a backup"):
+        ensure_certificates(files, "main", NOW)
+    assert ensure_certificates(files, "main", NOW, known) == known, "it is in space.toml too"
+    assert files.authority_key.read_bytes() == key
+    for path in files.folder.iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match="a new authority, and every bundle"):
+        ensure_certificates(files, "main", NOW, known)
+
+
+def test_a_key_of_the_authority_that_others_can_read_is_refused(files: CertificateFiles) -> None:
+    ensure_certificates(files, "main", NOW)
+    files.authority_key.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        ensure_certificates(files, "main", NOW)

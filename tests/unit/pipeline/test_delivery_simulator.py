@@ -12,7 +12,7 @@ import pytest
 
 from tidings.pipeline import deliverer, planning
 from tidings.pipeline.classify import Classifier
-from tidings.pipeline.debts import Debts
+from tidings.pipeline.debts import DebtEvent, Debts
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Emptied
 from tidings.pipeline.planning import Counter, Plan, Settlement
 from tidings.pipeline.unread import UnreadWindow
@@ -279,3 +279,14 @@ def test_what_retention_took_against_the_rules_is_told_as_lost(monkeypatch: Patc
     what_the_log_lost_is_not_told(monkeypatch)
     with pytest.raises(Violation):
         all(simulate(seed, careless=True) for seed in range(FOUND_WITHIN))
+
+
+def test_what_was_owed_of_a_log_that_went_backwards_is_told_as_lost() -> None:
+    delivery = World(1).deliverer
+    for channel, after in (("general", 5), ("team", 12), ("late", 30)):
+        delivery._record([DebtEvent(delivery._ledger.next_order(), "owe", "A", channel, after, "no room")])
+    delivery.lose_debts(8, 20)
+    told = [
+        (each.lost.channel, each.lost.first, each.lost.last, each.lost.count) for each in delivery.debts.untold["A"]
+    ]
+    assert told == [("general", 8, 20, 13), ("team", 13, 20, 8)]
