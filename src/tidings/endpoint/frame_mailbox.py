@@ -148,6 +148,8 @@ class AckBatch:
 class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
     """The durable copies of one endpoint."""
 
+    _declines = True
+
     def __init__(self, endpoint: Endpoint, channels: Channels) -> None:
         identity = endpoint.identity
         super().__init__(endpoint, identity.subjects.delivery_stream, f"dlv_{identity.id}")

@@ -214,6 +214,9 @@ class PendingAcks(dict[int, PendingAck]):
 class AgentMailbox(Generic[T]):
     """One mailbox of an endpoint. `T` is what was opened and waits to be handed over: its `PendingAck` first."""
 
+    #: does what a known error kept from being handed over come again in this session? Else with the next one
+    _declines = False
+
     def __init__(self, endpoint: Endpoint, stream: str, consumer: str) -> None:
         self.endpoint = endpoint
         self.connection = endpoint.connection
@@ -277,8 +280,9 @@ class AgentMailbox(Generic[T]):
                 await self._hand_over(arrived)
             except Exception as error:  # noqa: BLE001  # boundary: whatever it was, what comes after it is handed over
                 self._report(error)
-                self._forget(arrived)
-                await self.pending.decline(arrived[0])
+                if self._declines or not isinstance(error, TidingsError):  # else it is given back at the end
+                    self._forget(arrived)
+                    await self.pending.decline(arrived[0])
             finally:
                 self._arrived.task_done()
 
