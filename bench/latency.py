@@ -36,6 +36,7 @@ from tidings.broker.private_files import private_dir
 from tidings.endpoint.mailbox import pull
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch
+from tidings.pipeline.folders import LocalFolder
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import Delivered
 from tidings.testing.processes import child
@@ -144,7 +145,7 @@ async def age(space: RealSpace, batches: int) -> float:
 
 def _write_batches(space: RealSpace, epoch: str, end: int, batches: int) -> None:
     checkpoint, lake = private_dir(space.home.checkpoint), private_dir(space.home.lake)
-    app = f"deliver:{Checkpoint(checkpoint / 'spark').identity()}"
+    app = f"deliver:{Checkpoint(LocalFolder(checkpoint / 'spark')).identity()}"
     ledger = DeltaLedger(LedgerPaths.below(checkpoint, lake), app=app, epoch=epoch)
     debts, former = ledger.load_debts(), [KeyPair.generate().id for _ in range(FORMER)]
     for batch in range(batches):

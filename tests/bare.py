@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import time
@@ -15,6 +16,8 @@ from typing import Any
 
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.server import find_binary, free_port, greeting
+from tidings.errors import TidingsError
+from tidings.nats.errors import NatsError
 from tidings.wire.headers import encode_headers
 
 
@@ -76,6 +79,53 @@ def bare_server(folder: Path, config: str = "", *, jetstream: str = "", greets: 
     finally:
         process.terminate()
         process.wait(20)
+
+
+@dataclass
+class BareCluster(BareServer):
+    """Three that are one. `nodes` by name, as JetStream says who leads."""
+
+    nodes: dict[str, subprocess.Popen[bytes]]
+
+    def leader(self, stream: str) -> subprocess.Popen[bytes]:
+        return self.nodes[self.api(f"STREAM.INFO.{stream}")["cluster"]["leader"]]
+
+
+@contextmanager
+def bare_cluster(folder: Path) -> Iterator[BareCluster]:
+    ports, routes = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
+    known = ", ".join(f'"nats://127.0.0.1:{route}"' for route in routes)
+    nodes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for number, (port, route) in enumerate(zip(ports, routes, strict=True), 1):
+            path = folder / f"n{number}.conf"
+            path.write_text(
+                f'server_name: n{number}\nlisten: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/n{number}" }}\n'
+                f'cluster {{ name: bare, listen: "127.0.0.1:{route}", routes: [{known}] }}\n'
+            )
+            nodes[f"n{number}"] = subprocess.Popen(
+                [find_binary(), "-c", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        cluster = BareCluster(",".join(f"nats://127.0.0.1:{port}" for port in ports), "", nodes)
+        _wait_for_streams(cluster)
+        yield cluster
+    finally:
+        for process in nodes.values():
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait(20)
+
+
+def _wait_for_streams(cluster: BareCluster) -> None:
+    """Until somebody leads: before that no stream can be made."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            cluster.stream("first", num_replicas=3)
+            return
+        except (AssertionError, TidingsError, NatsError):
+            assert time.monotonic() < deadline, "the bare cluster did not start"
+            time.sleep(0.1)
 
 
 @contextmanager

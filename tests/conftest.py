@@ -55,12 +55,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(reason))
 
 
-#: tests that share what is dear to set up: the one JVM, a run of the whole security suite, a space with its host
+#: tests that share what is dear to set up: the one JVM, a run of a whole suite of attacks, a space with its host
 TOGETHER = {
     "tests/spark/": "spark",
     **{
         f"tests/integration/test_security.py::test_{name}": "security"
         for name in ("no_probe_finds", "the_suite_has_nobody_cut", "what_remains_observable", "the_report_is_json")
+    },
+    **{
+        f"tests/integration/test_doctor_link.py::test_{name}": "hostile links"
+        for name in ("no_lie_of_a_peer", "the_report_has_a_line")
     },
     "tests/e2e/test_everyday_commands.py": "everyday",
 }

@@ -68,6 +68,8 @@ def message(row: int, text: str, **changed: Any) -> Json:
         "wakes": True,
         "historical": False,
         "sealed": False,
+        "origin": None,
+        "origin_id": None,
         "seq": row,
         "time": NOW,
         "received": NOW,

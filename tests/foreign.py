@@ -1,9 +1,11 @@
 """What a client that is not ours might send, and what our endpoint makes of it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import tidings
+from tidings.broker import jwt
 from tidings.endpoint.connecting import connect_directly
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing
@@ -13,6 +15,17 @@ from tidings.wire.keys import KeyPair
 
 def connect(space: RealSpace, name: str, *channels: str, **options: Any) -> tidings.Endpoint:
     return connect_directly("main", name=name, channels=channels, home=space.home.home, **options)
+
+
+def bundle_of(space: RealSpace, name: str, folder: Path, url: str | None = None) -> Path:
+    """What an agent takes to another machine; `url`: the way there."""
+    info, creds = space.info, space.home.agent_creds(name).read_text()
+    agent = {"name": name, "id": jwt.split_credentials(creds)[1].id}
+    anchors = {"space": info.name, "space_id": info.id, "steward_key": info.steward_key, "url": url or info.url}
+    path = folder / f"{name}.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps({"tidings": 1, **anchors, "agent": agent, "creds": creds}))
+    return path
 
 
 def body(sender: AgentClient | tidings.Endpoint, text: str = "hello", **changes: object) -> bytes:

@@ -51,7 +51,9 @@ def make_first(home: SpaceHome) -> None:
         rights: Any = _Rights(was["users"][role], user.id)
         token = jwt.user_jwt(keyring.core, user.id, role, rights)
         write_private(home.creds / f"{role}.creds", jwt.credentials(token, user))
-    (home.keys / "pipe.seed").unlink()
+    for name in ("pipe", "invite", "link"):
+        (home.keys / f"{name}.seed").unlink()
+    home.link_creds.unlink()
     (home.keys / "voided.json").unlink(missing_ok=True)
     said = home.info_path.read_text().splitlines()
     write_private(home.info_path, "\n".join(line for line in said if not line.startswith("layout")) + "\n")

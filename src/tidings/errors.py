@@ -11,11 +11,15 @@
     │   ├── MalformedMessage        not strict JSON, or not a message
     │   ├── MalformedRecord         a ruling record that does not decode
     │   ├── MalformedFrame          a delivery that does not open
+    │   ├── MalformedDigest         what another space says of its messages cannot be true, or is too much
     │   ├── HeaderRefused           a record whose own headers a sender may not set
     │   ├── TooLarge                payload beyond the limit, found before sending
+    │   ├── PageRefused             the peer of a link answered what no log can answer
     │   └── BadSignature            missing or wrong signature
     ├── DeniedError                 the access record or the broker does not allow it
     │   ├── AuthRevoked             this credential was revoked
+    │   ├── LinkEnded               the time a link was granted for is over
+    │   ├── WrongSpace              another space answers where the peer of a link should
     │   └── NoSession               the host does not know this program: no token, or one that ended
     ├── UnreachableError            nobody answered
     │   ├── BrokerUnreachable       no broker on that address
@@ -23,7 +27,8 @@
     │   ├── UntrustedServer         its certificate is not one that the address trusts; it was told nothing
     │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
     │   ├── StewardUnreachable      the broker answers, the steward does not
-    │   └── HostUnreachable         no host answers on this machine
+    │   ├── HostUnreachable         no host answers on this machine
+    │   └── WorkerUnreachable       no worker of links answers for this space
     ├── ConflictError               somebody else holds it, or it changed meanwhile
     │   ├── LeaseHeld               another steward holds the space
     │   ├── LeaseLost               we held it; the broker refused a stale write
@@ -32,6 +37,8 @@
     │   ├── IdReused                this id was accepted before, for another message
     │   ├── WrongState              what is kept here is not in a state that allows it
     │   ├── Superseded              a newer session of this identity receives now
+    │   ├── LinkConflict            the ledger of a link has it otherwise, or another worker went on meanwhile
+    │   ├── TokenRefused            a token that goes back, or is one of another log
     │   ├── HostRuns                another host runs in this home
     │   └── SpaceBusy               another process runs or administers this space
     ├── NotLookedFor                whether it is stored already could not be asked; nothing was sent
@@ -40,6 +47,7 @@
     │   ├── LogFull                 the gate is closed: no new messages until space is made
     │   ├── MailboxFull             too many unread messages of yours in somebody's mailbox
     │   ├── QueueFull               too many unfinished tasks of yours wait for a role
+    │   ├── QuarantineFull          a link has as much in quarantine as it may, and takes nothing more
     │   ├── HostBusy                the host has as much at hand as it takes; ask again
     │   ├── LogRegressed            the log went backwards (power cut, restore)
     │   ├── DeliveryLost            something owed to this agent will not be delivered; it says how many and where
@@ -115,12 +123,20 @@ class MalformedFrame(WireError):
     code = "malformed_frame"
 
 
+class MalformedDigest(WireError):
+    code = "malformed_digest"
+
+
 class HeaderRefused(WireError):
     code = "header_refused"
 
 
 class TooLarge(WireError):
     code = "too_large"
+
+
+class PageRefused(WireError):
+    code = "page_refused"
 
 
 class BadSignature(WireError):
@@ -134,6 +150,14 @@ class DeniedError(TidingsError):
 
 class AuthRevoked(DeniedError):
     code = "revoked"
+
+
+class LinkEnded(DeniedError):
+    code = "link_ended"
+
+
+class WrongSpace(DeniedError):
+    code = "wrong_space"
 
 
 class NoSession(DeniedError):
@@ -169,6 +193,10 @@ class HostUnreachable(UnreachableError):
     code = "host_unreachable"
 
 
+class WorkerUnreachable(UnreachableError):
+    code = "worker_unreachable"
+
+
 class ConflictError(TidingsError):
     exit_code = 6
     code = "conflict"
@@ -202,6 +230,14 @@ class Superseded(ConflictError):
     code = "superseded"
 
 
+class LinkConflict(ConflictError):
+    code = "link_conflict"
+
+
+class TokenRefused(ConflictError):
+    code = "token_refused"
+
+
 class HostRuns(ConflictError):
     code = "host_runs"
 
@@ -233,6 +269,10 @@ class MailboxFull(UnhealthyError):
 
 class QueueFull(UnhealthyError):
     code = "queue_full"
+
+
+class QuarantineFull(UnhealthyError):
+    code = "quarantine_full"
 
 
 class HostBusy(UnhealthyError):

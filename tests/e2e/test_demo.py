@@ -3,6 +3,7 @@
 import re
 import signal
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,72 @@ def test_the_demonstration_tells_its_story_and_leaves_nothing_behind(
         assert sentence in done.stdout
     assert list(tmp_path.glob("tidings-demo-*")) == []
     assert len(done.stdout.splitlines()) < 70, "a short story"
+
+
+@pytest.mark.timeout(150)
+def test_two_linked_spaces_that_were_cut_apart_hold_the_same_again_and_nothing_is_left(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.env |= {"TMPDIR": str(tmp_path)}
+    running = terminal.start("demo", "links")
+    assert running.stdout is not None
+    told = ""
+    while "both go on talking" not in told:
+        line = running.stdout.readline()
+        assert line, (told, running.communicate())
+        told += line
+    family = descendants(running.pid)
+    assert len(family) >= 8, "two of each: supervisor, broker, steward, worker of links"
+    rest, complaints = running.communicate(timeout=120)
+    assert (running.returncode, complaints) == (0, ""), told + rest
+    for sentence in (
+        "a worker of east takes over what west shares: live",
+        "bob in east hears ada@west: good morning from the west",
+        "ada in west hears bob@east: and a good day from the east",
+        "west holds 5 messages and east 5; 2 are in both",
+        "both hold all 8",
+        "what one of them said is in the same order in both",
+        "west: equal: every record that east shares",
+        "east: equal: every record that west shares",
+        "Both spaces are stopped and their files are gone",
+    ):
+        assert sentence in told + rest
+    assert _held_by("east", rest) == [
+        "ada@west: good morning from the west",
+        "bob@east: and a good day from the east",
+        "bob@east: the west is silent",
+        "bob@east: we decided: the blue one",
+        "bob@east: it is night here",
+        "ada@west: can you hear me?",
+        "ada@west: we go on without you",
+        "ada@west: it is noon here",
+    ]
+    assert sorted(_held_by("west", rest)) == sorted(_held_by("east", rest))
+    assert [pid for pid in family if lives(pid)] == []
+    assert list(tmp_path.glob("tidings-demo-*")) == []
+
+
+def _held_by(space: str, told: str) -> list[str]:
+    """What a space is said to hold, line by line."""
+    lines = told.partition(f"  {space} holds, in its order:\n")[2].splitlines()
+    return [line.strip() for line in takewhile(lambda line: line.startswith("    "), lines)]
+
+
+@pytest.mark.timeout(150)
+def test_a_demonstration_of_links_that_is_told_to_stop_leaves_no_process_and_no_file(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.env |= {"TMPDIR": str(tmp_path)}
+    running = terminal.start("demo", "links")
+    assert running.stdout is not None
+    while "takes over what west shares" not in (line := running.stdout.readline()):
+        assert line, running.communicate()
+    family = descendants(running.pid)
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=90)
+    assert running.returncode != 0
+    assert [pid for pid in family if lives(pid)] == []
+    assert list(tmp_path.glob("tidings-demo-*")) == []
 
 
 @pytest.mark.spark

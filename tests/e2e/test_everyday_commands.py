@@ -13,7 +13,7 @@ from terminal import TIDINGS, Terminal
 from tidings import __version__
 from tidings.broker.private_files import write_private
 from tidings.host.mailbox import held_mail
-from tidings.space.administration import create_space
+from tidings.space.creation import create_space
 from tidings.wire.ids import new_id
 
 

@@ -20,7 +20,7 @@ from tidings.cli import mcp as serving
 from tidings.host.daemon import Daemon
 from tidings.host.http_client import HostClient
 from tidings.mcp.ids import short
-from tidings.space.administration import create_space
+from tidings.space.creation import create_space
 from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
 from tidings.testing.waiting import eventually
 
@@ -79,6 +79,9 @@ async def _quiet(space: RealSpace, ada: CodingAgent, bob: CodingAgent) -> None:
 
         await eventually(heeded, what="the host heeds the new attention", within=20)
         waiting = asyncio.create_task(bob("read_inbox", wait=15))
+        await asyncio.sleep(
+            1
+        )  # it passes two processes: who looks only now is shown what is there, and waits for nothing
         await ada("send", channel="general", text="quietly", wait=10)
         (quiet,) = await beside.inbox(unread=True, wait=15)
         assert (quiet["text"], quiet["wakes"]) == ("quietly", False)

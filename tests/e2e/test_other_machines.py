@@ -73,9 +73,65 @@ def test_an_agent_on_another_machine_talks_over_tls_directly_and_through_its_hos
     done(terminal, "host", "down")
 
 
+@pytest.mark.timeout(240)
+def test_an_agent_on_a_closed_network_goes_through_a_websocket(
+    terminal: Terminal, elsewhere: Terminal, tmp_path: Path
+) -> None:
+    up = terminal.run("up", "--detach", "--listen", ADDRESS, "--ws", ADDRESS)
+    assert (up.returncode, f" and wss://{ADDRESS}:" in up.stderr) == (0, True), up
+    bundle = exported(terminal, "far", tmp_path / "far.json")
+    tls, websocket = bundle["url"].split(",")
+    assert (tls.startswith(f"tls://{ADDRESS}:"), websocket.startswith(f"wss://{ADDRESS}:")) == (True, True)
+    status = json.loads(done(terminal, "status", "--json"))
+    assert status["websocket"] == websocket.partition("?")[0]
+    done(elsewhere, "agent", "import", str(tmp_path / "far.json"))
+    done(elsewhere, "agent", "address", "far", "--url", "tls://127.0.0.9:1", "--url", status["websocket"])
+    steps = json.loads(done(elsewhere, "doctor", "connection", "--as", "far", "--json"))
+    assert [(step["what"], step["verdict"]) for step in steps if step["what"] in ("port", "websocket")] == [
+        ("port", "note"),
+        ("port", "ok"),
+        ("websocket", "ok"),
+    ]
+    done(elsewhere, "send", "general", "through a websocket", "--as", "far", "--direct")
+    assert "far: through a websocket" in done(terminal, "history", "general")
+    done(elsewhere, "host", "up")
+    done(elsewhere, "send", "general", "through the host and a websocket", "--as", "far")
+    done(terminal, "dm", "far", "welcome")
+    assert "me: welcome" in done(elsewhere, "inbox", "--as", "far", "--wait", "20")
+    done(terminal, "down")
+    again = terminal.run("up", "--detach")
+    assert (again.returncode, status["websocket"] in again.stderr) == (0, True), "it is kept, like a port"
+    done(terminal, "down")
+    off = terminal.run("up", "--detach", "--ws", "off")
+    assert (off.returncode, "wss://" in off.stderr) == (0, False), off
+
+
+def test_the_address_of_an_imported_agent_is_changed_in_place(
+    terminal: Terminal, elsewhere: Terminal, tmp_path: Path
+) -> None:
+    done(terminal, "up", "--detach", "--listen", ADDRESS)
+    port = json.loads(done(terminal, "status", "--json"))["url"].rpartition(":")[2]
+    done(terminal, "agent", "add", "far", "--read", "general", "--post", "general")
+    wrong = ("--url", "tls://127.0.0.9:1", "--url", "tls://127.0.0.9:2,tls://127.0.0.9:3")
+    done(terminal, "agent", "export", "far", *wrong, "--output", str(tmp_path / "far.json"))
+    done(elsewhere, "agent", "import", str(tmp_path / "far.json"))
+    assert done(elsewhere, "agent", "address", "far").strip() == ",".join(f"tls://127.0.0.9:{n}" for n in (1, 2, 3))
+    lost = elsewhere.run("send", "general", "hello", "--as", "far", "--direct")
+    assert lost.returncode == 5, lost
+    for number in (1, 2, 3):
+        assert f"tls://127.0.0.9:{number}: nothing listens there" in lost.stderr
+    done(elsewhere, "agent", "address", "far", "--url", "127.0.0.9:1", "--url", f"{ADDRESS}:{port}")
+    done(elsewhere, "send", "general", "found it", "--as", "far", "--direct")
+    assert "far: found it" in done(terminal, "history", "general")
+    mine = terminal.run("agent", "address", "far", "--url", ADDRESS)
+    assert (mine.returncode, "follows it" in mine.stderr) == (2, True), mine
+    nobody = elsewhere.run("agent", "address", "nobody")
+    assert (nobody.returncode, "no agent nobody" in nobody.stderr) == (2, True), nobody
+
+
 @pytest.mark.parametrize("address", ["broker.example", "192.0.2.7:0", "everywhere"])
 def test_what_is_no_address_is_refused_with_examples(terminal: Terminal, address: str) -> None:
-    for words in (("up", "--listen", address), ("up", "--detach", "--listen", address)):
+    for words in (("up", "--listen", address), ("up", "--detach", "--listen", address), ("up", "--ws", address)):
         refused = terminal.run(*words)
         assert refused.returncode == 2, refused
         assert "192.0.2.7" in refused.stderr or "between 1 and 65535" in refused.stderr
@@ -96,6 +152,8 @@ def test_an_address_that_this_machine_does_not_have_is_said(terminal: Terminal) 
     refused = terminal.run("up", "--detach", "--listen", "192.0.2.7")
     assert refused.returncode == 1, refused
     assert "this machine has no address 192.0.2.7" in refused.stderr
+    refused = terminal.run("up", "--detach", "--listen", f"{ADDRESS}:4333", "--ws", f"{ADDRESS}:4333")
+    assert (refused.returncode, "websockets need another" in refused.stderr) == (2, True), refused
     again = terminal.run("up", "--detach")
     assert (again.returncode, "nats://127.0.0.1:" in again.stderr) == (0, True), "what was refused is not kept"
 

@@ -36,6 +36,23 @@ async def test_tail_all_shows_every_channel_that_may_be_read_and_each_message_on
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["to team.a", "to general", "to team.b"]
 
 
+async def test_an_agent_that_is_revoked_and_whose_token_still_holds_is_told_so_in_one_sentence(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    row = (await space.add("mal")).row
+    await space.add("me")
+    async with space.administer() as admin:
+        await admin.ask("revoke", id=row.id)
+    for words in (("inbox",), ("dm", "me", "hello")):
+        done = await run(terminal, *words, "--as", "mal")
+        assert (done.returncode, done.stdout) == (4, ""), done.stderr
+        assert f"mal ({row.id}) was revoked" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "empty" not in done.stderr
+    checked = await run(terminal, "doctor", "connection", "--as", "mal")
+    assert (checked.returncode, "was revoked" in checked.stdout) == (3, True), checked.stderr
+
+
 async def test_attention_is_shown_and_set_from_a_terminal(terminal: Terminal, space: RealSpace) -> None:
     await space.add("me")
     await space.add("bob")

@@ -29,6 +29,7 @@ from tidings.store.database import Database
 CHILD = Path(__file__).parent / "small_disk_child.py"
 SPACE_CHILD = Path(__file__).parent / "full_disk_child.py"
 STUCK_CHILD = Path(__file__).parent / "stuck_stream_child.py"
+NODE_CHILD = Path(__file__).parent / "small_node_child.py"
 NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 FULL = r"no room to write .*host\.db: make room on that disk and ask again"
 READ_ONLY = r"cannot be written: make it and its disk writable and ask again"
@@ -155,3 +156,12 @@ def test_a_database_that_becomes_read_only_while_it_runs_is_said_is_read_and_rec
         assert stored() == ["before", "after"]
     finally:
         database.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_full_disk_on_one_node_of_three_stops_nobody_and_with_room_the_node_comes_back(tmp_path: Path) -> None:
+    met = met_by_child(tmp_path, child=NODE_CHILD, within=380)
+    assert met["said"], "it could not write"
+    assert met["confirmed while full"] > 0
+    assert met["whole again"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from golden import control, frames, grammar, messages
+from golden import control, digests, frames, grammar, linked, messages
 from golden.cast import CAST
 from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, MAX_PAYLOAD, MAX_WHOLE
 from tidings.wire.names import MAX_CHANNEL, MAX_TOKEN
@@ -38,6 +38,8 @@ def vectors() -> dict[str, Any]:
         },
         **grammar.vectors(),
         **messages.vectors(),
+        **linked.vectors(),
         **frames.vectors(),
         **control.vectors(),
+        **digests.vectors(),
     }

@@ -13,6 +13,7 @@ def key_of(byte: int, prefix: int = keys.USER) -> keys.KeyPair:
 
 ADA, BOB, STEWARD, NEXT_STEWARD = key_of(1), key_of(2), key_of(5), key_of(7)
 SPACE, OTHER_SPACE, AGENTS = key_of(3, keys.ACCOUNT), key_of(4, keys.ACCOUNT), key_of(6, keys.ACCOUNT)
+THIRD_SPACE = key_of(8, keys.ACCOUNT)
 SECRET = bytes(range(32))
 SPACE_NAME = "main"
 MESSAGE_ID = "019a8a3c-5c00-7abc-8def-0123456789ab"
@@ -25,4 +26,5 @@ CAST = {
     "steward": (STEWARD, 5),
     "agents": (AGENTS, 6),
     "next_steward": (NEXT_STEWARD, 7),
+    "third_space": (THIRD_SPACE, 8),
 }

@@ -226,6 +226,8 @@ def _exchanges() -> list[dict[str, Any]]:
                 "head": 9,
                 "stamp": stamp,
                 "floor": 0,
+                "links": 0,
+                "void": 0,
                 "hidden": False,
             },
         ),

@@ -166,6 +166,32 @@ async def test_a_revoked_agent_is_tried_slowly_and_a_wake_is_at_once(
         await eventually(lambda: len(pauses) == 2)
 
 
+async def test_an_agent_whose_token_outlives_its_place_is_said_and_tried_slowly_too(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    real_pause = AgentSession._pause
+
+    async def noted(self: AgentSession, seconds: float) -> None:
+        pauses.append(seconds)
+        await real_pause(self, seconds)
+
+    monkeypatch.setattr(AgentSession, "_pause", noted)
+    heard = Heard()
+    async with session_of(pair, "ada", heard) as session:
+        await eventually(lambda: session.state == "open")
+        async with pair.administer() as admin:
+            await admin.ask("revoke", id=session.endpoint.id)
+        session.renew()
+        for times in (1, 2):
+            await eventually(lambda times=times: len(pauses) == times)  # type: ignore[misc]
+            assert pauses[-1] >= 40
+            assert session.state == "revoked"
+            assert "was revoked" in str(session.health.error)
+            assert len(heard.opened) == 2 + times, "with another identity, should it have one, and then no more"
+            session.wake()
+
+
 async def test_a_newer_session_elsewhere_is_told_once_and_is_superseded_when_this_one_takes_back(
     pair: RealSpace,
 ) -> None:

@@ -1,6 +1,8 @@
 """`doctor connection`: the step that fails is named, in words, and those after it are not tried."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -81,6 +83,31 @@ async def test_a_credential_that_was_taken_is_said(space: RealSpace) -> None:
     (*before, (what, said)) = await found(identity)
     assert (before, what) == (good(space, "greeting"), "credential")
     assert "refuses agent ada: revoked" in said
+
+
+async def test_an_agent_that_is_revoked_and_whose_token_holds_is_told_so(space: RealSpace) -> None:
+    identity = await identity_of(space)
+    async with space.administer() as admin:
+        await admin.ask("revoke", id=identity.id)
+    (*before, (what, said)) = await found(identity)
+    assert (before, what) == (good(space, "greeting", "credential"), "steward")
+    assert f"the steward refuses agent ada: ada ({identity.id}) was revoked" in said
+
+
+async def test_a_server_that_stands_still_is_told_from_one_that_is_away(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = await identity_of(space)
+    monkeypatch.setattr(connection_check, "PATIENCE", 0.5)
+    assert space.broker.pid is not None
+    os.kill(space.broker.pid, signal.SIGSTOP)
+    try:
+        (*before, (what, said)) = await found(identity)
+    finally:
+        os.kill(space.broker.pid, signal.SIGCONT)
+    assert (before, what) == ([("name", "ok"), ("port", "ok")], "greeting")
+    assert "is open and says nothing" in said
+    assert "it hangs" in said
 
 
 async def test_what_is_no_nats_server_is_said(space: RealSpace) -> None:

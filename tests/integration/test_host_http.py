@@ -24,6 +24,7 @@ import tidings
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
+from tidings.broker.private_sockets import connect
 from tidings.cli import examination, running
 from tidings.cli.host import look
 from tidings.cli.main import main
@@ -46,7 +47,7 @@ from tidings.host import http_api, http_server, program_presence, routes_events,
 from tidings.host.daemon import Daemon
 from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
-from tidings.host.sockets import connect, socket_path
+from tidings.host.sockets import socket_path
 from tidings.space.settings import Settings
 from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace

@@ -17,6 +17,7 @@ import pytest
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
+from tidings.broker.private_sockets import peer_uid
 from tidings.endpoint.identity import local_identity
 from tidings.errors import (
     ConfigError,
@@ -32,7 +33,7 @@ from tidings.host.daemon import Daemon
 from tidings.host.http_server import HostServer, PeerChecked, is_ours
 from tidings.host.proof import prove
 from tidings.host.session_file import SessionFile
-from tidings.host.sockets import peer_uid, socket_path
+from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id

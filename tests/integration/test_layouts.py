@@ -75,6 +75,9 @@ async def test_a_space_of_the_first_layout_is_migrated_and_nothing_of_it_is_lost
     assert read_log(space)[: len(log)] == log
     token, _ = jwt.split_credentials(space.home.pipeline_creds.read_text())
     assert jwt.decode(token)["iss"] == Keyring.load(space.home.keys).pipe.id
+    token, _ = jwt.split_credentials(space.home.link_creds.read_text())
+    assert jwt.decode(token)["iss"] == space.home.read_info().link_account == Keyring.load(space.home.keys).link.id
+    assert await let_in(space, space.home.link_creds.read_text())
     async with space.agent("ada") as ada:
         assert (await ada.post("general", b'{"said":"after"}'))["seq"] > len(log)
     async with space.administer() as admin:

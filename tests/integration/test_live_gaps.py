@@ -10,9 +10,10 @@ import pytest
 import tidings
 from tidings.broker.config import MAX_PENDING, BrokerConfig
 from tidings.broker.jetstream_api import NO_END
-from tidings.endpoint import channels
+from tidings.endpoint import backfill, channels, live
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.notices import Gap
+from tidings.errors import StewardUnreachable
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -277,3 +278,72 @@ async def test_many_channels_are_all_read_after_a_lost_connection(space: RealSpa
         found = {m.text for m in await received(bob, len(names))}
         assert found == {f"missed {name}" for name in names}
         assert (errors, bob.joined) == ([], names)
+
+
+async def test_more_than_is_held_behind_a_hole_comes_in_order_or_says_that_it_does_not(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the log cannot be read for a hole, more copies come than are held: all of it is read again."""
+    for name in ("ada", "eve", "bob"):
+        await space.add(name)
+    monkeypatch.setattr(live, "HELD_AT_MOST", 10)
+    async with connect(space, "ada") as ada, connect(space, "eve") as eve, connect(space, "bob") as bob:
+        await bob.join("general")
+        readable, page = asyncio.Event(), bob._log._page
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            await readable.wait()
+            return await page(*args, **options)
+
+        monkeypatch.setattr(bob._log, "_page", slow)
+        lose(bob, says("ada 3"))
+        for number in range(40):
+            await ada.send("general", f"ada {number}")
+            await eve.send("general", f"eve {number}")
+            if number == 25:
+                readable.set()
+        found = await received(bob, 80)
+    for name in ("ada", "eve"):
+        assert [m.text for m in found if m.sender.name == name] == [f"{name} {number}" for number in range(40)]
+    newest = 0
+    for message in found:
+        assert message.late == (message.seq < newest), "what comes after newer ones says so, and nothing else does"
+        newest = max(newest, message.seq)
+
+
+async def test_a_log_is_read_to_its_end_although_more_of_it_than_is_read_at_once_came_live_before(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nobody could read the log live copies went on; then a connection is lost. What came meanwhile is known."""
+    await space.add("ada")
+    await space.add("bob")
+    monkeypatch.setattr(backfill, "FILL_LIMIT", 20)
+    monkeypatch.setattr(backfill, "PAGE", 10)
+    async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
+        reading = bob._log._page
+
+        async def unread(*_args: Any, **_options: Any) -> Any:
+            raise StewardUnreachable("nobody reads the log now")
+
+        await ada.send("general", "before")
+        assert (await bob.next_message(10)).text == "before"
+        monkeypatch.setattr(bob._log, "_page", unread)
+        await lost_connection(bob)
+        membership = bob._channels.memberships["general"]
+        await eventually(lambda: membership.unreadable, what="it is known that the log cannot be read")
+        for number in range(50):
+            await ada.send("general", str(number))
+        assert [m.text for m in await received(bob, 50)] == [str(number) for number in range(50)]
+        lose(bob, says("lost"))
+        await ada.send("general", "lost")
+        monkeypatch.setattr(bob._log, "_page", reading)
+        await eventually(lambda: membership.is_whole, what="all of it was read")
+        assert [m.text for m in await received(bob, 1)] == ["lost"]
+        await ada.send("general", "after")
+        assert [m.text for m in await received(bob, 1)] == ["after"]
+
+
+async def lost_connection(endpoint: tidings.Endpoint) -> None:
+    before = endpoint.connection.rebuilds
+    await endpoint.connection.current.close()
+    await eventually(lambda: endpoint.connection.rebuilds > before and endpoint.connection.state == "ready")

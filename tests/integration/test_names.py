@@ -159,7 +159,8 @@ async def test_an_open_space_gives_no_lookalike_either_and_agents_that_are_calle
             await ensure_agent(space.home, "8ob")
         async with space.administer() as admin:  # as a space from before such names were refused has it
             for name in ("B0b", "-x", "8ob", "bob-", "tidings"):
-                await admin._issue(AgentFile(name, read=(">",), post=(">",)), KeyPair.generate())
+                key = KeyPair.generate()
+                await admin.issue(AgentFile(name, read=(">",), post=(">",)), key.id, key)
             await admin.set_access("B0b", AgentFile("B0b", read=("general",), post=("general",)))
         for name in ("B0b", "-x", "8ob", "bob-", "tidings"):
             async with connect(space, name, receive=False) as old:

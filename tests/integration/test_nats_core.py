@@ -249,3 +249,29 @@ async def test_a_blocking_connection_reads_in_bulk_what_it_asked_for_and_answers
 
         assert await asyncio.to_thread(read) == [b"%d" % number for number in range(2_000)]
         await responder.close()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_connection_that_reconnects_goes_on_by_another_server_of_its_list(
+    tmp_path: Path, fault: signal.Signals
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    async with serving(tmp_path / "first") as first, serving(tmp_path / "second") as second:
+        connection = await aio.connect([first.url, second.url], reconnect=True, ping_interval=0.3)
+        subscription = await connection.subscribe("a.>")
+
+        def port() -> int:
+            return connection.address.port if connection.is_connected and connection.address else 0
+
+        assert port() == first.port
+        assert first._process is not None
+        first._process.send_signal(fault)
+        try:
+            await eventually(lambda: port() == second.port, within=20)
+            await connection.publish("a.b", b"still heard")
+            assert (await subscription.next(10)).data == b"still heard"
+        finally:
+            if fault is signal.SIGSTOP:
+                first._process.send_signal(signal.SIGCONT)
+        await connection.close()

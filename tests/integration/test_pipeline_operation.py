@@ -351,7 +351,7 @@ async def test_a_space_made_before_there_was_a_pipeline_gets_its_credential_at_t
 
 
 async def test_a_credential_of_another_space_is_refused_in_a_sentence(pair: RealSpace, tmp_path: Path) -> None:
-    from tidings.space.administration import create_space
+    from tidings.space.creation import create_space
 
     other = SpaceHome(tmp_path / "other", "main")
     await asyncio.to_thread(create_space, other, port=None, open_space=False, budget=10**8)

@@ -1,6 +1,7 @@
 """What was prepared is published later, again, by another process: stored once, and found if it was."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,13 @@ import pytest
 
 from duplicate_window import STREAM, forget_ids
 from foreign import connect
+from tidings.broker.client import Connection
 from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint.identity import local_identity
 from tidings.endpoint.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
-from tidings.errors import DeniedError, IdBurned, UsageError
+from tidings.errors import BrokerUnreachable, DeniedError, IdBurned, OutcomeUnknown, UsageError
+from tidings.nats.core import Msg
+from tidings.nats.errors import ConnectionGone, NoResponders
 from tidings.space.agents import AgentFile
 from tidings.steward import trace
 from tidings.testing.real_space import RealSpace
@@ -272,6 +276,46 @@ async def test_the_incarnation_is_another_after_a_restart_and_none_in_between(pa
         pair.broker.start()
         await eventually(lambda: ada.incarnation is not None, within=20)
         assert ada.incarnation != before
+
+
+def without_a_leader(monkeypatch: pytest.MonkeyPatch, *answers: Exception, ends: bool = False) -> None:
+    """A stream whose replicas choose a leader answers so, one after the other; the last for ever, unless it `ends`."""
+    real, left = Connection.request, list(answers)
+
+    async def request(self: Connection, subject: str, *payload: bytes, **options: Any) -> Msg:
+        if ".chat." in subject and left:
+            raise left.pop(0) if ends or len(left) > 1 else left[0]
+        if ".ctl.health." in subject and left:
+            body = {"ok": False, "error": {"code": "broker_unreachable", "message": "no stream takes it now"}}
+            return (await real(self, subject, *payload, **options))._replace(data=json.dumps(body).encode())
+        return await real(self, subject, *payload, **options)
+
+    monkeypatch.setattr(Connection, "request", request)
+
+
+async def test_a_message_that_finds_no_leader_waits_for_one_and_is_stored_once(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = (await one_of_each(pair))["chat"]
+    async with connect(pair, "ada", receive=False) as ada:
+        without_a_leader(monkeypatch, *(NoResponders("none") for _ in range(3)), ends=True)
+        assert not (await ada.publish(prepared)).duplicate
+    assert await count(pair, prepared) == 1
+
+
+async def test_a_message_that_finds_no_leader_in_time_says_so_and_is_unknown_only_if_it_was_sent_before(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = (await one_of_each(pair))["chat"]
+    async with connect(pair, "ada", receive=False) as ada:
+        without_a_leader(monkeypatch, NoResponders("none"))
+        with pytest.raises(BrokerUnreachable, match="nobody takes this message: no stream takes it now"):
+            await ada.publish(prepared, timeout=0.5)
+        monkeypatch.undo()
+        without_a_leader(monkeypatch, ConnectionGone("it went"), NoResponders("none"))
+        with pytest.raises(OutcomeUnknown, match="no confirmation of"):
+            await ada.publish(prepared, timeout=0.5)
+    assert await count(pair, prepared) == 0
 
 
 def test_the_terms_of_a_task_are_a_part_of_its_message() -> None:

@@ -19,6 +19,7 @@ from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
+from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.store_reading import read_store
 from tidings.steward.task_handlers import TaskHandlers
@@ -29,7 +30,7 @@ from tidings.testing.security.actor import acting, line
 from tidings.testing.waiting import eventually
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
-from tidings.wire.rulings import Access
+from tidings.wire.rulings import Access, Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects, shard_of
 from tidings.wire.tags import is_tag, tag
@@ -101,6 +102,20 @@ def test_no_probe_finds_a_promise_broken(tried: tuple[Report, dict[str, Any]], p
     result = _result(tried[0], probe.name)
     assert result.outcome != "BROKEN", f"{result.title} {result.evidence}"
     assert result.evidence
+
+
+#: it sends the one header that stops a stream with replicas of nats-server 2.15.1 for good (`contract/test_batches.py`)
+STOPS_REPLICAS = "header_tricks"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+async def test_but_for_one_header_the_suite_finds_nothing_on_a_cluster_either(tmp_path: Path) -> None:
+    wanted = {probe.name for probe in PROBES} - {STOPS_REPLICAS}
+    async with real_space(tmp_path / "home", nodes=3) as space:
+        report = await run_security_suite(space.home, only=wanted)
+    assert [(each.name, each.evidence) for each in report.results if each.outcome == "BROKEN"] == []
+    assert len(report.results) == len(PROBES) - 1
 
 
 @pytest.mark.slow
@@ -254,6 +269,51 @@ async def test_the_suite_finds_a_pipeline_that_may_do_too_much(tmp_path: Path, m
     assert {result.name for result in report.broken} == names
     assert "floor.log" in _result(report, "pipeline_publish").evidence
     assert "DIRECT.GET.DM_main" in _result(report, "pipeline_jetstream").evidence
+
+
+async def test_the_suite_finds_workers_of_links_that_may_do_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, worker = grants.peer_permissions, grants.link_permissions
+
+    def wider(given: jwt.Permissions, s: Subjects) -> jwt.Permissions:
+        """One line too many of each kind."""
+        more = [f"{s.root}.via.x.>", f"{s.root}.ctl.health.*", f"{s.root}.chat.>", f"$JS.API.DIRECT.GET.{s.log_stream}"]
+        return jwt.Permissions([*given.publish, *more], [*given.subscribe, f"{s.root}.live.link.*"])
+
+    monkeypatch.setattr(grants, "peer_permissions", lambda s, user: wider(peer(s, user), s))
+    monkeypatch.setattr(grants, "link_permissions", lambda s, user: wider(worker(s, user), s))
+    names = {f"{who}_{what}" for who in ("peer", "worker") for what in ("publish", "jetstream", "subscribe")}
+    report = await _on_weak_space(tmp_path / "home", names)
+    assert {result.name for result in report.broken} == names
+    assert "ctl.health" in _result(report, "peer_publish").evidence
+    assert "DIRECT.GET.LOG_main" in _result(report, "worker_jetstream").evidence
+    assert "live.link.*" in _result(report, "peer_subscribe").evidence
+
+
+def _worker_in_core(self: Keyring, s: Subjects, worker_id: str) -> str:
+    """Careful rights, in the account that holds the streams."""
+    return jwt.user_jwt(self.core, worker_id, "link", grants.link_permissions(s, worker_id))
+
+
+async def test_the_suite_finds_a_worker_of_links_whose_replies_are_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keyring, "worker_token", _worker_in_core)
+    report = await _on_weak_space(tmp_path / "home", {"link_replies"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
+    assert not report.results[0].evidence.startswith("the probe could not finish")
+
+
+async def test_the_suite_finds_a_steward_that_answers_whom_no_link_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def anybody(self: LinkHandlers, user: str) -> GrantedLink:
+        return GrantedLink("any", 1, Link(op="-", link="any", state="on", origin=self.space.info.id, channels={}))
+
+    monkeypatch.setattr(LinkHandlers, "granted", anybody)
+    report = await _on_weak_space(tmp_path / "home", {"peer_of_no_link"})
+    assert [result.outcome for result in report.results] == ["BROKEN"]
 
 
 def _pipeline_in_core(self: Keyring, s: Subjects, pipeline_id: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 from bare import BareServer
 from tidings.nats.errors import ConnectionGone
 from tidings.pipeline import publishing
-from tidings.pipeline.publishing import Outgoing, store_blocks
+from tidings.pipeline.outgoing import Outgoing
+from tidings.pipeline.publishing import store_blocks
 
 
 def test_what_was_not_stored_is_told_with_its_reason_and_the_rest_is_stored(

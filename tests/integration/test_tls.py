@@ -23,7 +23,7 @@ from tidings.broker.server import Broker
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import trusting
-from tidings.space.administration import broker_config
+from tidings.space.creation import broker_config
 from tidings.space.listening import listen_on, public_host
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -160,3 +160,30 @@ async def test_a_round_in_which_nobody_could_be_told_is_done_again(
         assert failed == [mid, mid]
         assert [each["stage"] for each in (await ada.trace(mid))["receipts"]] == ["void"]
         assert steward.voids.found == {"header": 1}, "and it counts once"
+
+
+async def test_what_a_broker_took_of_somebody_the_log_no_longer_lets_speak_is_in_no_history(pair: RealSpace) -> None:
+    """Servers that others run may learn late that an agent was revoked or narrowed: the log knew before."""
+    s = pair.subjects
+    async with connect(pair, "bob", channels=["general"]) as bob, pair.agent("ada") as raw, pair.core() as core:
+        gaps: list[object] = []
+        bob.on("gap", gaps.append)
+
+        async def said(text: str) -> None:
+            message = compose(Sender(raw.id, raw.name), text=text)
+            signature = signing.sign(raw.key, raw.space_id, "chat", "general", message.raw)
+            await core.publish(s.chat(raw.id, "general"), message.raw, headers={"Td-Sig": signature})
+
+        await said("while it may")
+        assert (await bob.next_message(10)).text == "while it may"
+        async with pair.administer() as admin:
+            await admin.revoke("ada")
+        await said("too late")
+        shown = [message.text for message in await bob.history("general")]
+        assert "while it may" in shown
+        assert "too late" not in shown
+        # and a reader that lost the live copy of it is not told that something it was owed is gone
+        answer = await bob._log.of_sender("general", raw.id, 0, (await core.info(s.log_stream))["state"]["last_seq"])
+        assert [record.message.parts[0].text for record in answer[0]] == ["while it may"]  # type: ignore[union-attr]
+        assert answer[1] == (await core.info(s.log_stream))["state"]["last_seq"]
+        assert gaps == []

@@ -63,6 +63,12 @@ for (const each of golden.records) {
   const payload = Buffer.from(each.payload + " ".repeat(each.blanks ?? 0));
   same(`record: ${each.why}`, reason(() => wire.openRecord(space, spaceId, each.subject, wire.readBlock(Buffer.from(each.block)), payload)), each.refused);
 }
+for (const each of golden.linked) {
+  const admits = wire.admits(golden.links, each.seq, BigInt(each.time_ns)), payload = Buffer.from(each.payload);
+  const open = (by) => () => wire.openRecord(space, spaceId, each.subject, wire.readBlock(Buffer.from(each.block)), payload, by);
+  same(`linked: ${each.why}`, reason(open(admits)), each.refused);
+  same(`linked, no links known: ${each.why}`, reason(open(undefined)), "wrong_kind");
+}
 for (const each of golden.headers) {
   if (each.malformed) { same(`block: ${each.why}`, reason(() => wire.readBlock(Buffer.from(each.block))), "header"); continue; }
   if (each.policy !== "republish") continue; // an agent meets no other
@@ -107,5 +113,20 @@ for (const each of golden.rulings) {
 }
 for (const each of golden.results) same(`result: ${each.why}`, reason(() => wire.openResult(spaceId, each.asker, each.id, each)), each.refused);
 for (const each of golden.marks) same("mark", wire.markOf(BigInt(each.time_ns), each.subject, Buffer.from(each.payload)), each.mark);
+for (const each of golden.digests.items) {
+  const item = wire.itemHash(each.sender, each.id, Buffer.from(each.payload));
+  same("item of a digest", [item.toString("hex"), item[0]], [each.item_hex, each.bucket]);
+}
+for (const each of golden.digests.sets) {
+  const found = wire.digestsOf(each.messages.map((number) => golden.digests.items[number]));
+  for (const [channel, { hash, days }] of Object.entries(each.channels)) {
+    const named = Object.keys(days).map((day) => [day, found.get(`${channel} ${day}`)]);
+    same(`${each.why}: ${channel}`, wire.channelHash(named), hash);
+    for (const [day, buckets] of named) {
+      const filled = Object.fromEntries(buckets.map((bucket, at) => [at, wire.spelled(bucket)]).filter(([, [count]]) => count));
+      same(`${each.why}: ${channel} ${day}`, { digest: wire.spelled(wire.totalOf(buckets)), hash: wire.dayHash(buckets), buckets: filled }, days[day]);
+    }
+  }
+}
 console.log(`${checked} checked, ${wrong} differ`);
 process.exitCode = wrong ? 1 : 0;

@@ -100,7 +100,7 @@ export function parseSubject(space, subject) {
     case "chat":
       return isAgentId(t[0] ?? "") && isChannel(t.slice(1).join(".")) ? { kind, sender: t[0], destination: t.slice(1).join(".") } : null;
     case "via":
-      return isToken(t[0] ?? "") && isAgentId(t[1] ?? "") && isChannel(t.slice(2).join(".")) ? { kind } : null;
+      return isToken(t[0] ?? "") && isAgentId(t[1] ?? "") && isChannel(t.slice(2).join(".")) ? { kind, link: t[0], sender: t[1], destination: t.slice(2).join(".") } : null;
     case "dm":
       return t.length === 3 && shard(t[0], t[1]) && isAgentId(t[2]) ? { kind, sender: t[2], destination: t[1] } : null;
     case "task":
@@ -313,20 +313,57 @@ export const isReserved = (name) => {
   return (lower.startsWith("nats-") && name !== "Nats-Msg-Id") || lower.startsWith("kv-") || lower === "status";
 };
 
-/** Rules 3 to 9: what a record says, or `Refused` with the reason. */
-export function openRecord(space, spaceId, subject, own, payload) {
+/** Where a record of another space was said; null if its headers do not say it in the one way. */
+function readOrigin(own) {
+  const valuesOf = (name) => own.filter(([each]) => each.toLowerCase() === name).map(([, value]) => value);
+  const origins = valuesOf("td-origin"), hops = valuesOf("td-hops");
+  if (!hops.length) hops.push("1");
+  if (origins.length !== 1 || hops.length !== 1 || !/^[1-9]$/.test(hops[0])) return null;
+  const blank = origins[0].indexOf(" ");
+  const said = { origin: origins[0].slice(0, blank), theirs: origins[0].slice(blank + 1), hops: Number(hops[0]) };
+  return blank > 0 && isChannel(said.theirs) ? said : null;
+}
+
+/** What a channel of another space is called here; null if it is not taken. */
+function mapped(channels, theirs) {
+  if (Object.hasOwn(channels, theirs)) return channels[theirs];
+  const patterns = Object.keys(channels).filter((each) => each.endsWith(">")).sort((a, b) => b.length - a.length);
+  const pattern = patterns.find((each) => covers(each, theirs));
+  if (pattern === undefined) return null;
+  const ours = channels[pattern].slice(0, -1) + theirs.slice(pattern.length - 1);
+  return isChannel(ours) ? ours : null;
+}
+
+/** Does the row of `space links` in force at `seq` let a record in? `timeNs` is when the log took it, a BigInt. */
+export function admits(rows, seq, timeNs) {
+  return ({ link, destination, origin, theirs, hops }) => {
+    const row = rows.filter((each) => each.link === link && each.seq <= seq).sort((a, b) => b.seq - a.seq)[0];
+    if (!row || row.state !== "on" || hops > row.hops) return false;
+    if (row.until !== null && timeNs >= BigInt(row.until) * 1_000_000_000n) return false;
+    const channels = origin === row.origin ? row.channels : row.beyond[origin];
+    return channels !== undefined && mapped(channels, theirs) === destination;
+  };
+}
+
+/** The rules: what a record says, or `Refused` with the reason. Without `admits` nothing of a link is taken. */
+export function openRecord(space, spaceId, subject, own, payload, admits) {
   const address = parseSubject(space, subject);
   if (address === null) throw new Refused("malformed_subject", subject);
-  if (!["chat", "dm", "task"].includes(address.kind)) throw new Refused("wrong_kind", address.kind);
+  const isVia = address.kind === "via" && admits !== undefined;
+  if (!isVia && !["chat", "dm", "task"].includes(address.kind)) throw new Refused("wrong_kind", address.kind);
   if (own.some(([name]) => isReserved(name))) throw new Refused("header", "reserved");
   const signatures = own.filter(([name]) => name.toLowerCase() === "td-sig");
   if (signatures.length > 1) throw new Refused("header", "two signatures");
   if (!signatures.length) throw new Refused("signature", "none");
   if (payload.length > MAX_PAYLOAD) throw new Refused("too_large", String(payload.length));
-  if (!verifies(signatures[0][1], spaceId, address.kind, address.sender, address.destination, payload)) throw new Refused("signature");
+  const said = isVia ? readOrigin(own) : { origin: spaceId, theirs: address.destination };
+  if (said === null) throw new Refused("link", "it does not say where it was said");
+  const kind = isVia ? "chat" : address.kind;
+  if (!verifies(signatures[0][1], said.origin, kind, address.sender, said.theirs, payload)) throw new Refused("signature");
+  if (isVia && (said.origin === spaceId || !admits({ ...address, ...said }))) throw new Refused("link");
   const message = readMessage(payload);
   if (message.from.id !== address.sender) throw new Refused("sender_mismatch", message.from.id);
-  return { ...address, message };
+  return { ...address, kind, origin: isVia ? said.origin : null, message };
 }
 
 // --- 6. sealing ---
@@ -550,3 +587,34 @@ export const markOf = (timeNs, subject, payload) =>
   Buffer.from(sodium.crypto_generichash(10, Buffer.concat([bytes(`${timeNs}\n${subject}\n`), payload]), null)).toString("hex");
 
 export const word = (signature) => Buffer.from(sodium.crypto_generichash(16, bytes(signature), null)).toString("hex");
+
+// --- 12. digests ---
+
+const sha256 = (...parts) => parts.reduce((hash, part) => hash.update(part), createHash("sha256")).digest();
+const MODULUS = 1n << 256n;
+
+export const itemHash = (sender, id, payload) => sha256(`${sender}\n${id}\n`, sha256(payload));
+
+/** Messages as {channel, sender, id, ts, payload} to a Map of "channel day" to 256 of [count, sum]. */
+export function digestsOf(messages) {
+  const days = new Map();
+  for (const { channel, sender, id, ts, payload } of messages) {
+    const key = `${channel} ${ts.slice(0, 10)}`, item = itemHash(sender, id, Buffer.from(payload));
+    if (!days.has(key)) days.set(key, Array.from({ length: 256 }, () => [0, 0n]));
+    const bucket = days.get(key)[item[0]];
+    bucket[0] += 1;
+    bucket[1] = (bucket[1] + BigInt(`0x${item.toString("hex")}`)) % MODULUS;
+  }
+  return days;
+}
+
+export const spelled = ([count, sum]) => [count, sum.toString(16).padStart(64, "0")];
+
+export const totalOf = (buckets) => buckets.reduce(([n, all], [count, sum]) => [n + count, (all + sum) % MODULUS], [0, 0n]);
+
+export function dayHash(buckets) {
+  const lines = buckets.map(([count, sum]) => BigInt(count).toString(16).padStart(16, "0") + spelled([count, sum])[1]);
+  return sha256(Buffer.from(lines.join(""), "hex")).toString("hex");
+}
+
+export const channelHash = (days) => sha256(days.map(([day, buckets]) => `${day}\n${dayHash(buckets)}\n`).join("")).toString("hex");

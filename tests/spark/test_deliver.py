@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from crowd import check, join, leave, read_all, say
+from linking import OtherSpace
 from tidings.broker import jwt
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.keyring import Keyring
+from tidings.endpoint.connecting import connect_directly
 from tidings.errors import TidingsError
 from tidings.pipeline import deliverer as rules
 from tidings.pipeline.job import SpaceTable
@@ -17,6 +19,7 @@ from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Verdict
 from tidings.testing.real_space import AgentClient, RealSpace
+from tidings.testing.waiting import eventually
 from tools.delivering import delivering, job_settings
 
 if TYPE_CHECKING:
@@ -117,3 +120,34 @@ async def test_a_ruling_whose_headers_are_garbage_is_void_to_the_job_and_does_no
     reader.close()
     assert folded.table.void == {Verdict.BAD_SIGNATURE: 1}
     assert folded.table.owner_named("bob") is not None
+
+
+async def test_a_member_who_was_away_gets_a_message_of_another_space_from_its_frame_and_never_a_forged_one(
+    spark: "SparkSession", space: RealSpace, crowd: dict[str, AgentClient], tmp_path: Path
+) -> None:
+    """Signed by a key that is nobody's here; what the link does not let in is owed to nobody."""
+    _, bob, cal, _ = crowd.values()
+    west = OtherSpace()
+    await west.link(space, channels={"general": "team.a", "news": "team.news"})
+    for agent in (bob, cal):
+        await join(agent, "team.>")
+    async with delivering(spark, space, tmp_path) as job:
+        good = await west.admit(space, west.say("while you were away"), "team.a")
+        other_channel = await west.admit(space, west.say("foreign channel", "secrets"), "team.a")
+        other_name = await west.admit(space, west.say("under another name", "news"), "team.a")
+        too_far = await west.admit(space, west.say("too far").but(hops=2), "team.a")
+        forged = await west.admit(space, west.say("forged").but(payload=west.message("not signed").raw), "team.a")
+        await west.link(space, state="off", channels={"general": "team.a"})
+        too_late = await west.admit(space, west.say("after it was off"), "team.a")
+        await job.caught_up()
+    box = (await read_all({"cal": cal}))["cal"]
+    assert set(box.records) == {good, forged}, "who signed it every reader sees itself"
+    assert not {other_channel, other_name, too_far, too_late} & set(box.records)
+    assert dict(box.records[good].headers)["Td-Origin"] == f"{west.id} general"
+    async with connect_directly(space.home.name, name="bob", home=space.home.home) as reader:
+        heard = await reader.next_message(20)
+        assert (heard.text, heard.seq, heard.durable) == ("while you were away", good, True)
+        assert (heard.sender.name, heard.sender.id, heard.origin) == ("ada@west", west.ada.id, "west")
+        await heard.ack()
+        await eventually(lambda: reader.opener.refused["signature"] == 1)
+        assert len(reader.inbox) == 0

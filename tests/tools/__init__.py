@@ -1,6 +1,7 @@
 """What only the tests and benches of Tidings itself stand on; what its users test with is `tidings.testing`.
 
-Generated logs (`generated`) and the naive model they are judged by (`model`; `oracle` for a log as it is stored), a
-simulator of delivery (`delivery` and its parts), stand-ins for the pipeline (`frames`, `delivering`, `driver`), a disk
-that loses its power (`power`), floods (`attacks`), and writing many records quickly (`pouring`).
+Generated logs (`generated`) and the naive model they are judged by (`model`; `oracle` for a log as it is stored),
+simulators of delivery (`delivery` and its parts) and of links (`links`, `link_ports`), stand-ins for the pipeline
+(`frames`, `delivering`, `driver`), a disk that loses its power (`power`), floods (`attacks`), and writing many records
+quickly (`pouring`).
 """

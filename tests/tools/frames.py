@@ -32,17 +32,20 @@ from tidings.wire.frames import (
     frame_id,
     open_block,
 )
+from tidings.wire.links import HOPS_HEADER, ORIGIN_HEADER
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
 
 BEAT_EVERY = 0.05
+#: what a frame keeps of a record's headers
+KEPT = (SIGNATURE_HEADER, ORIGIN_HEADER, HOPS_HEADER)
 #: what names the blocks of this pipeline
 SECRET = bytes(range(32))
 
 
 def kept(subjects: Subjects, record: StoredRecord) -> FrameRecord:
     """A record of the log as a frame carries it."""
-    fields = tuple((name, value) for name, value in record.own_fields() or () if name == SIGNATURE_HEADER)
+    fields = tuple((name, value) for name, value in record.own_fields() or () if name in KEPT)
     return FrameRecord(record.seq, record.time_ns, subjects.tail(record.subject), fields, record.payload)
 
 
@@ -54,7 +57,7 @@ def blocks_of(records: Iterable[FrameRecord]) -> list[bytes]:
 
 
 def _channel(record: FrameRecord) -> str:
-    return record.tail.split(".", 2)[2]
+    return record.tail.split(".", 3)[3] if record.tail.startswith("via.") else record.tail.split(".", 2)[2]
 
 
 class StubPipeline:

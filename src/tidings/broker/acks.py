@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidings.wire.headers import Headers
+
 #: seconds after which an unacknowledged delivery comes again
 ACK_WAIT = 30.0
 ACK, NAK, IN_PROGRESS, TERM = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
@@ -27,6 +29,15 @@ class DeliveryInfo:
     seq: int
     time_ns: int
     pending: int
+
+
+def handed_out(status: Headers, batch: int) -> int:
+    """How many messages were handed to a pull of so many that the broker says is over.
+
+    Replicas agree on a delivery before it is sent: the word that a pull is over may come before what was handed to it.
+    """
+    said = status.last("Nats-Pending-Messages") or ""
+    return batch - int(said) if said.isascii() and said.isdigit() else 0
 
 
 def parse_delivery(reply: str) -> DeliveryInfo | None:

@@ -50,7 +50,7 @@ class WorkerConnection(BlockingConnection):
         except UntrustedServer as error:
             raise UntrustedServer(f"{shown(url)} is not trusted, and was told nothing: {error}") from error
         except UnreachableError as error:
-            raise BrokerUnreachable(f"no broker answers at {shown(url)}: {error}") from error
+            raise BrokerUnreachable(f"no broker answers at {error}") from error
 
 
 class BlockingJetStream:
@@ -76,6 +76,11 @@ class BlockingJetStream:
             self._held = self._connect()
             self.generation += 1
         return self._held
+
+    @property
+    def replicated(self) -> bool:
+        """May what is read come from a replica that lags? Not of a server that is alone."""
+        return self.connection.is_clustered
 
     def close(self) -> None:
         """For good, if it is the last call; a question opens it again."""

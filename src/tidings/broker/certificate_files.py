@@ -23,6 +23,11 @@ class CertificateFiles:
     folder: Path
 
     @property
+    def following(self) -> CertificateFiles:
+        """Those of the authority that will take this one's place."""
+        return CertificateFiles(self.folder / "next")
+
+    @property
     def authority_key(self) -> Path:
         return self.folder / "authority.key"
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -39,23 +39,52 @@ def ensure_certificates(
     private_dir(files.folder)
     if files.authority_key.exists():
         check_private(files.authority_key)
-    elif known is not None and not (files.server.exists() and files.authority.exists()):
+    if known is None:
+        if not is_pair(files.authority, files.authority_key):  # or its making was interrupted: nobody trusts it yet
+            _make_authority(files, space, now)
+    elif not files.authority_key.exists() and not (files.server.exists() and files.authority.exists()):
         raise ConfigError(
             f"{files.authority_key} is gone, the key of the authority that every bundle trusts: take {files.folder} "
             "from a backup. If there is none, `tidings up --listen off`, then `--listen` again makes a new authority, "
             "and every bundle must be exported again"
         )
-    if not files.authority.exists():
-        if known is not None:
-            write_private(files.authority, _pem(x509.load_der_x509_certificate(known)))
-        elif files.authority_key.exists():
-            raise ConfigError(f"{files.authority} is gone and its key is there: take it from a backup")
-        else:
-            _make_authority(files, space, now)
+    elif not files.authority.exists():
+        write_private(files.authority, _pem(x509.load_der_x509_certificate(known)))
     authority = _read_certificate(files.authority)
+    if known is not None and authority.public_bytes(serialization.Encoding.DER) != known:
+        raise ConfigError(
+            f"{files.folder} holds another authority than the one that every bundle trusts: take that folder from a "
+            "newer backup, or undo what put an older one there"
+        )
     if not _is_good(files, authority, space, now):
         _make_server(files, authority, space, now)
     return authority.public_bytes(serialization.Encoding.DER)
+
+
+def make_following(files: CertificateFiles, space: str, now: datetime | None = None) -> bytes:
+    """The authority that will take this one's place, in DER; made once."""
+    following = files.following
+    private_dir(following.folder)
+    if not is_pair(following.authority, following.authority_key):
+        _make_authority(following, space, now or datetime.now(UTC))
+    return _read_certificate(following.authority).public_bytes(serialization.Encoding.DER)
+
+
+def authority_in(files: CertificateFiles) -> bytes | None:
+    """The certificate of the authority there, in DER; None if there is none whole."""
+    if not files.authority.exists():
+        return None
+    return _read_certificate(files.authority).public_bytes(serialization.Encoding.DER)
+
+
+def promote_following(files: CertificateFiles) -> None:
+    """Have it take its place. Interrupted, the same again completes it; the broker's certificate is made afterwards."""
+    for ours, theirs in (
+        (files.authority_key, files.following.authority_key),
+        (files.authority, files.following.authority),
+    ):
+        if theirs.exists():
+            theirs.replace(ours)
 
 
 def name_of(certificate: Path, key: Path, now: datetime | None = None) -> str:
@@ -80,6 +109,24 @@ def name_of(certificate: Path, key: Path, now: datetime | None = None) -> str:
         held_for = f"{held.not_valid_before_utc:%Y-%m-%d} to {held.not_valid_after_utc:%Y-%m-%d}"
         raise ConfigError(f"{certificate} holds from {held_for}, and it is {now:%Y-%m-%d %H:%M} UTC")
     return single[0]
+
+
+def compressed_key(authority: bytes) -> bytes:
+    """The public key of an authority's certificate, in 33 bytes."""
+    key = x509.load_der_x509_certificate(authority).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
+
+
+def is_signed_by(certificate: bytes, key: bytes) -> bool:
+    """Was a certificate (DER) signed by the key of an authority, as `compressed_key` spells it?"""
+    try:
+        held = x509.load_der_x509_certificate(certificate)
+        signer = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), key)
+        signer.verify(held.signature, held.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def _make_authority(files: CertificateFiles, space: str, now: datetime) -> None:
@@ -180,3 +227,13 @@ def _read_certificate(path: Path) -> x509.Certificate:
 
 def _pem(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def is_pair(certificate: Path, key: Path) -> bool:
+    """Is this a certificate and its key? While both are being replaced it is not."""
+    try:
+        held = x509.load_pem_x509_certificate(certificate.read_bytes())
+        own = serialization.load_pem_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        return False
+    return bool(own.public_key() == held.public_key())

@@ -6,6 +6,7 @@ is gone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
@@ -30,7 +31,7 @@ def status_of(message: Msg) -> Headers | None:
 
 
 async def connect(
-    url: str,
+    url: str | Callable[[], str],
     creds: Path | str,
     user_id: str,
     *,
@@ -42,7 +43,7 @@ async def connect(
     """Open a connection whose replies arrive in this user's own inbox.
 
     `creds` is a creds file (0600, checked), which is read again at every attempt, or its text for a user that lives
-    only in this process.
+    only in this process. A function for `url` is asked at every attempt too.
     """
     if isinstance(creds, Path):
         check_private(creds)
@@ -50,6 +51,7 @@ async def connect(
     def auth() -> Auth:
         return signed(*split_credentials(read_private(creds) if isinstance(creds, Path) else creds))
 
+    at = url() if callable(url) else url
     try:
         return await aio.connect(
             url,
@@ -62,12 +64,19 @@ async def connect(
         )
     except AuthRevoked as error:
         raise AuthRevoked(
-            f"the broker at {shown(url)} refuses {name}: revoked, expired or not of this space"
+            f"the broker at {shown(at)} refuses {name}: revoked, expired or not of this space"
+            + (f" ({error})" if "," in at else "")
         ) from error
     except UntrustedServer as error:
-        raise UntrustedServer(f"{shown(url)} is not trusted, and was told nothing: {error}") from error
+        raise UntrustedServer(f"{shown(at)} is not trusted, and was told nothing: {error}") from error
     except UnreachableError as error:
-        raise BrokerUnreachable(f"no broker answers at {shown(url)}: is the space running? (`tidings up`)") from error
+        raise BrokerUnreachable(f"no broker answers at {error}; {_advice(at)}") from error
+
+
+def _advice(url: str) -> str:
+    if url.startswith(("tls://", "wss://")):
+        return "is the space running, and can this machine reach it? (`tidings doctor connection`)"
+    return "is the space running? (`tidings up`; a NATS that others run is theirs to start)"
 
 
 async def close_quietly(connection: Connection) -> None:

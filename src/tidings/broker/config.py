@@ -1,8 +1,8 @@
 """The configuration file of a space's nats-server. Generated at every start, never edited.
 
 Loopback only, unless other machines are to reach it: then everybody speaks TLS to it, the handshake first, and nobody
-is let in without. No monitoring port (it has no authentication); no `max_age` anywhere; one second between syncs, so
-that a power cut loses at most what the outbox still holds.
+is let in without; websockets have a port of their own, with TLS always. No monitoring port (it has no authentication);
+no `max_age` anywhere; one second between syncs, so that a power cut loses at most what the outbox still holds.
 """
 
 from __future__ import annotations
@@ -39,22 +39,40 @@ class BrokerConfig:
     #: the address it listens on; one that others reach needs a certificate and its key
     host: str = "127.0.0.1"
     certificate: tuple[Path, Path] | None = None
+    #: address and port on which it takes websockets, and the certificate shown there
+    websocket: tuple[str, int] | None = None
+    websocket_certificate: tuple[Path, Path] | None = None
     sync_seconds: int = SYNC_SECONDS
 
+    @property
+    def shown(self) -> tuple[Path, Path] | None:
+        """The certificate that others see, and its key."""
+        return self.certificate or self.websocket_certificate
+
+    @property
+    def server_name(self) -> str:
+        return f"tidings-{self.subjects.space}"
+
     def _tls(self) -> str:
-        if self.certificate is None:
+        return f"{_tls(self.certificate, 'handshake_first: true')}\n" if self.certificate else ""
+
+    def _websocket(self) -> str:
+        """Never in plain, and not for pages of other sites in somebody's browser."""
+        if self.websocket is None:
             return ""
-        certificate, key = (json.dumps(str(path)) for path in self.certificate)
-        rules = 'timeout: 3, min_version: "1.3", handshake_first: true'
-        return f"tls {{ cert_file: {certificate}, key_file: {key}, {rules} }}\n"
+        assert self.websocket_certificate is not None, "others reach it, and in plain"
+        rules = f"listen: {json.dumps(str(Address(*self.websocket)))}, same_origin: true"
+        # whoever connects and says nothing is let go, as on the other port; the broker's files need the descriptors
+        rules += ', handshake_timeout: "3s"'
+        return f"websocket {{ {rules}, {_tls(self.websocket_certificate)} }}\n"
 
     def render(self) -> str:
         quoted = json.dumps
         assert self.certificate is not None or ip_address(self.host).is_loopback, "others reach it, and in plain"
         return f"""# written by tidings at every start; changes here are lost
-server_name: {quoted(f"tidings-{self.subjects.space}")}
+server_name: {quoted(self.server_name)}
 listen: {quoted(str(Address(self.host, self.port)))}
-{self._tls()}operator: {self.operator_token}
+{self._tls()}{self._websocket()}operator: {self.operator_token}
 system_account: {self.system_account}
 resolver {{ type: full, dir: {quoted(str(self.resolver))}, allow_delete: false }}
 # an agent's token travels in its CONNECT line
@@ -78,3 +96,9 @@ jetstream {{
 # the reply of a delivered message keeps the layout our clients parse
 feature_flags {{ js_ack_fc_v2: false }}
 """
+
+
+def _tls(files: tuple[Path, Path], *more: str) -> str:
+    certificate, key = (json.dumps(str(path)) for path in files)
+    rules = ", ".join(["timeout: 3", 'min_version: "1.3"', *more])
+    return f"tls {{ cert_file: {certificate}, key_file: {key}, {rules} }}"

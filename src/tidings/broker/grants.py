@@ -1,10 +1,11 @@
-"""Who may do what on the broker: the exports of CORE, the imports of AGENTS and PIPE, the rights of each role.
+"""Who may do what on the broker: the exports of CORE, the imports of the other accounts, the rights of each role.
 
-Streams and steward live in CORE; agents live in AGENTS and the pipeline in PIPE, which have no JetStream and import
-only what they need. The reason is measured: inside one account a reply subject is never checked, so a pull status
-aimed at `$JS.API.STREAM.DELETE.X` is obeyed, and so is a value of its own that a credential reads with such a reply.
-Across a service import the reply is resolved in the importing account. There a *literal* import still takes it for a
-request; a wildcard import does not. So every service import is a wildcard, and the user's rights name what it may ask.
+Streams and steward live in CORE; agents live in AGENTS, the pipeline in PIPE, whoever was invited in INVITE and the
+workers of links in LINK, which have no JetStream and import only what they need. The reason is measured: inside one
+account a reply subject is never checked, so a pull status aimed at `$JS.API.STREAM.DELETE.X` is obeyed, and so is a
+value of its own that a credential reads with such a reply. Across a service import the reply is resolved in the
+importing account. There a *literal* import still takes it for a request; a wildcard import does not. So every service
+import is a wildcard, and the user's rights name what it may ask.
 Every line here has a probe in `testing/security/`. Whoever changes one raises `space/layout.LAYOUT`, so that older
 spaces get it too; a change of an agent's rights raises `AGENT_RIGHTS`.
 """
@@ -15,7 +16,16 @@ from collections.abc import Iterable, Mapping
 
 from tidings.broker.jwt import Claims, Permissions, UserLimits
 from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import AGENT_SERVICES, BLOCK_SHARDS, RULING_KINDS, StreamKind, Subjects
+from tidings.wire.subjects import (
+    ADMISSION_SERVICE,
+    AGENT_SERVICES,
+    BLOCK_SHARDS,
+    INVITATION_SERVICE,
+    LINK_SERVICE,
+    RULING_KINDS,
+    StreamKind,
+    Subjects,
+)
 
 #: raised with every change of `agent_permissions` or `agent_limits`: agents with older tokens are given new ones
 AGENT_RIGHTS = 3
@@ -28,6 +38,16 @@ MAX_SUBSCRIPTIONS = 1_000
 MAX_AGENT_CONNECTIONS = 19_000
 #: each worker of a Spark cluster holds one or two
 MAX_PIPELINE_CONNECTIONS = 500
+#: of everybody who was invited together: a line that leaked keeps nobody out for longer than it takes to revoke it
+MAX_INVITED_CONNECTIONS = 64
+#: what whoever was invited says is one short request
+MAX_INVITED_PAYLOAD, MAX_INVITED_SUBSCRIPTIONS = 4_096, 2
+#: whoever was invited to a link says in it what is agreed, with a token and where its own broker is
+MAX_LINKING_PAYLOAD = 32_768
+#: of the workers of all links together; the watcher closes what one of them has too many
+MAX_LINK_CONNECTIONS = 300
+#: what the worker of another space says is a request, and what it hears are answers and wakes
+MAX_PEER_PAYLOAD, MAX_PEER_SUBSCRIPTIONS = 64 * 1024, 8
 #: the CONNECT line carries the token; the broker is configured for 64 KiB
 MAX_TOKEN_BYTES = 60_000
 
@@ -100,6 +120,26 @@ def pipeline_page_subjects(_s: Subjects) -> dict[str, int]:
     return {"$JS.API.DIRECT.GET.*": PIPELINE_ANSWER}
 
 
+def invitation_subjects(s: Subjects) -> dict[str, int]:
+    """What INVITE may ask."""
+    return {f"{s.root}.ctl.{INVITATION_SERVICE}.*": CONTROL_ANSWER}
+
+
+def link_subjects(s: Subjects) -> dict[str, int]:
+    """What LINK may ask: linked spaces for pages, our own worker what was admitted, and to have more admitted."""
+    return {
+        f"{s.root}.ctl.{LINK_SERVICE}.*": CONTROL_ANSWER,
+        f"{s.root}.ctl.{ADMISSION_SERVICE}.*": CONTROL_ANSWER,
+        f"{s.root}.via.>": PUBLISH_ANSWER,
+    }
+
+
+def link_live_subjects(s: Subjects) -> list[str]:
+    """What LINK may hear. Copies of link records have such subjects too: no user may hear but the one it is named in,
+    and no link is called like a user."""
+    return [f"{s.root}.live.link.*"]
+
+
 def live_subjects(s: Subjects) -> list[str]:
     """Stream exports. LOG republishes ruling records too; those stay inside CORE."""
     return [f"{s.root}.live.chat.>", f"{s.root}.live.via.>", s.live_roster]
@@ -110,12 +150,15 @@ def core_exports(s: Subjects) -> list[Claims]:
         patience = {"response_threshold": seconds * 1_000_000_000}
         return {"name": subject, "subject": subject, "type": "service", **patience, **more}
 
-    single = service_subjects(s) | pipeline_service_subjects(s)
+    single = service_subjects(s) | pipeline_service_subjects(s) | invitation_subjects(s) | link_subjects(s)
     many = pull_subjects(s) | pipeline_page_subjects(s)
     return [
         *(service(subject, seconds) for subject, seconds in single.items()),
         *(service(subject, seconds, response_type="Stream") for subject, seconds in many.items()),
-        *({"name": subject, "subject": subject, "type": "stream"} for subject in live_subjects(s)),
+        *(
+            {"name": subject, "subject": subject, "type": "stream"}
+            for subject in (*live_subjects(s), *link_live_subjects(s))
+        ),
     ]
 
 
@@ -129,6 +172,17 @@ def agents_imports(s: Subjects, core_id: str) -> list[Claims]:
 def pipeline_imports(s: Subjects, core_id: str) -> list[Claims]:
     asked = (*pipeline_service_subjects(s), *pipeline_page_subjects(s))
     return [_imported(core_id, subject, "service") for subject in asked]
+
+
+def invitation_imports(s: Subjects, core_id: str) -> list[Claims]:
+    return [_imported(core_id, subject, "service") for subject in invitation_subjects(s)]
+
+
+def link_imports(s: Subjects, core_id: str) -> list[Claims]:
+    return [
+        *(_imported(core_id, subject, "service") for subject in link_subjects(s)),
+        *(_imported(core_id, subject, "stream") for subject in link_live_subjects(s)),
+    ]
 
 
 def _imported(core_id: str, subject: str, kind: str) -> Claims:
@@ -167,8 +221,40 @@ def agent_permissions(
     )
 
 
-def agent_limits() -> UserLimits:
-    return UserLimits(subscriptions=MAX_SUBSCRIPTIONS, payload=MAX_MESSAGE)
+def agent_limits(expires: int | None = None) -> UserLimits:
+    return UserLimits(subscriptions=MAX_SUBSCRIPTIONS, payload=MAX_MESSAGE, expires=expires)
+
+
+def invitation_permissions(s: Subjects, invitation_id: str) -> Permissions:
+    """Whoever has the line of an invitation may ask for what it promises, and nothing else."""
+    return Permissions(publish=[f"{s.root}.ctl.{INVITATION_SERVICE}.{invitation_id}"], subscribe=[inbox(invitation_id)])
+
+
+def invitation_limits(expires: int, *, for_link: bool = False) -> UserLimits:
+    payload = MAX_LINKING_PAYLOAD if for_link else MAX_INVITED_PAYLOAD
+    return UserLimits(subscriptions=MAX_INVITED_SUBSCRIPTIONS, payload=payload, expires=expires)
+
+
+def peer_permissions(s: Subjects, peer_id: str) -> Permissions:
+    """The worker of a linked space: it asks the steward, and hears that there is something new. It writes nothing."""
+    return Permissions(
+        publish=[f"{s.root}.ctl.{LINK_SERVICE}.{peer_id}"], subscribe=[inbox(peer_id), s.live_link(peer_id)]
+    )
+
+
+def peer_limits(expires: int | None = None) -> UserLimits:
+    return UserLimits(subscriptions=MAX_PEER_SUBSCRIPTIONS, payload=MAX_PEER_PAYLOAD, expires=expires)
+
+
+def link_permissions(s: Subjects, worker_id: str) -> Permissions:
+    """This space's own worker of links: it admits what was said elsewhere, and asks what was. It reads no stream."""
+    return Permissions(
+        publish=[f"{s.root}.via.>", f"{s.root}.ctl.{ADMISSION_SERVICE}.{worker_id}"], subscribe=[inbox(worker_id)]
+    )
+
+
+def link_limits() -> UserLimits:
+    return UserLimits(subscriptions=MAX_PEER_SUBSCRIPTIONS, payload=MAX_MESSAGE)
 
 
 def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
@@ -184,6 +270,7 @@ def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
             f"{s.root}.aud.>",
             f"{s.root}.dead.>",
             s.live_roster,
+            *link_live_subjects(s),
             f"$KV.{s.state_bucket}.>",
             "$JS.API.INFO",
             f"$JS.API.STREAM.UPDATE.{s.log_stream}",
@@ -194,7 +281,7 @@ def steward_permissions(s: Subjects, steward_id: str) -> Permissions:
             f"$JS.API.CONSUMER.MSG.NEXT.{s.task_stream}.>",
             f"$JS.ACK.{s.task_stream}.>",
         ],
-        subscribe=[inbox(steward_id), f"{s.root}.ctl.>"],
+        subscribe=[inbox(steward_id), f"{s.root}.ctl.>", f"{s.root}.live.chat.>", f"{s.root}.live.via.>"],
         responses=True,
     )
 
@@ -218,12 +305,12 @@ def pipeline_permissions(s: Subjects, pipeline_id: str) -> Permissions:
     )
 
 
-def watcher_permissions(watcher_id: str, agents_account: str) -> Permissions:
-    """A user of the system account that hears of agents' connections, lists them, and closes one. Nothing else."""
-    words = f"$SYS.ACCOUNT.{agents_account}"
+def watcher_permissions(watcher_id: str, *accounts: str) -> Permissions:
+    """A user of the system account that hears of connections of these accounts, lists them, and closes one."""
+    words = [f"$SYS.ACCOUNT.{account}.{word}" for account in accounts for word in ("CONNECT", "DISCONNECT")]
     return Permissions(
-        publish=[f"$SYS.REQ.ACCOUNT.{agents_account}.CONNZ", "$SYS.REQ.SERVER.*.KICK"],
-        subscribe=[inbox(watcher_id), f"{words}.CONNECT", f"{words}.DISCONNECT"],
+        publish=[*(f"$SYS.REQ.ACCOUNT.{account}.CONNZ" for account in accounts), "$SYS.REQ.SERVER.*.KICK"],
+        subscribe=[inbox(watcher_id), *words],
     )
 
 

@@ -1,6 +1,7 @@
 """JetStream on an event loop: the steps of `jetstream_api.py` over one connection.
 
-It adds no caching and no retry. Reads end only where the stream's leader says that there is no more.
+It adds no caching and no retry. Reads end only where the stream's leader says that there is no more, or, of a stream
+with replicas, where one of them proves it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class JetStream:
     def __init__(self, connection: Connection, timeout: float = 5.0) -> None:
         self.connection = connection
         self.timeout = timeout
+
+    @property
+    def replicated(self) -> bool:
+        """May what is read come from a replica that lags? Not of a server that is alone."""
+        return self.connection.is_clustered
 
     async def run(self, steps: Steps[T]) -> T:
         """Do what the steps ask for, one after the other, until they have their result."""
@@ -85,11 +91,11 @@ class JetStream:
     async def last(self, stream: str, subject: str) -> StoredRecord | None:
         return await self.run(api.last(stream, subject))
 
-    async def at(self, stream: str, seq: int) -> StoredRecord | None:
-        return await self.run(api.at(stream, seq))
+    async def at(self, stream: str, seq: int, *, patient: bool = True) -> StoredRecord | None:
+        return await self.run(api.at(stream, seq, replicated=self.replicated, patient=patient))
 
     async def following(self, stream: str, subject_filter: str, seq: int) -> StoredRecord | None:
-        return await self.run(api.following(stream, subject_filter, seq))
+        return await self.run(api.following(stream, subject_filter, seq, replicated=self.replicated))
 
     async def info(self, stream: str) -> dict[str, Any]:
         return await self.run(api.info(stream))
@@ -102,7 +108,7 @@ class JetStream:
         return await self.run(api.counts_of(stream, subject_filter))
 
     async def first_after(self, stream: str, subject_filter: str, when: datetime) -> int | None:
-        return await self.run(api.first_after(stream, subject_filter, when))
+        return await self.run(api.first_after(stream, subject_filter, when, replicated=self.replicated))
 
     async def purge(
         self, stream: str, *, subject_filter: str, below: int | None = None, keep: int | None = None
@@ -114,7 +120,9 @@ class JetStream:
     ) -> AsyncIterator[list[StoredRecord]]:
         """Pages of the records of `subject_filter` with start <= seq <= end, in order."""
         size = min(max_bytes, PAGE_BYTES)
-        reader = RangeReader(stream, subject_filter, start, end, page=page, max_bytes=size)
+        reader = RangeReader(
+            *(stream, subject_filter, start, end), page=page, max_bytes=size, replicated=self.replicated
+        )
         while not reader.done:
             for part in await self.run(reader.next_parts()):
                 assert isinstance(part, Page)

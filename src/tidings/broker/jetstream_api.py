@@ -6,18 +6,24 @@ rules of reading exist once. Nothing here keeps a connection, reads a clock or r
 
 `RangeReader` reads a range of a stream and is never shorter than the stream's leader says: direct get may be answered
 by a replica that lags, so its word is taken neither for an end nor for a hole.
+
+Of a stream with replicas nobody can be asked for certain: whoever answers may lag, a former leader too. A record that
+was read is true, for it never changes, and it proves that its replica has all before it. "There is none" is believed
+(`replicated`) only of a replica that proves in the same answer how far it is, or if the records were removed, which
+nothing undoes.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Generator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tidings.broker.records import Missing, Page, StoredRecord
-from tidings.errors import BrokerUnreachable, ConflictError, LogFull, LogGap, LogRegressed, OutcomeUnknown, TidingsError
+from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown, TidingsError
 from tidings.nats.core import status_of
 from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
 from tidings.wire.times import parse_time
@@ -25,16 +31,29 @@ from tidings.wire.times import parse_time
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 WRONG_LAST_SEQUENCE = 10071
+#: A stream with replicas looks at one write of a subject, or of an id, at a time. It was not stored; ask again.
+WRITE_UNDER_WAY = 10164
+ID_UNDER_WAY = 10158
+#: an atomic batch that holds an id which the stream has, and then nothing of it is stored
+BATCH_HAS_DUPLICATE = 10201
 NO_ROOM = 10077
+#: of several servers there are too few, or they have not chosen who leads
+NO_LEADER = (10008, 10009)
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_CONSUMER = 10014
 #: what a stream says of its life: another one, another stream, whatever its sequences
 EPOCH_KEY = "td.epoch"
-#: how often a replica may lag before a read gives up
+#: how often a replica may lag before a read gives up, and the pause before it is asked again
 LAGS = 50
+LAG_PAUSE = 0.1
+#: how often a stream that says it ends before what is asked for is not believed
+SHORT_LOOKS = 10
 #: a purge of much takes its time
 PURGE_TIMEOUT = 30.0
+_TOO_MANY_SUBJECTS = 413
+_UP_TO = re.compile(rb"\r\nNats-UpTo-Sequence: ([0-9]+)\r\n")
+_LAST = re.compile(r"wrong last sequence: ([0-9]+)")
 _NOTHING_PENDING = b"\r\nNats-Num-Pending: 0\r\n"
 
 
@@ -47,6 +66,25 @@ class ApiError(TidingsError):
         self.err_code = int(error.get("err_code", error.get("code", 0)))
         self.description = str(error.get("description", ""))
         super().__init__(f"{what}: {self.description} ({self.err_code})")
+
+    @property
+    def is_busy(self) -> bool:
+        """Was it refused only because another write is under way? Then it was not stored, and can be asked again."""
+        return self.err_code in (WRITE_UNDER_WAY, ID_UNDER_WAY)
+
+    @property
+    def found(self) -> int | None:
+        """The sequence that the broker found instead of the one a write expected; None if it does not say."""
+        said = _LAST.search(self.description) if self.err_code == WRONG_LAST_SEQUENCE else None
+        return int(said[1]) if said else None
+
+    def proves_nothing(self, expected: int) -> bool:
+        """Was a write refused, and yet may be right? It was not stored, and can be asked again.
+
+        For a write under way; or by a former leader of a stream with replicas, which still has an older record than the
+        write expects.
+        """
+        return self.is_busy or (self.found is not None and self.found < expected)
 
 
 # --- what a driver is asked ---
@@ -111,7 +149,10 @@ def api(
         raise BrokerUnreachable(f"JetStream does not answer {subject}") from None
     answer: dict[str, Any] = json.loads(said)
     if answer.get("error"):
-        raise ApiError(operation, answer["error"])
+        refused = ApiError(operation, answer["error"])
+        if refused.err_code in NO_LEADER:
+            raise BrokerUnreachable(f"JetStream cannot answer now: {refused}") from refused
+        raise refused
     return answer
 
 
@@ -122,7 +163,9 @@ def publish(
     try:
         _, said = yield from ask(Ask(subject, payload, headers, False, timeout))
     except NoResponders as error:
-        raise LogFull(f"no stream takes {subject}: the log is full or the broker is starting") from error
+        raise BrokerUnreachable(
+            f"no stream takes {subject} now: the broker is starting, or its replicas choose a leader"
+        ) from error
     return stored_seq(subject, said)
 
 
@@ -131,7 +174,7 @@ def publish_if(subject: str, payload: bytes, revision: int) -> Steps[int]:
     try:
         return (yield from publish(subject, payload, {EXPECT_SEQUENCE: str(revision)}))
     except ApiError as error:
-        if error.err_code == WRONG_LAST_SEQUENCE:
+        if error.err_code == WRONG_LAST_SEQUENCE or error.is_busy:
             raise ConflictError(f"{subject} changed meanwhile: {error.description}") from error
         raise
 
@@ -153,11 +196,26 @@ def info(stream: str) -> Steps[dict[str, Any]]:
     return api(f"STREAM.INFO.{stream}")
 
 
-def counts_of(stream: str, subject_filter: str) -> Steps[dict[str, int]]:
-    """The subjects of a filter that have records now, and how many each has."""
+def info_from(stream: str, at_least: int, *, replicated: bool) -> Steps[dict[str, Any]]:
+    """The same of a stream that had a record at `at_least`: who says that it ends before may have been its leader."""
+    for _ in range(LAGS if replicated else 0):
+        answer = yield from info(stream)
+        if int(answer["state"]["last_seq"]) >= at_least:
+            return answer
+        yield Sleep(LAG_PAUSE)
+    return (yield from info(stream))
+
+
+def counts_of(stream: str, subject_filter: str, at_least: int = 0) -> Steps[dict[str, int]]:
+    """The subjects of a filter that have records now, and how many each has. `at_least`: a sequence the stream has; who
+    says that it ends before is asked again."""
     found: dict[str, int] = {}
+    lag = Lag(stream, at_least)
     while True:
         answer = yield from api(f"STREAM.INFO.{stream}", {"subjects_filter": subject_filter, "offset": len(found)})
+        if int(answer["state"]["last_seq"]) < at_least:
+            yield from lag.wait()
+            continue
         page = answer["state"].get("subjects") or {}
         found |= page
         if not page or len(found) >= int(answer.get("total", 0)):
@@ -195,18 +253,37 @@ def purge(stream: str, *, subject_filter: str, below: int | None = None, keep: i
 
 
 def last(stream: str, subject: str) -> Steps[StoredRecord | None]:
-    """The newest record of one subject, read from the leader."""
+    """The newest record of one subject, read from the leader; with replicas there may be a newer one."""
     return _get(stream, {"last_by_subj": subject})
 
 
-def at(stream: str, seq: int) -> Steps[StoredRecord | None]:
-    """The record at a sequence, read from the leader."""
-    return _get(stream, {"seq": seq})
+def at(stream: str, seq: int, *, replicated: bool = False, patient: bool = True) -> Steps[StoredRecord | None]:
+    """The record at a sequence, read from the leader, or from a replica that has it.
+
+    `patient`: it is known to have been there, so a stream with replicas that seems to end before it is asked for a
+    while. Not for a number that anybody could have made up.
+    """
+    if not replicated:
+        return (yield from _get(stream, {"seq": seq}))
+    found = yield from following(stream, ">", seq, replicated=True, through=seq if patient else None)
+    return found if found is not None and found.seq == seq else None
 
 
-def following(stream: str, subject_filter: str, seq: int) -> Steps[StoredRecord | None]:
-    """The first record of a filter at or after a sequence, read from the leader."""
-    return _get(stream, {"seq": seq, "next_by_subj": subject_filter})
+def following(
+    stream: str, subject_filter: str, seq: int, *, replicated: bool = False, through: int | None = None
+) -> Steps[StoredRecord | None]:
+    """The first record of a filter at or after a sequence, read from the leader.
+
+    With replicas "none" is proven as far as `through`, if that is given, or else as far as the stream was just now.
+    """
+    lag = Lag(stream, seq)
+    while True:
+        found = yield from _get(stream, {"seq": seq, "next_by_subj": subject_filter})
+        if found is not None or not replicated:
+            return found
+        if (yield from is_absent(stream, subject_filter, seq, through, lag)):
+            return None
+        yield from lag.wait()
 
 
 def _get(stream: str, body: Mapping[str, Any]) -> Steps[StoredRecord | None]:
@@ -258,11 +335,130 @@ def page_of(stream: str, body: Mapping[str, Any], page_type: type[Page] = Page) 
     raise ApiError(f"read {stream}", {"err_code": status, "description": said})
 
 
-def first_after(stream: str, subject_filter: str, when: datetime) -> Steps[int | None]:
+def first_after(stream: str, subject_filter: str, when: datetime, *, replicated: bool = False) -> Steps[int | None]:
     """The sequence of the first record of `subject_filter` at or after `when`."""
+    lag = Lag(stream, 0)
+    while True:
+        found = yield from _first_since(stream, subject_filter, when)
+        if found is not None or not replicated:
+            return found
+        if (yield from _is_none_since(stream, subject_filter, when, lag)):
+            return None
+        yield from lag.wait()
+
+
+def _first_since(stream: str, subject_filter: str, when: datetime) -> Steps[int | None]:
     body = {"start_time": when.astimezone(UTC).isoformat(), "next_by_subj": subject_filter, "batch": 1}
     page = yield from page_of(stream, body)
     return page.seqs[0] if page.seqs else None
+
+
+def _is_none_since(stream: str, subject_filter: str, when: datetime, lag: Lag) -> Steps[bool]:
+    """Is it proven that a filter has no record at or after `when`?"""
+    first = yield from _first_since(stream, ">", when)
+    if first is not None:
+        return (yield from is_absent(stream, subject_filter, first, None, lag))
+    head = int((yield from info(stream))["state"]["last_seq"])
+    newest = (yield from at(stream, head, replicated=True)) if head else None
+    return newest is None or newest.time_ns < when.timestamp() * 1e9
+
+
+# --- what a stream with replicas does not have ---
+
+
+class Lag:
+    """How often a replica was found to lag: one that never catches up is an error, and no end."""
+
+    def __init__(self, stream: str, position: int) -> None:
+        self.stream, self.position = stream, position
+        self.count = 0
+
+    def wait(self, pause: float = LAG_PAUSE) -> Steps[None]:
+        self.count += 1
+        if self.count > LAGS:
+            raise BrokerUnreachable(f"{self.stream} answers short pages at {self.position}: its replicas lag")
+        if pause:
+            yield Sleep(pause)
+
+
+def is_absent(stream: str, subject_filter: str, first: int, through: int | None, lag: Lag) -> Steps[bool]:
+    """Is it proven that a filter has no record from `first` through `through` (the end of the stream, if None)?
+
+    A stream that ends before that is not believed at once: whoever said so may have been its leader before.
+    """
+    state = (yield from info(stream))["state"]
+    end = int(state["last_seq"])
+    if through is None or (end < through and lag.count >= SHORT_LOOKS):
+        through = end
+    if end < through:
+        return False
+    if first > through or not int(state["messages"]):
+        return True
+    if subject_filter == ">":
+        return (yield from is_removed(stream, first, through))
+    try:
+        return (yield from _has_none_newer(stream, subject_filter, first, through))
+    except ApiError as error:
+        if error.err_code != _TOO_MANY_SUBJECTS:
+            raise
+    return (yield from _is_none_among(stream, subject_filter, first, through))
+
+
+def is_removed(stream: str, first: int, through: int) -> Steps[bool]:
+    """Were all these records removed? Whoever says so is right, for it is never undone."""
+    state = (yield from api(f"STREAM.INFO.{stream}", {"deleted_details": True}))["state"]
+    kept = max(first, int(state["first_seq"]))
+    if int(state["last_seq"]) < through:
+        return False
+    return kept > through or set(range(kept, through + 1)) <= set(state.get("deleted") or ())
+
+
+def _has_none_newer(stream: str, subject_filter: str, first: int, through: int) -> Steps[bool]:
+    """The newest record of every subject, from one replica that says how far it is: is each of them before `first`?
+
+    One that finds nothing at all does not say how far it is, so it is also asked for a subject that has a record.
+    """
+    known = yield from _get(stream, {"seq": 1, "next_by_subj": ">"})
+    if known is None:
+        return False
+    body = {"multi_last": [subject_filter, known.subject], "seq": first, "batch": 2}
+    page = yield from page_of(stream, body)
+    return _is_up_to(page, through) and not any(_matches(subject_filter, each) for each in page.subjects)
+
+
+def _is_up_to(page: Page, through: int) -> bool:
+    said = _UP_TO.search(page.status)
+    return said is not None and int(said[1]) >= through
+
+
+def _is_none_among(stream: str, subject_filter: str, first: int, through: int) -> Steps[bool]:
+    """The same by reading everything from `first` on, for a filter of more subjects than the broker looks up."""
+    reader = RangeReader(stream, ">", first, through, page=1_000, max_bytes=1 << 20, replicated=True)
+    while not reader.done:
+        for part in (yield from reader.next_parts()):
+            if isinstance(part, Page) and any(_matches(subject_filter, each) for each in part.subjects):
+                return False
+    return True
+
+
+def _matches(subject_filter: str, subject: str) -> bool:
+    wanted, tokens = subject_filter.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1] if len(tokens) >= len(wanted) else []
+    return len(wanted) == len(tokens) and all(a in ("*", b) for a, b in zip(wanted, tokens, strict=True))
+
+
+def last_as_of(stream: str, subject: str, known: str, seq: int) -> Steps[StoredRecord | None]:
+    """The newest record of a subject, from a replica that has at least the record of the subject `known` at `seq`.
+
+    Whoever just wrote that one and knows that nobody else writes has the newest there is.
+    """
+    lag = Lag(stream, seq)
+    while True:
+        page = yield from page_of(stream, {"multi_last": [subject, known], "batch": 2})
+        if any(name == known and at >= seq for name, at in zip(page.subjects, page.seqs, strict=True)):
+            return next((record for record in page.records() if record.subject == subject), None)
+        yield from lag.wait()
 
 
 class RangeReader:
@@ -283,12 +479,14 @@ class RangeReader:
         page: int,
         max_bytes: int,
         holes: bool = False,
+        replicated: bool = False,
         page_type: type[Page] = Page,
     ) -> None:
         self.stream, self.filter = stream, subject_filter
         self.position, self.last = first, last
         self._page, self._max_bytes, self._holes, self._page_type = page, max_bytes, holes, page_type
-        self._lags = 0
+        self._replicated = replicated
+        self._lag = Lag(stream, first)
         self.done = first > last
 
     def next_parts(self) -> Steps[list[Page | Missing]]:
@@ -301,7 +499,7 @@ class RangeReader:
             raise LogGap(f"{self.stream} answered a page from {first} that is not in order")
         parts = yield from self._confirmed(page)
         if parts:
-            self._lags = 0
+            self._lag = Lag(self.stream, self.position)
         if self.position > last or (page.seqs and page.seqs[-1] > last and not self._holes):
             self.done = True
         elif not page.seqs or page.seqs[-1] >= self.position or _NOTHING_PENDING in page.status:
@@ -331,14 +529,20 @@ class RangeReader:
         """Nothing more came: is that the end, or does the leader have more?"""
         ahead = yield from following(self.stream, self.filter, self.position)
         if ahead is not None and ahead.seq <= self.last:
-            self._lags += 1
-            if self._lags > LAGS:
-                raise BrokerUnreachable(f"{self.stream} answers short pages at {self.position}: its replicas lag")
+            yield from self._lag.wait(LAG_PAUSE if self._replicated else 0)
+            return []
+        if ahead is None and self._replicated and not (yield from self._is_proven()):
+            yield from self._lag.wait()
             return []
         self.done = True
         if not self._holes:
             return []
+        if ahead is not None and self._replicated:
+            return [Missing(self.position, self.last)]
         end = int((yield from info(self.stream))["state"]["last_seq"])
         if end < self.last:
             raise LogRegressed(f"{self.stream} ends at {end}, before {self.last}: it went backwards")
         return [Missing(self.position, self.last)]
+
+    def _is_proven(self) -> Steps[bool]:
+        return is_absent(self.stream, self.filter, self.position, self.last, self._lag)

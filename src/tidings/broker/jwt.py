@@ -21,6 +21,10 @@ from tidings.nats.errors import AuthRefused
 from tidings.wire.keys import KeyPair, verify
 
 UNLIMITED = -1
+#: activations are made anew with every token of an account, and are the same each time
+ACTIVATED = 1_700_000_000
+#: of an account on servers that others run; a space has fewer
+ROOM_FOR_STREAMS = 16
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 
 Claims = dict[str, Any]
@@ -59,6 +63,9 @@ class UserLimits:
 class AccountLimits:
     jetstream: bool = False
     connections: int = UNLIMITED
+    #: bytes on disk of streams with so many replicas, on a server that others share; 0: as much as there is
+    disk: int = 0
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,11 @@ def operator_jwt(operator: KeyPair, name: str, system_account: str, *, iat: int 
 
 
 def account_jwt(operator: KeyPair, account_id: str, spec: AccountSpec, *, iat: int | None = None) -> str:
+    return encode(operator, account_id, spec.name, account_claims(spec), iat=iat)
+
+
+def account_claims(spec: AccountSpec) -> Claims:
+    """What the token of an account says, whoever signs it."""
     limits: Claims = {
         "subs": UNLIMITED,
         "data": UNLIMITED,
@@ -89,7 +101,15 @@ def account_jwt(operator: KeyPair, account_id: str, spec: AccountSpec, *, iat: i
         "conn": spec.limits.connections,
         "leaf": 0,
     }
-    if spec.limits.jetstream:
+    if spec.limits.jetstream and spec.limits.disk:
+        bounded = {
+            "mem_storage": 0,
+            "disk_storage": spec.limits.disk,
+            "streams": ROOM_FOR_STREAMS,
+            "consumer": UNLIMITED,
+        }
+        limits["tiered_limits"] = {f"R{spec.limits.replicas}": bounded}
+    elif spec.limits.jetstream:
         limits |= {
             "mem_storage": UNLIMITED,
             "disk_storage": UNLIMITED,
@@ -105,7 +125,13 @@ def account_jwt(operator: KeyPair, account_id: str, spec: AccountSpec, *, iat: i
         claims["mappings"] = {source: [{"subject": made}] for source, made in sorted(spec.mappings.items())}
     if spec.revocations:
         claims["revocations"] = dict(sorted(spec.revocations.items()))
-    return encode(operator, account_id, spec.name, claims, iat=iat)
+    return claims
+
+
+def activation_jwt(exporter: KeyPair, importer: str, subject: str, kind: str) -> str:
+    """What one account needs to import an export that asks for a token: nobody else can use it."""
+    claims = {"type": "activation", "subject": subject, "kind": kind}
+    return encode(exporter, importer, subject, claims, iat=ACTIVATED)
 
 
 def user_jwt(
@@ -119,26 +145,32 @@ def user_jwt(
 ) -> str:
     """A user's token. `permissions=None` means everything in its account: short-lived admin processes only."""
     limits = limits or UserLimits()
+    return encode(account, user_id, name, user_claims(permissions, limits), iat=iat, expires=limits.expires)
+
+
+def user_claims(permissions: Permissions | None, limits: UserLimits) -> Claims:
     claims: Claims = {"type": "user", "subs": limits.subscriptions, "data": UNLIMITED, "payload": limits.payload}
-    claims |= permissions.claims() if permissions else {"pub": {}, "sub": {}}
-    return encode(account, user_id, name, claims, iat=iat, expires=limits.expires)
+    return claims | (permissions.claims() if permissions else {"pub": {}, "sub": {}})
 
 
 def encode(
     issuer: KeyPair, subject: str, name: str, nats: Claims, *, iat: int | None = None, expires: int | None = None
 ) -> str:
-    body: Claims = {
-        "iat": int(time.time()) if iat is None else iat,
-        "iss": issuer.id,
-        "name": name,
-        "sub": subject,
-        "nats": {**nats, "version": 2},
-    }
+    text = unsigned(issuer.id, subject, name, nats, iat=int(time.time()) if iat is None else iat, expires=expires)
+    return with_signature(text, issuer.sign(text.encode()))
+
+
+def unsigned(issuer: str, subject: str, name: str, nats: Claims, *, iat: int, expires: int | None = None) -> str:
+    """Header and claims of a token: what its issuer signs."""
+    body: Claims = {"iat": iat, "iss": issuer, "name": name, "sub": subject, "nats": {**nats, "version": 2}}
     if expires is not None:
         body["exp"] = expires
     body["jti"] = base64.b32encode(hashlib.sha256(_compact(body)).digest()).decode().rstrip("=")
-    signed = f"{_b64(_compact(_HEADER))}.{_b64(_compact(body))}"
-    return f"{signed}.{_b64(issuer.sign(signed.encode()))}"
+    return f"{_b64(_compact(_HEADER))}.{_b64(_compact(body))}"
+
+
+def with_signature(text: str, signature: bytes) -> str:
+    return f"{text}.{_b64(signature)}"
 
 
 def decode(token: str) -> Claims:
@@ -153,6 +185,12 @@ def decode(token: str) -> Claims:
     if not good:
         raise WireError("this NATS JWT is not signed by its issuer")
     return dict(claims)
+
+
+def expiry_of(token: str) -> int | None:
+    """The second at which a token ends; None if it does not."""
+    end = decode(token).get("exp")
+    return int(end) if end else None
 
 
 def credentials(token: str, key: KeyPair) -> str:

@@ -134,7 +134,10 @@ class Broker:
 
     def spawn(self) -> None:
         """Start the process. Call it from the main thread: the child dies with the *thread* that started it."""
-        check_port(self.config.host, self.config.port, self.config.subjects.space)
+        space = self.config.subjects.space
+        check_port(self.config.host, self.config.port, space)
+        if self.config.websocket is not None:
+            check_port(*self.config.websocket, space, elsewhere="`tidings up --ws ADDR:PORT`")
         write_private(self.conf_path, self.config.render())
         self.process = subprocess.Popen(
             [self.binary, "-c", self.conf_path],
@@ -182,7 +185,7 @@ class Broker:
             self.process.wait(10)
 
 
-def check_port(host: str, port: int, space: str) -> None:
+def check_port(host: str, port: int, space: str, *, elsewhere: str = "`tidings up --port N`") -> None:
     """Can a server listen there?"""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,9 +194,14 @@ def check_port(host: str, port: int, space: str) -> None:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise BrokerFailed(f"this machine has no address {host}: name one that it has with --listen") from error
+            if error.errno == errno.EACCES:
+                raise BrokerFailed(
+                    f"this user may not listen on port {port}: choose one above 1023 ({elsewhere}), or let it "
+                    "(net.ipv4.ip_unprivileged_port_start, CAP_NET_BIND_SERVICE)"
+                ) from error
             raise BrokerFailed(
                 f"port {port} of space {space} is in use ({error.strerror}): "
-                f"stop what holds it, or move the space with `tidings up --port N`"
+                f"stop what holds it, or move the space with {elsewhere}"
             ) from error
 
 

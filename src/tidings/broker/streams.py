@@ -81,8 +81,21 @@ def _spec(name: str, subjects: list[str], **settings: Any) -> StreamSpec:
     return StreamSpec(name, base | settings)
 
 
-def stream_specs(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
-    """Every stream of a space. `epoch` is used only when LOG is created."""
+def stream_specs(s: Subjects, budget: int, epoch: str, replicas: int = 1) -> list[StreamSpec]:
+    """Every stream of a space. `epoch` is used only when LOG is created.
+
+    With replicas the pipeline writes frames in atomic batches: such a stream takes one write of a lease at a time.
+    """
+    specs = _specs_alone(s, budget, epoch)
+    if replicas == 1:
+        return specs
+    atomic = {s.delivery_stream: {"allow_atomic": True}}
+    return [
+        StreamSpec(each.name, {**each.config, "num_replicas": replicas, **atomic.get(each.name, {})}) for each in specs
+    ]
+
+
+def _specs_alone(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
     mailbox = {"max_msgs_per_subject": 1_000, "discard_new_per_subject": True, "max_bytes": budget // 8}
     return [
         _spec(
@@ -132,10 +145,10 @@ def stream_specs(s: Subjects, budget: int, epoch: str) -> list[StreamSpec]:
     ]
 
 
-async def ensure_streams(js: JetStream, s: Subjects, budget: int, epoch: str) -> list[str]:
+async def ensure_streams(js: JetStream, s: Subjects, budget: int, epoch: str, replicas: int = 1) -> list[str]:
     """Create what is missing, reconcile what differs. Answers what was changed, in words."""
     changes: list[str] = []
-    for spec in stream_specs(s, budget, epoch):
+    for spec in stream_specs(s, budget, epoch, replicas):
         changes += await _ensure(js, s, spec)
     return changes
 

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output
+from tidings.cli.amounts import seconds
 from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
 from tidings.errors import ConflictError, StoreError, UsageError
 from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.wire.names import check_agent_name
+from tidings.wire.times import moment
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
 
@@ -24,7 +26,12 @@ ManageOption = Annotated[list[str] | None, typer.Option("--manage", help="Channe
 RoleOption = Annotated[list[str] | None, typer.Option("--role", help="Role whose tasks it may take.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Agent file (Markdown with front matter).")]
 
+ExpiresOption = Annotated[
+    str | None, typer.Option(help="For how long a credential of it holds, such as 7d; `never`.", metavar="TIME")
+]
+
 DEFAULT_CHANNEL = ("general",)
+SHORTEST = 3_600
 
 
 @app.command("add")
@@ -35,6 +42,7 @@ def add(
     manage: ManageOption = None,
     role: RoleOption = None,
     description: Annotated[str, typer.Option(help="One line about it.")] = "",
+    expires: ExpiresOption = None,
     file: FileOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -49,18 +57,32 @@ def add(
       tidings agent add bob --read 'team.>' --post team.backend --role reviewer
 
       tidings agent add --file agents/ada.md             card and access from its front matter
+
+      tidings agent add far --expires 7d                 renewed by itself, unless it was away for so long
     """
     where = place(space, home)
     agent = _described(where, name, read, post, manage, role, description, file)
-    granted = asyncio.run(_administered(where, f"adding {agent.name}", lambda admin: admin.add(agent)))
+    lifetime = lifetime_of(expires) or 0
+    granted = asyncio.run(
+        _administered(where, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime))
+    )
     creds = where.home.agent_creds(agent.name)
     if as_json:
         output.data({**_public(granted.row), "creds": str(creds)})
         return
-    output.say(f"agent {agent.name} may read {_listed(agent.read)} and post to {_listed(agent.post)}")
+    output.say(f"agent {agent.name} may read {listed(agent.read)} and post to {listed(agent.post)}")
     output.line(granted.row.id)
     output.say(f"its credential is {creds}")
     output.hint(f"tidings agent show {agent.name}")
+
+
+def lifetime_of(expires: str | None) -> int | None:
+    if expires is None or expires == "never":
+        return None if expires is None else 0
+    wanted = seconds("--expires", expires)
+    if wanted < SHORTEST:
+        raise UsageError("a credential holds for an hour at least (`--expires 1h`), or for ever (`--expires never`)")
+    return wanted
 
 
 def _described(
@@ -127,10 +149,11 @@ def _public(row: Issued) -> dict[str, Any]:
         "manage": list(row.manage),
         "withheld": row.withheld,
         "seq": row.seq,
+        "expires": moment(row.iat + row.lifetime) if row.lifetime else None,
     }
 
 
-def _listed(patterns: tuple[str, ...]) -> str:
+def listed(patterns: tuple[str, ...]) -> str:
     return ", ".join(patterns) or "nothing"
 
 
@@ -226,6 +249,7 @@ def access(
     post: PostOption = None,
     manage: ManageOption = None,
     role: RoleOption = None,
+    expires: ExpiresOption = None,
     file: FileOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -243,7 +267,7 @@ def access(
     """
     where = place(space, home)
     row = _row(where, name)
-    if all(given is None for given in (read, post, manage, role, file)):
+    if all(given is None for given in (read, post, manage, role, file, expires)):
         output.data(_public(row)) if as_json else _show_access(row)
         return
     current = AgentFile(name, row.roles, "", row.read, row.post, row.manage)
@@ -258,12 +282,18 @@ def access(
     # saying what it may post, even that it is nothing, ends what was withheld for a flood
     restore = post is not None or file is not None
     granted = asyncio.run(
-        _administered(where, f"changing {name}", lambda admin: admin.set_access(name, wanted, restore=restore))
+        _administered(
+            where,
+            f"changing {name}",
+            lambda admin: admin.set_access(name, wanted, restore=restore, lifetime=lifetime_of(expires)),
+        )
     )
     if as_json:
-        output.data({**_public(granted.row), "closed": granted.closed, "note": granted.note})
+        output.data({**_public(granted.row), "closed": granted.closed, "note": granted.note, "untold": granted.untold})
         return
-    output.say(f"agent {name} may read {_listed(wanted.read)} and post to {_listed(wanted.post)} ({granted.note})")
+    output.say(f"agent {name} may read {listed(wanted.read)} and post to {listed(wanted.post)} ({granted.note})")
+    if granted.untold:
+        output.say(f"its older credential is void, but {granted.untold}")
     if granted.closed:
         output.say(
             f"it is no longer in {', '.join(granted.closed)}: what it was owed there does not come any more, and "
@@ -303,9 +333,10 @@ def revoke(
         raise typer.Exit(1)
     granted = asyncio.run(_administered(where, f"revoking {name}", lambda admin: admin.revoke(name)))
     if as_json:
-        output.data({**_public(granted.row), "note": granted.note})
+        output.data({**_public(granted.row), "note": granted.note, "untold": granted.untold})
         return
-    output.say(f"agent {name} is revoked and its connection is cut{'; ' + granted.note if granted.note else ''}")
+    came = f", but {granted.untold}" if granted.untold else " and its connection is cut"
+    output.say(f"agent {name} is revoked{came}{'; ' + granted.note if granted.note else ''}")
     output.hint("tidings agent list --all")
 
 
@@ -342,9 +373,10 @@ def rotate(
     )
     dropped = "; ".join(each for each in (granted.note, held and f"{held} in the inbox of the host") if each)
     if as_json:
-        output.data({**_public(granted.row), "dropped": dropped})
+        output.data({**_public(granted.row), "dropped": dropped, "untold": granted.untold})
         return
-    output.say(f"agent {name} has a new key; the old one is cut")
+    came = f"void, but {granted.untold}" if granted.untold else "cut"
+    output.say(f"agent {name} has a new key; the old one is {came}")
     if dropped:
         output.say(f"what was unread is dropped: {dropped}")
     if granted.note:
@@ -425,6 +457,59 @@ def import_agent(
     output.hint(f"tidings who --space {where.home.name} --as {found.name}")
 
 
+@app.command("address")
+def address(
+    name: Annotated[str | None, typer.Argument(help="Name of an imported agent.", metavar="NAME")] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="Where its space is now; several are tried in turn, and kept.", metavar="URL"),
+    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle to change instead.", metavar="FILE")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Where the space of an imported agent is; with `--url`, from now on. Key, credential and trust stay as they are.
+
+    Host and port are enough: whom to trust is taken from the address before, and what was encrypted stays so. Programs
+    and the host that run meanwhile use the new address as soon as the old one fails them.
+
+    Examples:
+
+      tidings agent address far --space main                        show it
+
+      tidings agent address far --url 192.0.2.8                     its server moved
+
+      tidings agent address far --url 192.0.2.8 --url wss://mesh.example:443
+    """
+    from tidings.endpoint.identity import bundle_identity, move_bundle
+
+    path = bundle.absolute() if bundle else _imported(place(space, home), name)
+    found = move_bundle(path, url) if url else bundle_identity(path)
+    if as_json:
+        output.data({"name": found.name, "space": found.subjects.space, "url": found.address, "bundle": str(path)})
+        return
+    if url:
+        output.say(f"agent {found.name} reaches space {found.subjects.space} at {found.address} from now on")
+    else:
+        output.line(found.address)
+    output.hint(f"tidings doctor connection {f'--bundle {bundle}' if bundle else f'--as {found.name}'}")
+
+
+def _imported(where: Place, name: str | None) -> Path:
+    if name is None:
+        raise UsageError("whose address? `tidings agent address NAME`, or --bundle FILE")
+    kept = where.home.imported(check_agent_name(name))
+    if kept.exists():
+        return kept
+    if where.home.agent_creds(name).exists():
+        raise UsageError(
+            f"agent {name} is of space {where.home.name} in this home, and follows it: `tidings up --listen` or "
+            "`--port` changes where it is"
+        )
+    raise UsageError(f"no agent {name} of a space {where.home.name} was imported into {where.home.home}")
+
+
 @app.command("forget")
 def forget(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Forget an agent that was imported: its bundle is removed from this home. Where its space runs nothing changes.
@@ -451,7 +536,12 @@ def export(
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write (0600); else standard output.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Address it will use, such as the near end of a tunnel.")] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address it will use, such as the near end of a tunnel; several are tried in turn.", metavar="URL"
+        ),
+    ] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
 ) -> None:
@@ -466,6 +556,8 @@ def export(
       tidings agent export ada --output ada.tidings.json
 
       tidings agent export ada --url nats://127.0.0.1:7422 --output ada.tidings.json
+
+      tidings agent export ada --url tls://10.0.0.7 --url tls://mesh.example:4222 -o ada.tidings.json
     """
     from tidings.broker.private_files import read_private, write_private
     from tidings.space.listening import address_for
@@ -475,12 +567,14 @@ def export(
     row = _row(where, name)
     if row.state != "active":
         raise UsageError(f"agent {name} is {row.state}, so there is nothing to export")
+    if row.invited and not where.home.agent_creds(name).exists():
+        raise UsageError(row.elsewhere)
     bundle = {
         "tidings": 1,
         "space": info.name,
         "space_id": info.id,
         "steward_key": info.steward_key,
-        "url": address_for(info, url),
+        "url": address_for(info, url or []),
         "agent": {"name": row.name, "id": row.id},
         "creds": read_private(where.home.agent_creds(name)),
     }

@@ -1,4 +1,4 @@
-"""What a shell offers after TAB: names of spaces, agents and channels, from the files of this home alone.
+"""What a shell offers after TAB: names of spaces, agents, channels and links, from the files of this home alone.
 
 Nobody is connected to and nothing is written; whatever goes wrong, there is nothing to offer. Channels are those that
 access names without a wildcard: others exist, and may be typed.
@@ -45,10 +45,19 @@ def _roles(home: SpaceHome) -> Iterable[str]:
         yield from json.loads(path.read_text())["roles"]
 
 
+def _links(home: SpaceHome) -> Iterable[str]:
+    for path in islice(home.linked.glob("*.json"), FILES):
+        row = json.loads(path.read_text())
+        if row["state"] != "off":
+            yield row["terms"].get("space") or row["link"]
+
+
 spaces = _offered(lambda home: list_spaces(home.home))
 agents = _offered(lambda home: (path.stem for path in home.agent_creds_dir.glob("*.creds")))
 channels = _offered(_channels)
 roles = _offered(_roles)
+
+links = _offered(_links)
 
 
 def among(*choices: str) -> Callable[[str], list[str]]:

@@ -27,6 +27,8 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
 
       tidings doctor security            attack a space of yours
 
+      tidings doctor link                lie to a worker of links in every way
+
       tidings doctor store               read everything it holds
 
       tidings doctor connection          why an agent does not reach its space
@@ -87,6 +89,42 @@ def security(
         raise UnhealthyError(f"every attack was refused, but something was left behind: {'; '.join(report.cleanup)}")
     output.say(f"{len(report.results)} attacks tried, none succeeded")
     output.hint("tidings status")
+
+
+@app.command("link")
+def link(as_json: JsonOption = False) -> None:
+    """Link a throw-away space with one that lies: whatever a hostile peer could say is said, and must not be believed.
+
+    Two spaces are made in a temporary folder and taken away again, half a minute in all; nothing of yours is touched,
+    and nothing needs to run. Forged and altered messages, pages and gaps that cannot be, replays, burnt ids, digests
+    that lie, junk, silence, and agreements that end while records are under way.
+
+    Examples:
+
+      tidings doctor link
+
+      tidings doctor link --json
+    """
+    from tidings.testing.links import run_link_suite
+
+    with output.working("linking a space with one that lies"):
+        report = asyncio.run(run_link_suite())
+    if as_json:
+        output.data(report.as_dict())
+    else:
+        output.table(
+            ("finding", "tried", "outcome"),
+            [(each.finding, each.title, each.outcome) for each in report.results],
+            empty="no probe ran",
+        )
+    if report.broken:
+        named = ", ".join(each.name for each in report.broken[:5])
+        raise UnhealthyError(
+            f"{len(report.broken)} of {len(report.results)} lies were believed or did harm ({named}): `tidings doctor "
+            "link --json` says what happened"
+        )
+    output.say(f"{len(report.results)} lies told, none was believed")
+    output.hint("tidings link list")
 
 
 @app.command("connection")

@@ -213,7 +213,6 @@ def _installed(name: str) -> bool:
 
 def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
     from tidings.broker.private_files import lock_holder
-    from tidings.broker.server import greeting
 
     what = f"space {home.name}"
     try:
@@ -222,11 +221,15 @@ def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
         yield Finding(what, "problem", str(error), "restore it from a backup")
         return
     running = lock_holder(home.up_lock) is not None
-    answers = greeting(info.port, host=info.host, tls=bool(info.listen)) is not None
+    answers = info.greeting() is not None
     if running and answers:
         yield _running(home, info.address, nats_server)
     elif running:
-        yield Finding(what, "problem", f"runs, but nobody answers at {info.address}", "`tidings logs broker`")
+        do = "others run that NATS, and start it" if info.servers else "`tidings logs broker`"
+        yield Finding(what, "problem", f"runs, but nobody answers at {info.address}", do)
+    elif info.servers:
+        said = f"does not run, and {info.address if answers else f'nobody at {info.address}'} answers"
+        yield Finding(what, "note", said, f"`tidings up --space {home.name}`")
     elif answers:
         said = f"port {info.port} is taken by another NATS server"
         yield Finding(what, "problem", said, f"stop it, or `tidings up --space {home.name} --port N`")

@@ -41,7 +41,7 @@ def up(
     """
     where = place(None, home).home.home
     _check_installed()
-    unit = systemd.unit_of(where)
+    unit = systemd.host_unit(where)
     if foreground:
         _run(where)
     elif _pid(where) is None and systemd.takes(unit):
@@ -161,7 +161,7 @@ def down(home: HomeOption = None) -> None:
       tidings host down
     """
     where = place(None, home).home.home
-    unit = systemd.unit_of(where)
+    unit = systemd.host_unit(where)
     by_systemd = systemd.takes(unit) and systemd.is_up(unit)
     for sentence in systemd.stop(unit) if by_systemd else ():
         output.say(sentence)
@@ -350,10 +350,7 @@ def install(home: HomeOption = None) -> None:
     """
     where = place(None, home).home.home
     _check_installed()
-    unit = systemd.unit_of(where)
-    changed = systemd.write(unit)
-    output.say(f"{unit.path} {'was written' if changed else 'is as it should be'}")
-    for sentence in systemd.start(unit, changed=changed, running=_pid(where)):
+    for sentence in systemd.install(systemd.host_unit(where), _pid(where)):
         output.say(sentence)
     output.hint("tidings host status")
 
@@ -366,11 +363,6 @@ def uninstall(home: HomeOption = None) -> None:
 
       tidings host uninstall
     """
-    unit = systemd.unit_of(place(None, home).home.home)
-    if not unit.path.exists():
-        output.say(f"there is no {unit.path}")
-        return
-    for sentence in systemd.remove(unit):
+    for sentence in systemd.uninstall(systemd.host_unit(place(None, home).home.home)):
         output.say(sentence)
-    output.say(f"{unit.path} was removed")
     output.hint("tidings host status")

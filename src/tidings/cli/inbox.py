@@ -28,7 +28,7 @@ from tidings.cli.options import (
     place,
 )
 from tidings.cli.talk import WholeOption, printable, writer
-from tidings.errors import HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
+from tidings.errors import AuthRevoked, HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ async def _show_unread(where: Place, channel: str | None, wait: float, count: in
             async with mailbox.receive() as endpoint:
                 shown = await _as_it_comes(mailbox, channel, wait, count, as_json=as_json)
                 return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
-        except UnreachableError as error:  # what was kept before needs no space
+        except (UnreachableError, AuthRevoked) as error:  # what was kept before needs no space
             shown += await _as_it_comes(mailbox, channel, None, count - shown, as_json=as_json)
-            if not shown:
+            if not shown or isinstance(error, AuthRevoked):
                 raise
             return shown, str(error)
 

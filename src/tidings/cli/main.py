@@ -57,6 +57,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Run a space": {
         "agent": ("agent", "app"),
+        "invite": ("invitation", "invite"),
+        "accept": ("invitation", "accept"),
+        "invitation": ("invitation", "app"),
+        "link": ("link", "app"),
+        "keys": ("keys", "app"),
         "space": ("spaces", "app"),
         "pipeline": ("pipeline", "app"),
         "logs": ("running", "logs"),

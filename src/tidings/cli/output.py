@@ -107,6 +107,11 @@ def line(text: str = "") -> None:
     sys.stdout.write(text + "\n")
 
 
+def flush() -> None:
+    """What was printed goes out now: somebody follows."""
+    sys.stdout.flush()
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Rows for people: drawn on a terminal, tab-separated in a pipe."""
     found = [[_cell(value) for value in row] for row in rows]

@@ -29,6 +29,7 @@ from tidings.cli.options import (
     place,
 )
 from tidings.errors import ERRORS_BY_CODE, PrerequisiteMissing, TidingsError, UsageError
+from tidings.space.home import SpaceHome
 
 if TYPE_CHECKING:
     from tidings.pipeline.debts import Debt, Debts
@@ -37,21 +38,40 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Durable delivery: run it, watch it, mend it.")
 UNHEALTHY = 3
 
-CheckpointOption = Annotated[Path | None, typer.Option(help="Folder of the checkpoint and the debts.", metavar="DIR")]
-LakeOption = Annotated[Path | None, typer.Option(help="Folder of the tables.", metavar="DIR")]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(help="Folder or URI of the checkpoint; of the debts too, unless the lake is a URI.", metavar="PLACE"),
+]
+LakeOption = Annotated[
+    str | None,
+    typer.Option(help="Folder or URI of the tables: s3://, s3a://, abfss://, hdfs://, gs://.", metavar="PLACE"),
+]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An option of deltalake's for a lake in a store; may be repeated. Secrets belong into the environment "
+        "(AWS_*, AZURE_*).",
+        metavar="KEY=VALUE",
+    ),
+]
 
 
 @app.command("run")
 def run(
     master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
     space: SpaceOption = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="Another space to deliver for in the same Spark; may be repeated.", metavar="SPACE"),
+    ] = None,
     home: HomeOption = None,
     url: Annotated[str | None, typer.Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
     creds: Annotated[
-        Path | None, typer.Option(help="The pipeline's credential, at this path on every worker.", metavar="PATH")
+        Path | None, typer.Option(help="The pipeline's credential, a file of this machine.", metavar="PATH")
     ] = None,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,
+    storage: StorageOption = None,
     memory: Annotated[str, typer.Option(help="Heap of the driver.")] = "700m",
     conf: Annotated[
         list[str] | None, typer.Option(help="Any setting of Spark; may be repeated.", metavar="KEY=VALUE")
@@ -66,12 +86,25 @@ def run(
       tidings pipeline run --master local[2]
 
       tidings pipeline run --master spark://spark:7077 --checkpoint /shared/cp --lake /shared/lake
+
+      tidings pipeline run --lake s3://team/tidings --storage AWS_REGION=eu-central-1
+
+      tidings pipeline run --space main --also lab --also staging
     """
+    from tidings.pipeline.process import also_checked
+    from tidings.pipeline.storage import checked_storage
+
     where = place(space, home)
     where.home.read_info()
-    named = {"--url": url, "--creds": creds, "--checkpoint": checkpoint, "--lake": lake}
-    options = ["--master", master, "--memory", memory]
-    options += [word for name, value in named.items() if value for word in (name, str(_absolute(value)))]
+    others = also_checked(where.home.name, also or (), url=url, creds=creds)
+    for name in others:
+        SpaceHome(where.home.home, name).read_info()
+    places = {"--checkpoint": _place("--checkpoint", checkpoint), "--lake": _place("--lake", lake)}
+    named = {"--url": url, "--creds": creds and str(creds.absolute()), **places}
+    options = ["--master", master, "--memory", memory, *(word for name in others for word in ("--also", name))]
+    options += [word for name, value in named.items() if value for word in (name, value)]
+    for key, value in checked_storage(storage or []).items():
+        options += ["--storage", f"{key}={value}"]
     for each in conf or []:
         if "=" not in each:
             raise UsageError(f"--conf {each!r} is not KEY=VALUE")
@@ -79,8 +112,10 @@ def run(
     asyncio.run(_run(where, options))
 
 
-def _absolute(value: str | Path) -> str | Path:
-    return value.absolute() if isinstance(value, Path) else value
+def _place(option: str, text: str | None) -> str | None:
+    from tidings.pipeline.storage import checked_place
+
+    return checked_place(option, text) if text else None
 
 
 async def _run(where: Place, options: list[str]) -> None:
@@ -97,8 +132,11 @@ async def _run(where: Place, options: list[str]) -> None:
     try:
         async for said in process.lines():
             failed = said.get("error") or failed
+            name = said.get("space") or where.home.name
             if said.get("ready"):
-                output.say(f"space {where.home.name}: durable delivery runs (pid {process.pid}). Ctrl-C stops it.")
+                output.say(f"space {name}: durable delivery runs (pid {process.pid}). Ctrl-C stops it.")
+            elif said.get("halted"):
+                output.say(f"space {name}: durable delivery halted, and is tried again: {said['halted']}")
             elif said.get("phase") or said.get("warning"):
                 output.say(str(said.get("phase") or f"warning: {said['warning']}"))
         code = await process.wait()
@@ -115,6 +153,34 @@ async def _end_when(stopping: asyncio.Event, process: Any) -> None:
     await stopping.wait()
     output.say("stopping")
     await process.end()
+
+
+@app.command("package")
+def package(
+    to: Annotated[
+        Path | None, typer.Option(help="Where to write it; a name that ends in .tar.gz.", metavar="FILE")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build one archive of Tidings and what its pipeline needs, for a Spark whose machines have none of it.
+
+    It is for machines of this platform with this version of Python. The command to run it with is printed.
+
+    Examples:
+
+      tidings pipeline package
+
+      tidings pipeline package --to /shared/tidings.tar.gz
+    """
+    from tidings.pipeline.package import build_package, default_name, platform_tag, submit_command
+
+    built = build_package(to or Path(default_name()))
+    facts = {"path": str(built.path), "bytes": built.bytes, "platform": platform_tag()}
+    if as_json:
+        output.data({**facts, "distributions": list(built.distributions)})
+        return
+    output.say(f"{built.path}: {built.bytes / 1e6:.0f} MB, {len(built.distributions)} packages, for {platform_tag()}")
+    output.say(f"To deliver with it:\n\n{submit_command(built.path, 'spark://HOST:7077', 'main')}")
 
 
 @app.command("status")
@@ -168,22 +234,27 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _tables(where: Place, checkpoint: Path | None, lake: Path | None) -> Iterator[LedgerPaths]:
+def _tables(where: Place, checkpoint: str | None, lake: str | None, storage: list[str] | None) -> Iterator[LedgerPaths]:
     """Where the tables are; without what reads them, one sentence."""
     where.home.read_info()
     try:
         from tidings.pipeline.ledger import LedgerPaths
+        from tidings.pipeline.storage import checked_storage
     except ImportError:
         raise PrerequisiteMissing(
             "reading the tables of the pipeline needs deltalake: `pip install 'tidings[spark]'`"
         ) from None
-    yield LedgerPaths.below(checkpoint or where.home.checkpoint, lake or where.home.lake)
+    yield LedgerPaths.below(
+        _place("--checkpoint", checkpoint) or where.home.checkpoint,
+        _place("--lake", lake) or where.home.lake,
+        checked_storage(storage or []),
+    )
 
 
-def _open_debts(path: str) -> Debts:
+def _open_debts(paths: LedgerPaths) -> Debts:
     from tidings.pipeline.ledger import open_debts
 
-    return open_debts(path)
+    return open_debts(paths.debts, paths.storage)
 
 
 @app.command("debts")
@@ -191,6 +262,8 @@ def debts(
     space: SpaceOption = None,
     home: HomeOption = None,
     checkpoint: CheckpointOption = None,
+    lake: LakeOption = None,
+    storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Who is owed messages that did not fit into its mailbox, since when, and why. They are paid as it reads.
@@ -199,11 +272,11 @@ def debts(
 
       tidings pipeline debts
 
-      tidings pipeline debts --json
+      tidings pipeline debts --lake s3://team/tidings --json
     """
     where = place(space, home)
-    with _tables(where, checkpoint, None) as paths:
-        found = sorted(_open_debts(paths.debts).open.values(), key=lambda debt: debt.since_ns)
+    with _tables(where, checkpoint, lake, storage) as paths:
+        found = sorted(_open_debts(paths).open.values(), key=lambda debt: debt.since_ns)
     names = _names(where)
     floor = _floor(where) if found else None
     rows = [_debt_row(debt, names, floor) for debt in found]
@@ -259,6 +332,8 @@ def cancel_debt(
     space: SpaceOption = None,
     home: HomeOption = None,
     checkpoint: CheckpointOption = None,
+    lake: LakeOption = None,
+    storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give up what an agent is owed on a channel up to now; it is told which messages it will not get.
@@ -272,8 +347,8 @@ def cancel_debt(
     from tidings.pipeline.status import look
 
     where = place(space, home)
-    with _tables(where, checkpoint, None) as paths:
-        known = _open_debts(paths.debts)
+    with _tables(where, checkpoint, lake, storage) as paths:
+        known = _open_debts(paths)
     names = _names(where)
     debt = _the_debt(known, names, owner, channel)
     through = look(where.home).floor
@@ -284,7 +359,7 @@ def cancel_debt(
     output.say(f"{names.get(debt.owner, debt.owner)} will be told with its next frame: {told} ({cause})")
     if not yes and not typer.confirm("Cancel it?", err=True):
         raise typer.Exit(1)
-    _append_cancel(paths.debts, known, debt, through, cause)
+    _append_cancel(paths, known, debt, through, cause)
     if as_json:
         output.data({"owner": debt.owner, "channel": channel, "first": debt.after + 1, "last": through, "cause": cause})
     output.hint("tidings pipeline debts")
@@ -304,12 +379,13 @@ def _the_debt(known: Debts, names: dict[str, str], owner: str, channel: str) -> 
     raise UsageError(f"{owner} has no debt on {channel}: `tidings pipeline debts` lists them")
 
 
-def _append_cancel(path: str, known: Debts, debt: Debt, through: int, cause: str) -> None:
+def _append_cancel(paths: LedgerPaths, known: Debts, debt: Debt, through: int, cause: str) -> None:
     from tidings.pipeline.debts import DebtEvent
     from tidings.pipeline.ledger import append_events
 
     order = max(time.time_ns(), known.newest + 1)
-    append_events(path, [DebtEvent(order, "cancel", debt.owner, debt.channel, through, cause)], writer="operator")
+    event = DebtEvent(order, "cancel", debt.owner, debt.channel, through, cause)
+    append_events(paths.debts, [event], writer="operator", storage=paths.storage)
 
 
 @app.command("quarantine")
@@ -318,6 +394,7 @@ def quarantine(
     space: SpaceOption = None,
     home: HomeOption = None,
     lake: LakeOption = None,
+    storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Records of the log that are no message of anybody's, and why: nobody is shown them. Newest first.
@@ -329,10 +406,10 @@ def quarantine(
       tidings pipeline quarantine -n 10 --json
     """
     where = place(space, home)
-    with _tables(where, None, lake) as paths:
+    with _tables(where, None, lake, storage) as paths:
         from tidings.pipeline.ledger import quarantined
 
-        rows = quarantined(paths.quarantine, count)
+        rows = quarantined(paths.quarantine, count, paths.storage)
     if as_json:
         output.data(rows)
         return

@@ -20,7 +20,7 @@ from tidings.errors import ConfigError, TidingsError, UsageError
 
 DETACH_TIMEOUT = 180.0
 STOP_TIMEOUT = 120.0
-LOG_NAMES = ("broker", "steward", "pipeline", "spark", "admin", "up")
+LOG_NAMES = ("broker", "steward", "pipeline", "spark", "links", "admin", "up")
 
 
 def up(
@@ -38,6 +38,13 @@ def up(
             metavar="ADDR[:PORT]",
         ),
     ] = None,
+    ws: Annotated[
+        str | None,
+        typer.Option(
+            help="The same inside of websockets, on another port, for networks that let only the web out. Or `off`.",
+            metavar="ADDR[:PORT]",
+        ),
+    ] = None,
     cert: Annotated[
         str | None,
         typer.Option(
@@ -48,11 +55,43 @@ def up(
     key: Annotated[str | None, typer.Option(help="Key of that certificate.", metavar="FILE")] = None,
     budget: Annotated[str | None, typer.Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
     nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="A NATS that others run (2.15 or newer, operator mode), instead of a broker of its own; kept.",
+            metavar="URL[,URL]",
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Of each stream there: 1, 3 or 5. Unless you say, 3 on a cluster.")
+    ] = None,
+    sync_interval: Annotated[
+        int | None,
+        typer.Option(
+            help="`sync_interval` of those servers, in seconds, which they do not tell; else 120.", metavar="S"
+        ),
+    ] = None,
+    operator_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Seed of an operator signing key of theirs: who is revoked is then cut at once. With --system-creds.",
+            metavar="FILE",
+        ),
+    ] = None,
+    system_creds: Annotated[
+        str | None,
+        typer.Option(
+            help="Their user that may push the token of the agents' account, and nothing else.", metavar="FILE"
+        ),
+    ] = None,
     no_pipeline: Annotated[
         bool, typer.Option("--no-pipeline", help="Leave durable delivery (Spark) out; messages wait in the log.")
     ] = False,
+    no_links: Annotated[
+        bool, typer.Option("--no-links", help="Do not carry what linked spaces share: `tidings link run` does.")
+    ] = False,
 ) -> None:
-    """Start a space: its broker, its steward and durable delivery. Creates it the first time.
+    """Start a space: its broker, its steward, durable delivery and its links. Creates it the first time.
 
     Examples:
 
@@ -66,22 +105,57 @@ def up(
 
       tidings up --listen 192.0.2.7      agents on other machines too, over TLS: `tidings agent export` for each
 
+      tidings up --listen 0.0.0.0 --ws 0.0.0.0:8443      and inside of websockets, for networks with a web proxy only
+
       tidings up --listen 0.0.0.0 --cert broker.pem --key broker.key     with a certificate that you have
+
+      tidings up --space ops --server nats://n1:4222,nats://n2:4222      on a NATS that you run already: says what its
+      administrator must add, and refuses until it is there
+
+      tidings up --space ops --server nats://n1:4222 --operator-key op.nk --system-creds push.creds     the same, and
+      whoever is revoked is cut at once
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
-    where = place(
-        space, home, nats_server=nats_server, budget=budget, pipeline="off" if no_pipeline else None, listen=listen
-    )
-    _check_listen(where)
+    left_out = {"pipeline": "off" if no_pipeline else None, "links": "off" if no_links else None}
+    where = place(space, home, nats_server=nats_server, budget=budget, listen=listen, ws=ws, **left_out)
+    for name, given in (("listen", listen), ("ws", ws)):
+        _check_listen(given if given is not None else where.settings[name] or "off")
     certificate = _certificate(cert, key)
+    elsewhere = _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
     checked_budget(where)
-    where.settings.switch("pipeline")
+    for name in left_out:
+        where.settings.switch(name)
     where.home.check_free()
     if detach:
-        _detach(where, open_space=open_space, port=port, certificate=certificate)
+        _detach(where, open_space=open_space, port=port, certificate=certificate, elsewhere=elsewhere)
     else:
-        asyncio.run(_foreground(where, open_space=open_space, port=port, certificate=certificate))
+        asyncio.run(_foreground(where, open_space=open_space, port=port, certificate=certificate, elsewhere=elsewhere))
+
+
+def _elsewhere(
+    server: str | None, replicas: int | None, sync: int | None, operator_key: str | None, system_creds: str | None
+) -> dict[str, Any]:
+    """What was said of a NATS that others run, checked."""
+    if server is not None:
+        from tidings.space.external import check_servers
+
+        check_servers(server)
+    if replicas not in (None, 1, 3, 5):
+        raise UsageError(f"{replicas} replicas are not possible: 1, 3 or 5")
+    if sync is not None and not 0 <= sync <= 3_600:
+        raise UsageError(f"a sync interval of {sync} seconds is not between 0 and 3600")
+    if (operator_key is None) != (system_creds is None):
+        raise UsageError(
+            "an operator signing key needs the system user, and the other way: --operator-key --system-creds"
+        )
+    keys = None
+    if operator_key is not None and system_creds is not None:
+        keys = (str(Path(operator_key).absolute()), str(Path(system_creds).absolute()))
+        for each in keys:
+            if not Path(each).is_file():
+                raise UsageError(f"there is no file {each}")
+    return {"server": server, "replicas": replicas, "sync_seconds": sync, "operator_key": keys}
 
 
 def _certificate(cert: str | None, key: str | None) -> tuple[str, str] | None:
@@ -93,8 +167,8 @@ def _certificate(cert: str | None, key: str | None) -> tuple[str, str] | None:
     return None if cert is None or key is None else (str(Path(cert).absolute()), str(Path(key).absolute()))
 
 
-def _check_listen(where: Place) -> None:
-    if (wanted := where.settings["listen"]) and wanted != "off":
+def _check_listen(wanted: str) -> None:
+    if wanted != "off":
         from tidings.space.listening import parse_listen
 
         parse_listen(wanted)
@@ -110,7 +184,14 @@ def checked_budget(where: Place) -> int | None:
     return wanted
 
 
-async def _foreground(where: Place, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None) -> None:
+async def _foreground(
+    where: Place,
+    *,
+    open_space: bool,
+    port: int | None,
+    certificate: tuple[str, str] | None,
+    elsewhere: dict[str, Any],
+) -> None:
     from tidings.steward.children import log_to
     from tidings.steward.supervisor import Supervisor, UpOptions
 
@@ -123,10 +204,13 @@ async def _foreground(where: Place, *, open_space: bool, port: int | None, certi
         budget=checked_budget(where),
         nats_server=where.settings["nats_server"] or None,
         listen=where.settings["listen"] or None,
+        ws=where.settings["ws"] or None,
         certificate=certificate,
         lease_ttl=where.settings.number("lease_ttl") or 3.0,
         presence=where.settings.number("presence") or 25.0,
         pipeline=where.settings.switch("pipeline"),
+        links=where.settings.switch("links"),
+        **elsewhere,
     )
     supervisor = Supervisor(where.home, options, tell=output.say)
     running = asyncio.create_task(supervisor.run())
@@ -156,7 +240,7 @@ async def _announce(where: Place) -> None:
     while where.home.read_state().get("phase") != "ready" or where.home.read_state().get("pid") != os.getpid():
         await asyncio.sleep(0.1)
     info = where.home.read_info()
-    output.say(f"space {info.name} is up at {info.address}; you are {where.agent}. Ctrl-C stops it.")
+    output.say(f"space {info.name} is up at {info.addresses}; you are {where.agent}. Ctrl-C stops it.")
     output.hint(f"tidings status{_space_flag(where)}")
 
 
@@ -164,13 +248,24 @@ def _space_flag(where: Place) -> str:
     return "" if where.home.name == "main" else f" --space {where.home.name}"
 
 
-def _detach(where: Place, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None) -> None:
+def _detach(
+    where: Place,
+    *,
+    open_space: bool,
+    port: int | None,
+    certificate: tuple[str, str] | None,
+    elsewhere: dict[str, Any],
+) -> None:
     where.home.make()
     command = [sys.executable, "-m", "tidings.cli", "up", "--space", where.home.name, "--home", str(where.home.home)]
     command += ["--open"] if open_space else []
     command += ["--port", str(port)] if port else []
     if certificate is not None:
         command += ["--cert", certificate[0], *(["--key", certificate[1]] if certificate[1] else [])]
+    for flag, value in (("server", "server"), ("replicas", "replicas"), ("sync-interval", "sync_seconds")):
+        command += [f"--{flag}", str(elsewhere[value])] if elsewhere[value] is not None else []
+    if elsewhere["operator_key"]:
+        command += ["--operator-key", elsewhere["operator_key"][0], "--system-creds", elsewhere["operator_key"][1]]
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
     resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in where.settings.all() if each.value}
     said = where.home.logs / "up.out"
@@ -193,7 +288,11 @@ def _detach(where: Place, *, open_space: bool, port: int | None, certificate: tu
             child.wait(STOP_TIMEOUT)
         raise
     info = where.home.read_info()
-    output.say(f"space {info.name} is up at {info.address} (pid {child.pid}); you are {where.agent}")
+    output.say(f"space {info.name} is up at {info.addresses} (pid {child.pid}); you are {where.agent}")
+    if info.replicas > 1:
+        from tidings.space.external import danger_of_replicas
+
+        output.say(danger_of_replicas(info))
     pipeline = where.home.read_state().get("pipeline") or {}
     if pipeline.get("phase") == "unavailable":
         output.say(str(pipeline["why"]))
@@ -302,6 +401,7 @@ def status(
             "`tidings agent list` shows them"
         )
     facts = _with_host(asyncio.run(collect(where.home, where.agent)), _host(where))
+    facts = _with_links(facts, where)
     output.data(facts) if as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
@@ -318,6 +418,17 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
 
     problems, code = [*facts["problems"], *failing], facts["exit_code"] or UNHEALTHY
     return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
+
+
+def _with_links(facts: dict[str, Any], where: Place) -> dict[str, Any]:
+    """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
+    from tidings.cli.link import look
+    from tidings.steward.status import UNHEALTHY
+
+    links = look(where, facts["supervisor"]["running"])
+    failing = links.pop("problems")
+    problems, code = [*facts["problems"], *failing], facts["exit_code"] or (UNHEALTHY if failing else 0)
+    return facts | {"links": links, "healthy": not problems, "problems": problems, "exit_code": code}
 
 
 def _host(where: Place) -> dict[str, Any]:
@@ -351,6 +462,8 @@ def _show_status(facts: dict[str, Any]) -> None:
         rows += _steward_rows(steward, now)
     if facts["pipeline"]["answers"]:
         rows.append(("pipeline", delivery_words(facts["pipeline"]), output.age(facts["pipeline"]["at"], now)))
+    if facts["links"]["said"]:
+        rows.append(("links", facts["links"]["said"], output.age(now, now)))
     rows.append(("host", facts["host"]["said"], output.age(now, now)))
     output.table(("what", "value", "age"), rows, empty="")
     if steward["answers"]:
@@ -437,7 +550,8 @@ def logs(
     space: SpaceOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Show a log file of a space: broker, steward, pipeline, spark, admin or up. `-f` goes on when it rotates.
+    """Show a log file of a space: broker, steward, pipeline, spark, links, admin or up. `-f` goes on when it
+    rotates.
 
     Examples:
 

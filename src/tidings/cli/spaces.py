@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tidings.cli import output
+from tidings.cli import output, systemd
 from tidings.cli.amounts import byte_count, seconds
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceArgument, SpaceOption, YesOption, place
 from tidings.errors import UsageError
@@ -173,17 +174,117 @@ def rotate_key(space: SpaceOption = None, home: HomeOption = None) -> None:
 
       tidings space rotate-key
     """
-    from tidings.broker.private_files import write_private
-    from tidings.wire.keys import KeyPair
-
     where = place(space, home)
-    where.home.read_info()
-    following = where.home.creds / "steward.key.next"
-    if not following.exists():
-        write_private(following, KeyPair.generate().seed + "\n")
-    answer = asyncio.run(_ask(where, "rotate_key"))
+    answer = asyncio.run(_rotate_key(where))
     output.say(f"from sequence {answer['seq']} on the steward of {where.home.name} signs with {answer['steward_key']}")
     output.hint("tidings status")
+
+
+async def _rotate_key(where: Place) -> dict[str, Any]:
+    from tidings.space.administration import administer
+    from tidings.space.rotation import rotate_signing_key
+
+    async with administer(where.home, "rotating the steward's signing key") as admin:
+        return await rotate_signing_key(admin)
+
+
+@app.command("install")
+def install(space: SpaceOption = None, home: HomeOption = None) -> None:
+    """Write a systemd unit of this user that keeps a space up, and start it if systemd answers.
+
+    The space runs as it was last started (`tidings up --listen ...` is remembered). Doing it again changes nothing that
+    is right. Without systemd the file is written all the same.
+
+    Example:
+
+      tidings space install --space main
+    """
+    where = place(space, home)
+    where.home.read_info()
+    for sentence in systemd.install(systemd.space_unit(where.home.home, where.home.name), _running(where)):
+        output.say(sentence)
+    output.hint("tidings status")
+
+
+def _running(where: Place) -> int | None:
+    """The process that keeps it up, if one does."""
+    from tidings.broker.private_files import lock_holder
+
+    return where.home.read_state().get("pid") if lock_holder(where.home.up_lock) else None
+
+
+@app.command("uninstall")
+def uninstall(space: SpaceOption = None, home: HomeOption = None) -> None:
+    """Stop the systemd unit of a space and remove it. The space itself stays on disk.
+
+    Example:
+
+      tidings space uninstall --space main
+    """
+    where = place(space, home)
+    for sentence in systemd.uninstall(systemd.space_unit(where.home.home, where.home.name)):
+        output.say(sentence)
+    output.hint("tidings status")
+
+
+@app.command("move")
+def move(
+    server: Annotated[str | None, typer.Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
+    operator_key: Annotated[
+        Path | None, typer.Option(help="Its operator signing key, a file with the seed.", metavar="FILE")
+    ] = None,
+    system_creds: Annotated[
+        Path | None, typer.Option(help="A user of its system account that may push tokens.", metavar="FILE")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(help="Of every stream: 1, 3 or 5.")] = None,
+    back: Annotated[bool, typer.Option("--back", help="From there to a broker of its own.")] = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a space that is down to a NATS that others run, or back, with every record, mailbox and credential.
+
+    Streams are copied by the server's own snapshot and compared record by record; only then the space lives there. What
+    is left behind is kept. Agents of other machines find it by `tidings agent address NAME --url ...`, or by a bundle
+    that holds both addresses (`tidings agent export NAME --url OLD --url NEW`) from before. Let hosts send what waits
+    in their outboxes first (`tidings outbox list --state pending`).
+
+    Examples:
+
+      tidings space move --server tls://n1:4222,tls://n2:4222 --operator-key op.nk --system-creds push.creds
+
+      tidings space move --back
+    """
+    where = place(space, home)
+    where.home.read_info()
+    if replicas not in (None, 1, 3, 5):
+        raise UsageError(f"{replicas} replicas are not possible: 1, 3 or 5")
+    moved = asyncio.run(_move(where, server, operator_key, system_creds, replicas, back=back))
+    if as_json:
+        output.data({"records": moved.records, "kept": str(moved.kept) if moved.kept else None})
+        return
+    info = where.home.read_info()
+    output.say(f"space {info.name} lives at {info.address} now, with {sum(moved.records.values()):,} records")
+    if moved.kept:
+        output.say(f"what it had here is kept in {moved.kept}: remove it once you are content")
+    output.hint("tidings up")
+
+
+async def _move(
+    where: Place, server: str | None, key: Path | None, creds: Path | None, replicas: int | None, *, back: bool
+) -> Any:
+    from tidings.space.external import check_servers
+    from tidings.space.moving import move_back, move_out
+
+    if back:
+        return await move_back(where.home, output.say)
+    if server is None or key is None or creds is None:
+        raise UsageError(
+            "name the servers, an operator signing key and a system user of theirs (--server, --operator-key, "
+            "--system-creds): without the key, credentials that agents have could not be voided there"
+        )
+    check_servers(server)
+    return await move_out(where.home, server, (str(key), str(creds)), replicas, output.say)
 
 
 @app.command("remove")

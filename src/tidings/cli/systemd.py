@@ -1,7 +1,8 @@
-"""The systemd unit of the host: what it says, where it lies, and telling systemd of it if it is there to be told.
+"""The systemd units of a host and of a space: what they say, where they lie, and telling systemd if it is there.
 
-One unit per home; that of the default home has the plain name. The interpreter is named by its absolute path, so the
-unit runs the Tidings that wrote it. A user's units end at logout unless the user lingers, which is said.
+One unit per home and host or space; those of the default home have plain names. The interpreter is named by its
+absolute path, so the unit runs the Tidings that wrote it. A user's units end at logout unless the user lingers, which
+is said.
 """
 
 from __future__ import annotations
@@ -27,31 +28,45 @@ RESTART_SECONDS = 3
 class Unit:
     path: Path
     text: str
+    #: what it runs, as people call it, and the command that stops it by hand
+    what: str
+    stopped_by: str
 
     @property
     def name(self) -> str:
         return self.path.name
 
 
-def unit_of(home: Path) -> Unit:
-    """The unit of a home, as it should be."""
+def host_unit(home: Path) -> Unit:
+    """The unit of the host of a home, as it should be."""
+    command = ["host", "up", "--foreground", "--home", str(home)]
+    return _unit(home, "host", command, "host", "tidings host down")
+
+
+def space_unit(home: Path, space: str) -> Unit:
+    """The unit of a space."""
+    stop = f"tidings down --space {space}"
+    return _unit(home, f"space-{space}", ["up", "--space", space, "--home", str(home)], "space", stop)
+
+
+def _unit(home: Path, name: str, words: list[str], kind: str, stop: str) -> Unit:
     base = os.environ.get("XDG_CONFIG_HOME")
     folder = (Path(base) if base else Path.home() / ".config") / "systemd" / "user"
     plain = home == default_home(os.environ).expanduser().absolute()
     mark = "" if plain else f"-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
-    command = [sys.executable, "-m", "tidings.cli", "host", "up", "--foreground", "--home", str(home)]
+    command = [sys.executable, "-m", "tidings.cli", *words]
     text = "\n".join(
         (
-            "# written by `tidings host install`; `tidings host uninstall` removes it",
+            f"# written by `tidings {kind} install`; `tidings {kind} uninstall` removes it",
             "[Unit]",
-            f"Description=Tidings host of {_literal(str(home))}",
+            f"Description=Tidings {_literal(name.replace('-', ' ', 1))} of {_literal(str(home))}",
             "",
             "[Service]",
             f"ExecStart={' '.join(map(_word, command))}",
-            # also after a kill; not after `tidings host down`, which means what it says
+            # also after a kill; not after it was told to end, which means what it says
             "Restart=on-failure",
             f"RestartSec={RESTART_SECONDS}",
-            # another host of this home runs: starting again and again would not change it
+            # another one of this home runs: starting again and again would not change it
             "RestartPreventExitStatus=6",
             "TimeoutStopSec=60",
             "UMask=0077",
@@ -61,7 +76,7 @@ def unit_of(home: Path) -> Unit:
             "",
         )
     )
-    return Unit(folder / f"tidings-host{mark}.service", text)
+    return Unit(folder / f"tidings-{name}{mark}.service", text, kind, stop)
 
 
 def _literal(text: str) -> str:
@@ -73,6 +88,21 @@ def _word(text: str) -> str:
     """A word of a command line as systemd reads it."""
     quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return f'"{_literal(quoted)}"'
+
+
+def install(unit: Unit, running: int | None) -> Iterator[str]:
+    """Write it and start it; every step is said."""
+    changed = write(unit)
+    yield f"{unit.path} {'was written' if changed else 'is as it should be'}"
+    yield from start(unit, changed=changed, running=running)
+
+
+def uninstall(unit: Unit) -> Iterator[str]:
+    if not unit.path.exists():
+        yield f"there is no {unit.path}"
+        return
+    yield from remove(unit)
+    yield f"{unit.path} was removed"
 
 
 def write(unit: Unit) -> bool:
@@ -101,7 +131,7 @@ def start(unit: Unit, *, changed: bool, running: int | None) -> Iterator[str]:
         yield f"{unit.name} runs; {linger}"
     else:
         yield (
-            f"a host runs already (pid {running}), not by systemd: `tidings host down`, then "
+            f"a {unit.what} runs already (pid {running}), not by systemd: `{unit.stopped_by}`, then "
             f"`systemctl --user start {unit.name}`; {linger}"
         )
 
@@ -115,7 +145,8 @@ def start_installed(unit: Unit) -> None:
     done = _systemctl("start", unit.name)
     if done.returncode:
         raise TidingsError(
-            f"{_failure(done)}; `tidings host uninstall` removes the unit, `tidings host install` writes it anew"
+            f"{_failure(done)}; `tidings {unit.what} uninstall` removes the unit, `tidings {unit.what} install` writes "
+            "it anew"
         )
 
 
@@ -125,7 +156,7 @@ def is_up(unit: Unit) -> bool:
 
 
 def stop(unit: Unit) -> Iterator[str]:
-    yield f"systemd runs this host: stopping {unit.name}; at the next login it starts again, unless uninstalled"
+    yield f"systemd runs this {unit.what}: stopping {unit.name}; at the next login it starts again, unless uninstalled"
     yield from _tell("stop", unit.name)
 
 
@@ -133,7 +164,7 @@ def remove(unit: Unit) -> Iterator[str]:
     if _answers():
         yield from _tell("disable", "--now", unit.name)
     else:
-        yield "systemd does not answer here, so nothing was stopped: `tidings host down` stops a host that runs"
+        yield f"systemd does not answer here, so nothing was stopped: `{unit.stopped_by}` stops a {unit.what} that runs"
     unit.path.unlink()
     if _answers():
         yield from _tell("daemon-reload")

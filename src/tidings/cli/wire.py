@@ -22,10 +22,10 @@ from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
 from tidings.errors import MalformedRecord, TidingsError, UsageError, WireError
 from tidings.wire import headers, rulings, seal, signing
 from tidings.wire import message as messages
-from tidings.wire.envelope import Received, Refused, open_record
+from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record
 from tidings.wire.frames import Frame, Ref, decode_frame, open_block
 from tidings.wire.roster import open_delta
-from tidings.wire.subjects import Chat, Control, Direct, Parsed, Ruling, Subjects, Task
+from tidings.wire.subjects import Chat, Control, Direct, Parsed, Ruling, Subjects, Task, Via
 
 if TYPE_CHECKING:
     from tidings.wire.keys import KeyPair
@@ -257,7 +257,7 @@ def judge(given: Given, anchor: Anchor) -> CheckResult:
     match subjects.parse(subject):
         case Control() as parsed:
             return _judge_request(subjects, subject, given.payload, parsed)
-        case Chat() | Direct() | Task() as parsed:
+        case Chat() | Direct() | Task() | Via() as parsed:
             return _judge_record(subjects, subject, fields, given.payload, parsed, anchor)
         case parsed if isinstance(parsed, Ruling):
             return _judge_ruling(subjects, subject, fields, given.payload, anchor)
@@ -282,8 +282,9 @@ def _root_of(given: Given, anchor: Anchor) -> str:
 def _judge_record(
     subjects: Subjects, subject: str, fields: headers.Fields, payload: bytes, parsed: Parsed, anchor: Anchor
 ) -> CheckResult:
-    found = open_record(subjects, anchor.space_id, subject, fields, payload)
-    if isinstance(found, Refused) and found.reason == "signature" and not anchor.space_id:
+    found = open_record(subjects, anchor.space_id, subject, fields, payload, _any_link)
+    is_here = not isinstance(parsed, Via)  # else what is signed says itself in which space
+    if isinstance(found, Refused) and found.reason == "signature" and not anchor.space_id and is_here:
         signatures = headers.values_of(fields, signing.SIGNATURE_HEADER)
         if signatures:
             later = _judge_message(payload)
@@ -291,7 +292,15 @@ def _judge_record(
     if isinstance(found, Refused):
         return CheckResult("", found.reason, found.detail + _advice(found, parsed, fields, payload, anchor))
     what = f"{found.kind} from {found.sender} to {found.destination}, message {found.message.id}"
+    if found.admission is not None:
+        what += f", said in {found.admission.theirs} of {found.origin}"
+        return CheckResult(what, unsure=(f"whether the link {found.link} lets it in: `space links` says that",))
     return _with_seal(CheckResult(what), found, anchor)
+
+
+def _any_link(_asked: ClaimedOrigin) -> bool:
+    """What a link lets in is in its space; what can be seen without it is checked."""
+    return True
 
 
 def _advice(refused: Refused, parsed: Parsed, fields: headers.Fields, payload: bytes, anchor: Anchor) -> str:
@@ -393,7 +402,7 @@ def _opened_blocks(verdict: CheckResult, frame: Frame, anchor: Anchor | None) ->
         for kept in records if anchor is not None else ():
             assert anchor is not None
             subject = f"td.{anchor.space}.{kept.tail}"
-            found = open_record(Subjects(anchor.space), anchor.space_id, subject, kept.headers, kept.payload)
+            found = open_record(Subjects(anchor.space), anchor.space_id, subject, kept.headers, kept.payload, _any_link)
             if isinstance(found, Refused):
                 return CheckResult("", found.reason, f"record {kept.seq} of block {number}: {found.detail}")
     return verdict

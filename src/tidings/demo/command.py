@@ -1,6 +1,7 @@
-"""`tidings demo`: a space in a temporary directory, the story of `story.py` on it, and nothing left behind.
+"""`tidings demo`: a space in a temporary directory, the story of `story.py` on it, and nothing left behind; with
+`links` two of them, and the story of `links.py`.
 
-The space runs as a user runs it, in a process of its own. However the demonstration ends, interrupted or killed, that
+A space runs as a user runs it, in a process of its own. However the demonstration ends, interrupted or killed, that
 process ends in order and takes its broker, its steward and its JVM along; only after a kill -9 do files stay.
 """
 
@@ -24,7 +25,7 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.options import place
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, UsageError
 from tidings.space.home import SpaceHome
 
 START_TIMEOUT = 60.0
@@ -34,6 +35,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def demo(
+    what: Annotated[
+        str | None, typer.Argument(help="`links`: two spaces that are linked and cut apart.", metavar="[links]")
+    ] = None,
     no_pipeline: Annotated[
         bool, typer.Option("--no-pipeline", help="Leave out what needs Spark: agents that are away.")
     ] = False,
@@ -44,12 +48,26 @@ def demo(
     they were owed and may read, once; one tries what it may not do; one pretends to be another, and is told what became
     of it. Ends with 0 if everything went as promised.
 
+    `tidings demo links` starts two spaces and links them, cuts them apart while both talk, and shows that they hold the
+    same when the way is there again.
+
     Examples:
 
       tidings demo
 
       tidings demo --no-pipeline         quicker: without Spark, and without those who are away
+
+      tidings demo links
     """
+    if what == "links":
+        _demo_links()
+    elif what is None:
+        _demo(no_pipeline)
+    else:
+        raise UsageError(f"there is no demonstration {what!r}: `tidings demo` or `tidings demo links`")
+
+
+def _demo(no_pipeline: bool) -> None:
     from tidings.demo.story import heading, tell
 
     wanted = not no_pipeline and place(None, None).settings.switch("pipeline")
@@ -66,6 +84,28 @@ def demo(
     output.line(f"\nDone in {time.monotonic() - started:.0f} s. The space is stopped and its files are gone.")
     output.line("Your own: `tidings up`, then `tidings agent add NAME`.")
     output.hint("tidings up --detach")
+
+
+def _demo_links() -> None:
+    from tidings.demo.links import tell
+    from tidings.demo.story import heading
+
+    root = Path(tempfile.mkdtemp(prefix="tidings-demo-"))
+    west, east = SpaceHome(root / "home", "west"), SpaceHome(root / "home", "east")
+    started = time.monotonic()
+    with _interruptible():
+        try:
+            heading("Two spaces start, west and east")
+            with (
+                _running(west, root / "west.out", pipeline=False),
+                _running(east, root / "east.out", pipeline=False),
+            ):
+                asyncio.run(tell(west, east))
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+    output.line(f"\nDone in {time.monotonic() - started:.0f} s. Both spaces are stopped and their files are gone.")
+    output.line("Your own: `tidings link invite --both general`, and `tidings link accept LINE` in the other space.")
+    output.hint("tidings link --help")
 
 
 def _is_coming(state: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.membership import Hole, LocalMembership
 from tidings.endpoint.notices import Gap
 from tidings.endpoint.read_state import ReadState
-from tidings.endpoint.records import Dedup, LiveRecord, RecordOpener
+from tidings.endpoint.records import UNDECIDED, Dedup, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.space.control import collect
 from tidings.wire.names import is_channel
@@ -68,52 +68,65 @@ class LogReader:
             below = {"before": before} if before else {}
             answer = await self._page(channel, limit=min(PAGE, limit - len(found)), **below)
             lines, more, before = answer["records"], answer["more"], int(answer["next"])
-            found += self._opened(lines)
+            found += await self._opened(lines)
             empty = 0 if lines else empty + 1
             gone = 0 if more else int(answer["floor"]) - 1
             reached = Reached(more, max(0, gone), reached.hidden or bool(answer["hidden"] and not more))
         return found, reached
 
     async def since(self, channel: str, start: int, limit: int) -> tuple[list[LiveRecord], Reached, int]:
-        """Messages above `start`, oldest first; what is not among them, and the head it was read at."""
+        """Messages above `start`, oldest first; what is not among them, and how far that is all there is."""
         found: list[LiveRecord] = []
         position, taken, head, gone, hidden = start, 0, start, 0, False
         while taken < limit:
             answer = await self._page(channel, after=position, limit=min(PAGE, limit - taken))
             lines, head = answer["records"], max(head, int(answer["head"]))
-            found += self._opened(lines)
+            found += await self._opened(lines)
             taken += len(lines)
             gone, hidden = max(gone, int(answer["floor"]) - 1), hidden or bool(answer["hidden"])
             if not answer["more"]:
                 return found, Reached(False, gone if gone > start else 0, hidden), head
             position = int(answer["next"])
-        return found, Reached(True, gone if gone > start else 0, hidden), head
+        return found, Reached(True, gone if gone > start else 0, hidden), position
 
     async def between(self, channel: str, after: int, until: int) -> AsyncIterator[LiveRecord]:
         """Every message above `after`, up to `until`, oldest first."""
         more = True
         while more:
             answer = await self._page(channel, after=after, until=until, limit=PAGE)
-            for record in self._opened(answer["records"]):
+            for record in await self._opened(answer["records"]):
                 yield record
             more, after = answer["more"], int(answer["next"])
 
-    async def of_sender(self, channel: str, sender: str, after: int, until: int) -> tuple[list[LiveRecord], int, bool]:
-        """A page of one sender's messages, oldest first; the last sequence it holds, and whether there are more."""
-        answer = await self._page(channel, sender=sender, after=after, until=until, limit=PAGE)
+    async def of_sender(
+        self, channel: str, sender: str, after: int, until: int, link: str = ""
+    ) -> tuple[list[LiveRecord], int, bool]:
+        """A page of one sender's messages, those over a link if one is named, oldest first; the last sequence it holds,
+        and whether there are more."""
+        named = {"sender": sender, "link": link} if link else {"sender": sender}
+        answer = await self._page(channel, after=after, until=until, limit=PAGE, **named)
         lines = answer["records"]
-        return self._opened(lines), int(lines[-1]["seq"]) if lines else after, bool(lines) and answer["more"]
+        last = int(lines[-1]["seq"]) if lines else after
+        if answer.get("void") and not answer["more"]:
+            last = until  # what is not shown counts nowhere, or was never let in: nothing of it is gone
+        return await self._opened(lines), last, bool(lines) and answer["more"]
 
     async def page_between(
         self, channel: str, after: int, until: int
     ) -> tuple[list[tuple[int, LiveRecord | None]], int, bool]:
         """A page of what is above `after`, up to `until`: each with its sequence; where to go on, and whether to."""
         answer = await self._page(channel, after=after, until=until, limit=PAGE)
-        found = [(int(line["seq"]), self.opener.stored(line)) for line in answer["records"]]
+        found = [(int(line["seq"]), await self._open(line)) for line in answer["records"]]
         return found, int(answer["next"]), bool(answer["more"])
 
-    def _opened(self, lines: list[dict[str, Any]]) -> list[LiveRecord]:
-        return [record for line in lines if (record := self.opener.stored(line)) is not None]
+    async def _opened(self, lines: list[dict[str, Any]]) -> list[LiveRecord]:
+        return [record for line in lines if (record := await self._open(line)) is not None]
+
+    async def _open(self, line: dict[str, Any]) -> LiveRecord | None:
+        """A line of a page. UnreachableError, OutcomeUnknown: nobody says what the link lets in that it came over."""
+        while (opened := self.opener.stored(line)) is UNDECIDED:
+            await self.opener.learn_links(int(line["seq"]))
+        return opened
 
     async def _page(self, channel: str, **arguments: Any) -> dict[str, Any]:
         """One page. Reading changes nothing, so a connection that goes meanwhile only costs time."""
@@ -126,6 +139,8 @@ class LogReader:
                         "history", "page", channel=channel, timeout=PATIENCE, connection=connection, **arguments
                     )
                     self.on_stamp(answer.get("stamp"))
+                    if self.opener.links is not None and "links" in answer:
+                        self.opener.links.hear(int(answer["links"]), int(answer["head"]))
                     return answer
                 except (ConnectionLost, ConflictError):  # the latter: another program of this agent reads too
                     if time.monotonic() > deadline or self.connection.state == "stopped":
@@ -174,7 +189,7 @@ class Backfill:
             state = self.read_state.channel(channel)
             start = max(state.through, membership.joined)
             epoch = self.read_state.epoch
-            records, reached, head = await self.log.since(channel, start, FILL_LIMIT)
+            records, reached, through = await self.log.since(channel, start, FILL_LIMIT)
             if epoch != self.read_state.epoch:  # `start` was a place in another log
                 return False
             fresh = 0
@@ -186,9 +201,10 @@ class Backfill:
                 fresh += new
             if fresh and membership.cause is not None:
                 self._report("gap", Gap(channel, None, start, records[-1].seq, fresh, membership.cause))
+            # so far by what was read, and not by what of it was new: all of it may have come live before
+            state.close_hole(max(through, start))
             if reached.more:
                 return await self.fill(membership)
-            state.close_hole(max(head, start))
         return True
 
     # --- holes of single senders ---
@@ -205,7 +221,7 @@ class Backfill:
         more = True
         while more:
             asked = hole.through
-            records, last, more = await self.log.of_sender(hole.channel, hole.sender, hole.position, asked)
+            records, last, more = await self.log.of_sender(hole.channel, hole.sender, hole.position, asked, hole.link)
             if membership.holes.get(subject) is not hole:  # it was in another log
                 return True
             for record in records:

@@ -68,6 +68,7 @@ class Channels:
         self.memberships = Memberships()
         self.live = LiveCopies(connection, opener, read_state, self.memberships, dedup, self._catch_up_later)
         self.backfill = Backfill(log, read_state, dedup, report)
+        self._links = opener.links
         self._wait_for_room = wait_for_room
         self._report = report
         self._background: set[asyncio.Task[None]] = set()
@@ -433,9 +434,11 @@ class Channels:
             if not await self._backfill(membership):
                 await self._wait_for_room()
                 return
+            if membership.undecided and self._links is not None:
+                await self._links.learn(membership.undecided)
         except (UnreachableError, OutcomeUnknown):
             # Nobody can say yet what was missed: live copies surface at once, as not contiguous.
-            membership.unreadable = True
+            membership.unreadable, membership.undecided = True, 0
             self.live.release(membership)
             await asyncio.sleep(RETRY_PAUSE)
             return
@@ -445,6 +448,7 @@ class Channels:
         if epoch == self.read_state.epoch:
             membership.contiguous = True
             membership.cause, membership.unreadable, membership.rewound = None, False, False
+            membership.undecided = 0
             self.live.release(membership)
 
     async def _backfill(self, membership: LocalMembership) -> bool:

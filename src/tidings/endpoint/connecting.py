@@ -63,4 +63,4 @@ async def find_identity(
         for note in (*settings.notes, *filter(None, [settings.chosen_by_folder])):
             log.warning(note)
         identity = await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
-    return replace(identity, url=url, space_home=None) if url else identity
+    return replace(identity, url=url, follow=None) if url else identity

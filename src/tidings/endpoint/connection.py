@@ -48,6 +48,8 @@ class AgentConnection:
         #: the credential this connection was opened with
         self.token_used = ""
         self.last_round_trip = 0.0
+        #: of the log, as the steward last said it
+        self.epoch = ""
         self._on_state = on_state
         self._hooks: list[OnSession] = []
         self._connection: Connection | None = None
@@ -215,15 +217,30 @@ class AgentConnection:
             raise Reconnecting(f"{self.identity.name} could not reconnect within {within:.0f} s") from None
         return self.current
 
+    def incarnation_of(self, connection: Connection) -> str:
+        """What a confirmation on this connection holds with: one run of a broker.
+
+        Of a cluster it is the epoch of its log: a node that starts again lost nothing that others confirmed with it.
+        """
+        return f"cluster:{self.epoch}" if connection.is_clustered else connection.incarnation
+
+    def follow_epoch(self, epoch: str) -> None:
+        """The steward speaks of a log of this epoch."""
+        if not epoch or epoch == self.epoch:
+            return
+        self.epoch = epoch
+        if self._connection is not None and self._connection.is_clustered and self.state == "ready":
+            self._on_state(self.state, None)
+
     async def prove(self, timeout: float) -> str:
-        """A round trip on the connection there is; the broker process that answered."""
+        """A round trip on the connection there is; the run of the broker that answered."""
         connection = self.current
         try:
             await connection.flush(timeout=timeout)
         except (NatsError, OSError, TimeoutError) as error:
             raise ConnectionLost(f"the broker does not answer {self.identity.name} ({error})") from error
         self.last_round_trip = time.monotonic()
-        return connection.incarnation
+        return self.incarnation_of(connection)
 
     async def call(
         self,

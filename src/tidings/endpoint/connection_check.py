@@ -1,6 +1,6 @@
 """Step by step from an agent's address to an answer of its steward: which step fails, in words, and what to do.
 
-    name -> port -> TLS -> greeting -> credential -> steward -> clock
+    name -> port [-> proxy] -> TLS [-> websocket] -> greeting -> credential -> steward -> clock
 
 A step is tried only if those before it went well. Nothing is changed, no session is taken, and nobody is disturbed: an
 agent that receives meanwhile goes on.
@@ -14,17 +14,18 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Generator, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from tidings.broker.client import connect
 from tidings.broker.jwt import decode
 from tidings.endpoint.identity import Identity
-from tidings.errors import AuthRevoked, TidingsError
+from tidings.errors import AuthRevoked, DeniedError, TidingsError
 from tidings.nats.address import Address, parse_addresses
-from tidings.nats.errors import untrusted_words
+from tidings.nats.errors import NatsError, untrusted_words
+from tidings.nats.proxy import END, MAX_ANSWER, Proxy, check_tunnel, proxy_for, tunnel_request
 from tidings.space.control import ControlClient
 
 #: seconds for each step
@@ -42,15 +43,17 @@ class Step:
 
 
 async def check_connection(identity: Identity) -> AsyncIterator[Step]:
-    """Every step; the last one is the first that is a problem."""
-    reached = 0
-    for address in parse_addresses(identity.url):
-        failed = False
-        async for step in _in_thread(_reach(address)):
-            yield step
-            failed = failed or step.verdict == "problem"
-        reached += not failed
-    if reached:
+    """Every step; the last one is the first that is a problem. One of several servers is enough: of the others it is
+    noted what they lack."""
+    addresses = parse_addresses(identity.url)
+    tried = [[step async for step in _in_thread(_reach(address))] for address in addresses]
+    reached = [steps[-1].verdict != "problem" for steps in tried]
+    for address, steps in zip(addresses, tried, strict=True):
+        for step in steps:
+            verdict = "note" if step.verdict == "problem" and any(reached) else step.verdict
+            said = step.said if len(addresses) == 1 else f"{address.url}: {step.said}"
+            yield replace(step, verdict=verdict, said=said)
+    if any(reached):
         async for step in _ask(identity):
             yield step
 
@@ -66,21 +69,67 @@ async def _in_thread(steps: Iterator[Step]) -> AsyncIterator[Step]:
 
 def _reach(address: Address) -> Iterator[Step]:
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        proxy = proxy_for(address)
+    except NatsError as error:
+        yield Step("proxy", "problem", str(error), PROXY)
+        return
+    to = f"the proxy {proxy}" if proxy else str(address)
+    host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        yield Step("name", "problem", f"{address.host} is no name that this machine can look up ({error})", DNS)
+        yield Step("name", "problem", f"{host} is no name that this machine can look up ({error})", DNS)
         return
     numbers = sorted({str(each[4][0]) for each in found})
-    yield Step("name", "ok", address.host if numbers == [address.host] else f"{address.host} is {', '.join(numbers)}")
+    yield Step("name", "ok", host if numbers == [host] else f"{host} is {', '.join(numbers)}")
     started = time.monotonic()
     try:
-        plain = socket.create_connection((address.host, address.port), PATIENCE)
+        plain = socket.create_connection((host, port), PATIENCE)
     except OSError as error:
-        yield Step("port", "problem", f"{address}: {_why_not(error)}", PORT)
+        yield Step("port", "problem", f"{to}: {_why_not(error)}", PROXY if proxy else PORT)
         return
     with plain:
-        yield Step("port", "ok", f"{address} is open, {_ms(started)}")
-        yield from _greet(address, plain)
+        yield Step("port", "ok", f"{to} is open, {_ms(started)}")
+        step = _tunnel(proxy, address, plain) if proxy else None
+        if step is not None:
+            yield step
+        if step is None or step.verdict == "ok":
+            yield from _greet(address, plain)
+
+
+def _tunnel(proxy: Proxy, address: Address, plain: socket.socket) -> Step:
+    answer = b""
+    try:
+        plain.sendall(tunnel_request(proxy, address))
+        while END not in answer and len(answer) < MAX_ANSWER and (more := plain.recv(MAX_ANSWER)):
+            answer += more
+        check_tunnel(proxy, answer)
+    except (NatsError, OSError) as error:
+        return Step("proxy", "problem", _why_not(error) if isinstance(error, OSError) else str(error), PROXY)
+    return Step("proxy", "ok", f"{proxy} lets us through to {address}")
+
+
+def _upgrade(address: Address, sock: socket.socket) -> Generator[Step, None, bytes | None]:
+    """Ask for a websocket. Answers what comes through it up to the end of a line; None if there is none."""
+    from tidings.nats.websocket import WebSocketStream
+
+    stream, heard, told = WebSocketStream(address), b"", False
+    sock.settimeout(PATIENCE)
+    try:
+        while b"\n" not in heard and not stream.ended:
+            sock.sendall(stream.to_send())
+            if not (data := sock.recv(65_536)):
+                stream.at_end()
+                break
+            heard += b"".join(stream.receive(data))
+            if stream.is_open and not told:
+                told = True
+                yield Step("websocket", "ok", f"{address.url} takes it")
+    except (NatsError, OSError) as error:
+        said = _why_not(error) if isinstance(error, OSError) else str(error)
+        yield Step("websocket", "problem", said, WEBSOCKET)
+        return None
+    return heard
 
 
 def _greet(address: Address, plain: socket.socket) -> Iterator[Step]:
@@ -89,7 +138,9 @@ def _greet(address: Address, plain: socket.socket) -> Iterator[Step]:
         if address.tls_first:
             sock = address.context().wrap_socket(plain, server_hostname=address.server_name)
             yield _shown_certificate(address, sock)
-        greeting = _line(sock)
+        greeting = (yield from _upgrade(address, sock)) if address.websocket else _line(sock)
+        if greeting is None:
+            return
         if address.tls and not address.tls_first:
             sock = address.context().wrap_socket(plain, server_hostname=address.server_name)
             yield _shown_certificate(address, sock)
@@ -100,22 +151,34 @@ def _greet(address: Address, plain: socket.socket) -> Iterator[Step]:
         yield Step("TLS", "problem", f"{address} does not speak TLS as it should: {error.reason or error}", NOT_TLS)
         return
     except OSError as error:
-        silent = f"{address} says nothing: {'it may want TLS' if not address.tls else _why_not(error)}"
-        yield Step("greeting", "problem", silent, NOT_NATS if address.tls else OLD_BUNDLE)
+        hangs = isinstance(error, TimeoutError)
+        why = f"within {PATIENCE:.0f} s: it hangs" if hangs else f"({_why_not(error)})"
+        silent = f"{address} is open and says nothing {why}{'' if address.tls else ', or it wants TLS'}"
+        yield Step("greeting", "problem", silent, f"{HANGS}; {NOT_NATS if address.tls else OLD_BUNDLE}")
         return
     finally:
         sock.close()
     if not greeting and not address.tls:
         yield Step("greeting", "problem", f"{address} says nothing: it may want TLS", OLD_BUNDLE)
         return
-    if not greeting.startswith(b"INFO "):
+    info = _info(greeting)
+    if info is None:
         yield Step("greeting", "problem", f"what listens at {address} is no NATS server", NOT_NATS)
         return
-    info = json.loads(greeting[5:])
     if info.get("tls_required") and not address.tls:
         yield Step("greeting", "problem", "the server wants TLS, and this address is without", OLD_BUNDLE)
         return
     yield Step("greeting", "ok", f"nats-server {info.get('version')}")
+
+
+def _info(greeting: bytes) -> dict[str, Any] | None:
+    """What a NATS server says of itself first; None if it is none."""
+    if not greeting.startswith(b"INFO "):
+        return None
+    try:
+        return dict(json.loads(greeting[5:].partition(b"\n")[0]))
+    except (ValueError, TypeError):
+        return None
 
 
 def _shown_certificate(address: Address, sock: ssl.SSLSocket) -> Step:
@@ -148,11 +211,17 @@ async def _ask(identity: Identity) -> AsyncIterator[Step]:
         yield Step("credential", "problem", str(error), CREDENTIAL)
         return
     try:
-        yield Step("credential", "ok", f"the broker takes agent {identity.name} ({identity.id})")
+        assert connection.address is not None
+        by = f" at {connection.address.url}" if "," in identity.url else ""
+        yield Step("credential", "ok", f"the broker{by} takes agent {identity.name} ({identity.id})")
         started = time.monotonic()
         control = ControlClient(connection, identity.subjects, identity.id, PATIENCE)
         try:
             answer = await control.call("health", "ping")
+            await control.call("access", "get")
+        except DeniedError as error:  # its token holds a little longer than its place in the space
+            yield Step("steward", "problem", f"the steward refuses agent {identity.name}: {error}", CREDENTIAL)
+            return
         except TidingsError as error:
             yield Step("steward", "problem", str(error), STEWARD)
             return
@@ -188,8 +257,11 @@ def _why_not(error: OSError) -> str:
 
 DNS = "is the name right? An address does as well"
 PORT = "is the space up, with `--listen` if it is on another machine, and is the port open in its firewall?"
+PROXY = "HTTPS_PROXY names it and NO_PROXY says what goes without: ask whoever runs that network for its right name"
+WEBSOCKET = "is it the port of `tidings up --ws ADDR`? A proxy in front of it must pass websockets on"
 CERTIFICATE = "mend the clock, start the space again if it ended, or take a new bundle (`tidings agent export`)"
 NOT_TLS = "something else listens there, or somebody is in between; nothing was told to it"
+HANGS = "does the server stand still? `tidings status` where the space runs tells, and its log"
 NOT_NATS = "is it the right port? `tidings status` on the machine of the space shows it"
 OLD_BUNDLE = "if the space listens now, take a new bundle (`tidings agent export`); else, is it the right port?"
 CREDENTIAL = "`tidings agent export` it again where the space runs, or `tidings agent add` if it was revoked"

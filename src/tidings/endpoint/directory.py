@@ -5,6 +5,9 @@ sequence and the one known here name the same agent. Names come from the roster,
 and from the steward for ids that are not in it: agents that are revoked, or were added a moment ago. Whoever cannot be
 named now is shown as the beginning of an id, with a character in it that no name has.
 
+Who said something in another space has no access record here, and is nobody of this space, whatever its key and its
+name are: it is shown as `name@space`, by the name it signed, and nobody is asked for it.
+
 The other way, who is meant by a name: an exact id or name wins; a name in another case counts if only one agent has it;
 a near miss is suggested, never taken.
 """
@@ -23,6 +26,7 @@ from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import AmbiguousPeer, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
+from tidings.wire.names import foreign_name, short_id, shown_space
 from tidings.wire.roster import Agent
 
 #: how long a message waits for the name of its sender, and how long nobody is asked again for one that did not come
@@ -31,7 +35,6 @@ ASK_AGAIN = 5.0
 #: ids in one question, and names kept of agents that are not in the roster
 AT_ONCE = 64
 KEPT = 4_096
-SHOWN_OF_ID = 10
 
 Named = tuple[str, tuple[str, ...]]
 
@@ -50,6 +53,10 @@ def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
         raise AmbiguousPeer(f"{text!r} could be {', '.join(sorted(a.name for a in alike))}: say which")
     if alike:
         return alike[0]
+    if "@" in text:
+        raise UnknownPeer(
+            f"{text[:132]!r} is an agent of another space: what it says comes over a link; answer in its channel"
+        )
     near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
     raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
@@ -70,11 +77,6 @@ def speaking_as(identity: Identity, roles: Iterable[str | None], wanted: str | N
 
 
 # --- who a verified id is ---
-
-
-def short_id(agent_id: str) -> str:
-    """An id for people; the last character is in no name, so nobody can be called so."""
-    return f"{agent_id[:SHOWN_OF_ID]}…"
 
 
 class NameDirectory:
@@ -112,6 +114,8 @@ class NameDirectory:
     def introduce(self, incoming: Incoming) -> Incoming:
         """The message under the names of access records; who is not known yet is asked for once somebody waits."""
         message = incoming.message
+        if incoming.origin_id:
+            return self._introduce_foreign(incoming)
         incoming.sender = self.sender(message.sender)
         incoming.claims = claim_of(incoming.sender, message)
         is_known = self.of(message.sender.id) is not None
@@ -126,6 +130,14 @@ class NameDirectory:
                 incoming._naming = None
 
         incoming._naming = None if is_known else learn
+        return incoming
+
+    def _introduce_foreign(self, incoming: Incoming) -> Incoming:
+        said, space, space_id = incoming.message.sender, incoming.origin, incoming.origin_id
+        incoming.origin = shown_space(space, space_id)
+        incoming.sender = Sender(said.id, foreign_name(said.name, said.id, space, space_id))
+        incoming.mentions = tuple(map(self.mention, incoming.message.mentions))
+        incoming.claims, incoming._naming = None, None
         return incoming
 
     async def learn(self, messages: Iterable[Message]) -> None:

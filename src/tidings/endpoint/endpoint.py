@@ -29,6 +29,7 @@ from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
+from tidings.endpoint.links import LinkTable
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.presence import Presence
 from tidings.endpoint.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
@@ -129,7 +130,9 @@ class Endpoint(AgentInterface):
         self.presence = Presence(
             self.connection, self.roster, self.session.session, attending=self._attends, every=self._beat_every
         )
-        self.opener = RecordOpener(self.identity.subjects, self.identity.space_id)
+        self.links = LinkTable(self.connection)
+        self.roster.on_links.append(self.links.hear)
+        self.opener = RecordOpener(self.identity.subjects, self.identity.space_id, self.links)
         self.read_state = ReadState(self._state_path)
         self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
         dedup = Dedup(self.identity.id, self.read_state, self.opener.refused, self._surface_channel)
@@ -143,7 +146,11 @@ class Endpoint(AgentInterface):
             self.inbox.wait_for_room,
             self.events.emit,
         )
-        self.roster.on_epoch.append(self._channels.follow_epoch)
+        self.roster.on_epoch += [
+            self.connection.follow_epoch,
+            self.links.follow_epoch,
+            self._channels.follow_epoch,
+        ]
         self.roster.on_damage.append(self._tell_damage)
         self._membership_watch = MembershipWatch(
             self.connection, self.roster, self._channels, lambda: self._frames.begun
@@ -157,6 +164,7 @@ class Endpoint(AgentInterface):
         self._tasks = Tasks(self, self._compose)
         try:
             await self.connection.start()
+            self._access.begin()
             self.presence.start()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROSTER_PATIENCE):
@@ -198,6 +206,7 @@ class Endpoint(AgentInterface):
         await self._direct.close()
         await self._direct.watch.close()
         await self.session.close()
+        await self.links.close()
         await self.presence.close()
         await self.roster.close()
         await end_tasks(self._announcing)
@@ -265,8 +274,9 @@ class Endpoint(AgentInterface):
 
     @property
     def incarnation(self) -> str | None:
-        """The broker process this endpoint is connected to; None while it is not."""
-        return self.connection.current.incarnation if self.connection.state == "ready" else None
+        """The run of the broker this endpoint is connected to; None while it is not."""
+        connection = self.connection
+        return connection.incarnation_of(connection.current) if connection.state == "ready" else None
 
     async def prove(self, timeout: float = 5.0) -> str:
         """A round trip to the broker now; the answer is which process answered it."""
@@ -343,7 +353,7 @@ class Endpoint(AgentInterface):
         return await self._past(records, reached)
 
     async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
-        await self.directory.learn(record.message for record in records)
+        await self.directory.learn(record.message for record in records if not record.origin)
         found = (self._incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
@@ -548,7 +558,7 @@ class Endpoint(AgentInterface):
     async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
         """List, show, retry or drop dead letters. The text of a direct message is opened with this agent's key."""
         answer = await self.call("dead", do, **arguments)
-        if do == "show" and "letter" in answer and (message := self.redelivery.opened(answer)) is not None:
+        if do == "show" and "letter" in answer and (message := await self.redelivery.opened(answer)) is not None:
             answer["text"] = message.text
         return answer
 
@@ -638,5 +648,7 @@ class Endpoint(AgentInterface):
             mentions_me=mentions_me,
             wakes=not historical
             and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
+            origin=record.space,
+            origin_id=record.origin,
         )
         return self.directory.introduce(incoming)

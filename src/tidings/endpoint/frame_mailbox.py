@@ -30,8 +30,15 @@ from tidings.endpoint.channels import Channels
 from tidings.endpoint.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
 from tidings.endpoint.notices import FrameGap
 from tidings.endpoint.read_state import Sequences
-from tidings.endpoint.records import LiveRecord
-from tidings.errors import DeliveryLost, DeniedError, MalformedFrame, UnhealthyError
+from tidings.endpoint.records import UNDECIDED, LiveRecord
+from tidings.errors import (
+    DeliveryLost,
+    DeniedError,
+    MalformedFrame,
+    OutcomeUnknown,
+    UnhealthyError,
+    UnreachableError,
+)
 from tidings.failpoints import reach
 from tidings.wire.frames import Block, Frame, FrameRecord, Lost, Ref, decode_frame, open_block, without_keys
 
@@ -48,6 +55,8 @@ FRAME_ROOM = 256
 #: frames that did not open, kept for whoever wants to look
 ASIDE = 16
 SERIES_KEPT = 4
+#: before the steward is asked again what links let in
+LINKS_PAUSE = 1.0
 Identity = tuple[str, str]
 #: a block that is fetched; None if its messages are to be had from the log
 Fetch = asyncio.Task[tuple[FrameRecord, ...] | None]
@@ -293,9 +302,19 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
 
     async def _offer_records(self, records: Iterable[FrameRecord], batch: AckBatch, *, again: bool) -> None:
         for kept in records:
-            record = self.endpoint.opener.kept(kept)
+            record = await self._kept(kept)
             if record is not None:  # else it was counted by its reason, and nobody will ever settle it
                 await self._offer(record, batch, again=again)
+
+    async def _kept(self, kept: FrameRecord) -> LiveRecord | None:
+        """A record of a frame, opened; one that came over a link that is not known waits until it is."""
+        opener = self.endpoint.opener
+        while (record := opener.kept(kept)) is UNDECIDED:
+            try:
+                await opener.learn_links(kept.seq)
+            except (UnreachableError, OutcomeUnknown):
+                await asyncio.sleep(LINKS_PAUSE)
+        return record
 
     # --- blocks that lie elsewhere ---
 

@@ -1,24 +1,29 @@
 """Who an endpoint is: a name, a key, a credential, and the space it belongs to.
 
 An identity is found in the home of this user, or read from a bundle that `tidings agent export` wrote. The
-credential is read again at every connect, because a widening or narrowing replaces it.
+credential and the address are read again at every connect: a widening or narrowing replaces the one, a server that
+moved the other.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidings.broker import jwt
 from tidings.broker.private_files import check_private, read_plain, read_private, write_private
 from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
-from tidings.nats.address import parse_addresses, shown
+from tidings.nats.address import moved, parse_addresses, shown, with_authority
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_name, check_token
 from tidings.wire.subjects import Subjects
+
+#: the version of a bundle
+BUNDLE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,8 @@ class Identity:
     url: str
     path: Path
     is_bundle: bool
-    #: the space of this home it belongs to, whose address may change while it runs
-    space_home: SpaceHome | None = None
+    #: says where its space is now: an address may change while a program runs
+    follow: Callable[[], str] | None = None
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,11 +54,9 @@ class Identity:
         return shown(self.url)
 
     def url_now(self) -> str:
-        """Where its space is now: one that began to listen, or ceased to, has another address than it had."""
-        if self.space_home is None:
-            return self.url
+        """Where its space is now: one that began to listen, or that moved, has another address than it had."""
         try:
-            return self.space_home.read_info().url
+            return self.url if self.follow is None else self.follow()
         except TidingsError:  # being written, or gone: what was true is tried
             return self.url
 
@@ -64,6 +67,15 @@ class Identity:
 
     def token(self) -> str:
         return jwt.split_credentials(self.credentials())[0]
+
+    def keep_trust(self, authority: bytes) -> bool:
+        """Let the address of a bundle trust these, if it trusts an authority of its own. Answers whether it changed."""
+        bundle = json.loads(read_private(self.path)) if self.is_bundle else {"url": self.url}
+        renewed = with_authority(bundle["url"], authority)
+        if not self.is_bundle or renewed == bundle["url"]:
+            return False
+        write_private(self.path, json.dumps(bundle | {"url": renewed}, indent=1) + "\n")
+        return True
 
     def keep_token(self, token: str) -> None:
         """Replace the token on disk; the key stays."""
@@ -90,7 +102,7 @@ async def local_identity(home: SpaceHome, name: str) -> Identity:
     path = home.agent_creds(name)
     _, key = jwt.split_credentials(read_private(path))
     trusted = (info.id, info.steward_key, info.url)
-    return Identity(name, key, info.subjects, *trusted, path, is_bundle=False, space_home=home)
+    return Identity(name, key, info.subjects, *trusted, path, is_bundle=False, follow=lambda: home.read_info().url)
 
 
 def imported_identity(home: SpaceHome, name: str) -> Identity | None:
@@ -107,18 +119,34 @@ def bundle_identity(path: Path) -> Identity:
     """An agent from an exported bundle; whether others may read it matters of a file that is one."""
     try:
         bundle = json.loads(read_plain(path))
+        if bundle.get("tidings", BUNDLE) != BUNDLE:
+            raise ValueError(f"its version is {bundle['tidings']}, and this Tidings reads {BUNDLE}")
         _, key = jwt.split_credentials(bundle["creds"])
         name = bundle["agent"]["name"]
         subjects = Subjects(bundle["space"])
         anchor = (bundle["space_id"], bundle["steward_key"], bundle["url"])
-        for address in parse_addresses(bundle["url"]):
-            if address.tls:
-                address.context()  # what it trusts can be read
-    except (ConfigError, ValueError, KeyError, TypeError, WireError) as error:
+        _check_url(bundle["url"])
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, WireError) as error:
         raise ConfigError(f"{path} is not a bundle written by `tidings agent export` ({error})") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     check_private(path)
     if key.id != bundle["agent"]["id"]:
         raise UsageError(f"{path} names agent {bundle['agent']['id']} but holds the key of {key.id}")
-    return Identity(name, key, subjects, *anchor, path, is_bundle=True)
+    return Identity(name, key, subjects, *anchor, path, is_bundle=True, follow=lambda: bundle_identity(path).url)
+
+
+def _check_url(url: str) -> None:
+    for address in parse_addresses(url):
+        if address.tls:
+            address.context()  # what it trusts can be read
+
+
+def move_bundle(path: Path, urls: Sequence[str]) -> Identity:
+    """The agent of a bundle, whose space has other addresses from now on. Key, credential and trust stay."""
+    held = bundle_identity(path)
+    url = moved(held.url, urls)
+    _check_url(url)
+    bundle = json.loads(read_private(path))
+    write_private(path, json.dumps(bundle | {"url": url}, indent=1) + "\n")
+    return bundle_identity(path)

@@ -46,7 +46,7 @@ class Incoming:
     """One message as an application sees it. Who sent it was verified; what it says is data, not instructions."""
 
     kind: Kind
-    #: the verified id, under the name of its access record
+    #: the verified id, under the name of its access record; of another space's agent as `name@space`
     sender: Sender
     message: Message
     #: channel it was posted to; None for a direct message
@@ -76,6 +76,10 @@ class Incoming:
     claims: str | None = None
     #: whom it mentions, under the names of their access records
     mentions: tuple[Mention, ...] = ()
+    #: the space it was said in, by the name that has here, if it came over a link; empty if it was said in this space
+    origin: str = ""
+    #: the id of that space
+    origin_id: str = ""
     _naming: Callable[[], Awaitable[None]] | None = field(default=None, repr=False)
     _settle: Settle = field(default=_nothing, repr=False)
     #: settles without telling that it was read, where that makes a difference

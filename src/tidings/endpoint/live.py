@@ -1,7 +1,8 @@
 """Live copies of the channels an endpoint is in: subscribed, received, held back while something older is missing.
 
 A copy waits until the steward has answered the join, and while the log is read for what came before it. Each names the
-record before it of its sender: if that never arrived, this copy shows a hole, and waits until it was read.
+record before it of its sender: if that never arrived, this copy shows a hole, and waits until it was read. One that
+came over a link waits until it can be judged (`links.py`), and everything after it waits behind it.
 What has no room waits too. Whatever is let go here is in the log. Reading the log is not done here: `catch_up` is told
 that a membership needs it.
 """
@@ -20,7 +21,7 @@ from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup, LiveCopy, RecordOpener
 from tidings.errors import DeniedError
 from tidings.nats.core import Msg
-from tidings.wire.subjects import Chat
+from tidings.wire.subjects import Chat, Via
 
 SUBJECTS_KEPT = 4_096
 HELD_AT_MOST = 1_000
@@ -92,6 +93,8 @@ class LiveCopies:
         self.dedup = dedup
         self.arrivals = Arrivals()
         self._catch_up = catch_up
+        if opener.links is not None:
+            opener.links.on_learned.append(self._judge_again)
 
     async def subscribe(self, connection: Connection, membership: LocalMembership) -> None:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
@@ -135,13 +138,19 @@ class LiveCopies:
     def _hold(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Keep a copy for later. Too many are let go: they are in the log, and are read from there."""
         assert membership.held is not None
-        if copy.record is not None:
-            self.read_state.channel(copy.record.channel)  # so that this channel is among those that are read
+        self._note_channel(copy)
         membership.held.append(copy)
         if len(membership.held) > HELD_AT_MOST:
             membership.held.clear()
             membership.overrun = True
             membership.contiguous = False
+
+    def _note_channel(self, copy: LiveCopy) -> None:
+        """So that its channel is among those that are read."""
+        if copy.record is not None:
+            self.read_state.channel(copy.record.channel)
+        elif copy.undecided is not None and isinstance(via := self.opener.subjects.parse(copy.subject), Via):
+            self.read_state.channel(via.channel)
 
     def release(self, membership: LocalMembership) -> None:
         """Surface what was held, if it came after the join; from now on copies surface as they come."""
@@ -154,6 +163,12 @@ class LiveCopies:
 
     def _take(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
+        if copy.undecided is not None:
+            again = self.opener.live(copy.undecided)
+            if again is None or again.undecided is not None:
+                self._wait_for_links(membership, copy)
+                return
+            copy = again
         confirmed = membership.joined is not None and not membership.watching
         if confirmed:
             hole = None if self.arrivals.covers(copy.subject, copy.previous) else self._hole_before(copy)
@@ -172,10 +187,37 @@ class LiveCopies:
             membership.held = membership.held or []
             self._catch_up(membership)
 
+    def _wait_for_links(self, membership: LocalMembership, copy: LiveCopy) -> None:
+        """Hold it, and what comes after it, until it can be judged. While nobody says, it is let go: the log has it."""
+        links = self.opener.links
+        if links is None:
+            return
+        if not membership.confirmed:  # there is nothing to read for it: others pass it
+            membership.unjudged = [*membership.unjudged[-HELD_AT_MOST:], copy]
+            links.want(copy.seq)
+        elif membership.unreadable:
+            self._note_channel(copy)
+            membership.contiguous = False
+            self._catch_up(membership)
+        else:
+            membership.undecided = max(membership.undecided, copy.seq)
+            membership.held = membership.held or []
+            self._hold(membership, copy)
+            self._catch_up(membership)
+
+    def _judge_again(self) -> None:
+        for membership in list(self.memberships.values()):
+            waiting, membership.unjudged = membership.unjudged, []
+            for copy in waiting:
+                if membership.held is not None:
+                    self._hold(membership, copy)
+                elif copy.seq > (membership.joined or 0):
+                    self._take(membership, copy)
+
     def _hole_before(self, copy: LiveCopy) -> Hole | None:
         """The hole this copy shows, if what lies in it is owed to us and nothing else explains it."""
         address = self.connection.identity.subjects.parse(copy.subject)
-        if not isinstance(address, Chat) or address.sender == self.connection.identity.id:
+        if not isinstance(address, Chat | Via) or address.sender == self.connection.identity.id:
             return None
         seen = self.read_state.channel(address.channel)
         covering = self.memberships.covering(address.channel)
@@ -186,7 +228,8 @@ class LiveCopies:
         after = max(known, seen.read, seen.left_to_frames, joined)
         if copy.previous <= after or copy.previous in seen.beyond:
             return None
-        return Hole(address.channel, address.sender, after, copy.previous, position=after)
+        link = address.link if isinstance(address, Via) else ""
+        return Hole(address.channel, address.sender, after, copy.previous, position=after, link=link)
 
     def _must_wait(self, membership: LocalMembership, copy: LiveCopy, hole: Hole) -> bool:
         """Have a hole read. The copy that shows it waits for that, unless nobody can say how long it would take.

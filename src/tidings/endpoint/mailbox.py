@@ -23,12 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, DeliveryInfo, parse_delivery
+from tidings.backoff import Backoff
+from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, DeliveryInfo, handed_out, parse_delivery
 from tidings.broker.aio import end_tasks, undisturbed
 from tidings.broker.client import Connection, status_of
 from tidings.endpoint.connection import AgentConnection
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
+from tidings.wire.headers import Headers
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -45,8 +47,9 @@ NO_PULL = b"{"
 #: full: as many came as were asked for, or as many bytes; over: it expired; refused: the consumer is busy or gone
 Ended = Literal["full", "over", "refused"]
 Take = Callable[[Any, DeliveryInfo], Awaitable[None]]
-#: before a mailbox that is busy or gone is asked again
+#: before a mailbox that is busy or gone, or whose replicas have no leader, is asked again
 REFUSED_PAUSE = 0.5
+REFUSED = Backoff(REFUSED_PAUSE, 2.0)
 #: how long the broker's word is waited for before the acknowledgement goes on in the background
 ACK_PATIENCE = 2.0
 ACK_TRIES = 5
@@ -94,21 +97,27 @@ async def _give_back(connection: Connection, subscription: Any, asked: str) -> N
 
 async def _receive(subscription: Any, batch: int, patience: float, take: Take) -> Ended:
     clock = asyncio.get_running_loop().time
-    deadline, taken = clock() + patience, 0
+    deadline, taken, over = clock() + patience, 0, None
     while taken < batch:
         try:
             message = await subscription.next(max(0.001, deadline - clock()))
         except TimeoutError:
-            return "over"
+            return _ended(over, taken) if over is not None else "over"
         delivery = parse_delivery(message.reply)
         if delivery is not None:
             taken += 1
             await take(message, delivery)
-        elif (status := status_of(message)) is not None and status.status != 100:
-            if taken and "maxbytes" in status.description.lower().replace(" ", ""):
-                return "full"
-            return "over" if status.status in (404, 408) else "refused"
-    return "full"
+        elif over is None and (status := status_of(message)) is not None and status.status != 100:
+            over, batch = status, min(batch, handed_out(status, batch))
+            deadline = min(deadline, clock() + GRACE)
+    return _ended(over, taken) if over is not None else "full"
+
+
+def _ended(status: Headers, taken: int) -> Ended:
+    words = status.description.lower().replace(" ", "")
+    if taken and ("maxbytes" in words or "batchcompleted" in words):
+        return "full"
+    return "over" if status.status in (404, 408) else "refused"
 
 
 # --- what the broker waits to hear about ---
@@ -258,6 +267,7 @@ class AgentMailbox(Generic[T]):
             else:
                 await self._open(message, delivery)
 
+        pauses = REFUSED.delays()
         while not connection.is_closed:
             room, expires = await self._wait_for_room()
             if self._is_over:
@@ -269,8 +279,10 @@ class AgentMailbox(Generic[T]):
                 log.debug("a pull of %s ended with %s", self.identity.name, error)
                 ended = "refused"
             if ended == "refused":
-                await asyncio.sleep(REFUSED_PAUSE)
-            elif ended == "over" and not taken:
+                await asyncio.sleep(next(pauses))
+                continue
+            pauses = REFUSED.delays()
+            if ended == "over" and not taken:
                 self._found_empty()
 
     async def _hand_over_arrived(self) -> None:

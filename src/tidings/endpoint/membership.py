@@ -61,6 +61,8 @@ class Hole:
     #: how far it was read
     position: int
     recovered: int = 0
+    #: the link that it came over; empty if it was said here
+    link: str = ""
 
     def as_gap(self, *, gone: bool) -> Gap:
         return Gap(self.channel, self.sender, self.after, self.through, self.recovered, "live", gone)
@@ -82,6 +84,10 @@ class LocalMembership:
     opened_here: bool = False
     #: live copies that came before the answer, or wait for something older
     held: list[LiveCopy] | None = field(default_factory=list)
+    #: sequence of the newest copy that waits until the links of the space are known; 0 if none does
+    undecided: int = 0
+    #: the same copies while nothing else waits for them: of what is only watched, or not confirmed yet
+    unjudged: list[LiveCopy] = field(default_factory=list)
     #: subject -> what of it was lost on the way and is being read from the log
     holes: dict[str, Hole] = field(default_factory=dict)
     #: why the log is being read, if somebody is to be told

@@ -2,7 +2,8 @@
 
 `read_message(message_json(incoming))` is the same message in every field that a program sees but two: `raw` is written
 anew from the parts, and what settling does is for whoever reads it to say. Who sent something is a verified id and the
-name of its access record; a message that says another name only claims it.
+name of its access record; a message that says another name only claims it. What was said in another space has the name
+of that space as `origin`, and its sender is `name@space`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidings.wire.message import Mention, Message, Sender, TextPart
 
 Json = dict[str, Any]
 #: what is said of every message, in the order in which `--json` prints it
-SAID = ("kind", "channel", "from", "text", "id", "seq", "time", "priority", "mentions", "reply_to", "context")
+SAID = ("kind", "channel", "from", "text", "id", "seq", "time", "priority", "mentions", "reply_to", "context", "origin")
 
 
 def moment(milliseconds: int | None) -> str | None:
@@ -65,6 +66,8 @@ def message_json(incoming: Incoming) -> Json:
         "wakes": incoming.wakes,
         "historical": incoming.historical,
         "sealed": incoming.sealed,
+        "origin": incoming.origin or None,
+        "origin_id": incoming.origin_id or None,
         "seq": incoming.seq,
         "time": moment(incoming.time_ns // 1_000_000),
     }
@@ -91,16 +94,19 @@ def read_message(found: Json) -> Incoming:
         wakes=bool(found.get("wakes", True)),
         claims=writer.get("claims"),
         mentions=mentions,
+        origin=found.get("origin") or "",
+        origin_id=found.get("origin_id") or "",
     )
 
 
 def _message(found: Json, mentions: tuple[Mention, ...]) -> Message:
     """Not checked again: the host verified it when it came, and shows it under names that were never on the wire."""
-    writer = found["from"]
+    writer, origin = found["from"], found.get("origin")
+    named = writer["name"].removesuffix(f"@{origin}") if origin else writer["name"]
     message = Message(
         id=found["id"],
         ts=found.get("ts") or wire.timestamp(datetime.fromisoformat(found["time"])),
-        sender=Sender(writer["id"], writer.get("claims") or writer["name"], found.get("role")),
+        sender=Sender(writer["id"], writer.get("claims") or named, found.get("role")),
         # without parts it is sealed for a key that the host does not have: its text says so
         parts=wire.read_parts(found["parts"]) or (TextPart(found["text"]),),
         priority=found["priority"],

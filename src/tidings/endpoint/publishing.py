@@ -21,11 +21,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from tidings.backoff import Backoff
 from tidings.broker.client import Connection
+from tidings.broker.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.remote_changes import AccessWatch
 from tidings.errors import (
+    BrokerUnreachable,
     ConflictError,
     ConnectionLost,
     DeniedError,
@@ -38,10 +41,11 @@ from tidings.errors import (
     StewardUnreachable,
     TidingsError,
     TooLarge,
+    UnreachableError,
     UsageError,
     WireError,
 )
-from tidings.nats.errors import NatsError, NoResponders
+from tidings.nats.errors import NatsError, NoResponders, NotConnected
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
@@ -55,8 +59,12 @@ STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
 #: see `steward/task_rules`: the part of a task's message that its steward reads
 TASK_PART = "dev.tidings.task"
 LONGEST_DEADLINE = 30 * 86_400
-#: between two tries of a message that nobody took although the space is open
-NOBODY_PAUSE = 0.05
+#: between two tries of a message that the broker is too busy for
+BUSY_STREAM_PAUSE = 0.05
+#: between two tries of a message that nobody took: the broker starts, or the replicas of a stream choose a leader
+NOBODY = Backoff(0.05, 0.5)
+#: seconds for the steward to say why; it may wait for the same leader, and the message is not to wait for it
+WHY_PATIENCE = 2.0
 #: between two questions to a steward that is asked too much
 BUSY_PAUSE = 0.2
 BUSY_TRIES = 25
@@ -260,19 +268,24 @@ class Publisher:
         headers = {signing.SIGNATURE_HEADER: prepared.signature, MSG_ID: msg_id}
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
+        doubtful, pauses = False, NOBODY.delays()
         while True:
             left = deadline - clock()
             connection = await self.connection.ready(left) if only is None else self._only(only)
             try:
                 reply = await connection.request(subject, prepared.payload, headers=headers, timeout=left)
-                break
+                answer = _ANSWERS.decode(reply.data)
+                if not _passes(answer.error):
+                    break
+                if left < BUSY_STREAM_PAUSE:
+                    raise BrokerUnreachable(f"the broker is too busy to store {msg_id}: {_words(answer.error)}")
+                await asyncio.sleep(BUSY_STREAM_PAUSE)
             except NoResponders as error:
-                reason = await self._why_nobody_takes_it()
+                reason = await self._why_not_again(left, next(pauses), only)
+                if reason is not None and doubtful:
+                    raise OutcomeUnknown(f"no confirmation of {msg_id}: send it again ({reason})") from error
                 if reason is not None:
                     raise reason from error
-                if left < NOBODY_PAUSE:
-                    raise StewardUnreachable("nobody takes this message: the broker is starting") from error
-                await asyncio.sleep(NOBODY_PAUSE)  # nothing was stored, so trying again is safe
             except DeniedError as error:
                 raise await self._access.explained(error, subject) from error
             except TimeoutError as error:
@@ -281,23 +294,38 @@ class Publisher:
                 if only is not None:
                     raise ConnectionLost(f"the connection went: {msg_id} may be stored or not") from error
                 # It may have been stored. Under the same id the broker stores it once.
+                doubtful = doubtful or not isinstance(error, NotConnected)
                 await asyncio.sleep(0)
-        answer = _ANSWERS.decode(reply.data)
         if answer.error:
             raise _refusal(prepared, answer.error)
-        return Stored(answer.seq, answer.duplicate, connection.incarnation)
+        return Stored(answer.seq, answer.duplicate, self.connection.incarnation_of(connection))
 
     def _only(self, incarnation: str) -> Connection:
         """The connection to this broker process: another one is not waited for."""
         connection = self.connection.current
-        if connection.incarnation != incarnation:
+        if self.connection.incarnation_of(connection) != incarnation:
             raise Reconnecting("another run of the broker answers now: ask again")
         return connection
+
+    async def _why_not_again(self, left: float, pause: float, only: str | None) -> TidingsError | None:
+        """Nobody took it. Nothing was stored, so trying again is safe, and the replicas of a stream soon have another
+        leader: answers None after a pause, or why that is no use."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + left
+        reason = await self._why_nobody_takes_it()
+        if reason is not None and (only is not None or not isinstance(reason, UnreachableError)):
+            return reason
+        if clock() + pause > deadline:
+            return reason or StewardUnreachable("nobody takes this message: the broker is starting")
+        await asyncio.sleep(pause)
+        return None
 
     async def _why_nobody_takes_it(self) -> TidingsError | None:
         """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
-            health = await self.connection.call("health", "ping")
+            health = await self.connection.call("health", "ping", timeout=WHY_PATIENCE)
+        except BrokerUnreachable as error:  # the steward answers, and meets the same
+            return BrokerUnreachable(f"nobody takes this message: {error}")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
         gate = health.get("gate") or {}
@@ -307,11 +335,23 @@ class Publisher:
         return None
 
 
+def _passes(error: dict[str, Any] | None) -> bool:
+    """Was it not stored only for now? The same id is under way, or the replicas of the stream have no leader."""
+    if not error:
+        return False
+    code = int(error.get("err_code", 0))
+    return code in (WRITE_UNDER_WAY, ID_UNDER_WAY) or (int(error.get("code", 0)) == 503 and code != NO_ROOM)
+
+
+def _words(error: dict[str, Any] | None) -> str:
+    return str((error or {}).get("description", ""))
+
+
 def _refusal(prepared: Prepared, error: dict[str, Any]) -> TidingsError:
-    code, words = int(error.get("err_code", 0)), str(error.get("description", ""))
+    code, words = int(error.get("err_code", 0)), _words(error)
     if code == 10054 or "maximum message size" in words or "max message" in words:
         return TooLarge(f"the broker refuses this message: {words}")
-    if code == 10077:
+    if code == NO_ROOM:
         return _no_room(prepared, words)
     return DeniedError(f"the broker refuses {prepared.subject}: {words} ({code})")
 

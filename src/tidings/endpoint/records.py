@@ -2,19 +2,22 @@
 
 A message comes live, from the log, inside a hole, or as a durable copy. All become the same `LiveRecord`, so what is
 surfaced live and what is read back speak of the same sequence; what does not verify is counted by reason and never
-surfaced. A message is known by its sequence and by (sender, id); one's own are never surfaced. Every way in answers
-False when there is no room: then nothing was noted, and whoever offered it offers it again. Where copies come from, and
-when to offer again, is not known here.
+surfaced. What came over a link may have to wait until the links of the space are known: then it is `UNDECIDED`, and
+opened again later. A message is known by its sequence and by (sender, id); one's own are never surfaced. Every way in
+answers False when there is no room: then nothing was noted, and whoever offered it offers it again. Where copies come
+from, and when to offer again, is not known here.
 """
 
 from __future__ import annotations
 
 import base64
 from collections import Counter
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from tidings.endpoint.links import Judge, LinkTable
 from tidings.endpoint.read_state import ChannelState, ReadState
 from tidings.nats.core import Msg
 from tidings.wire.envelope import Received, open_record
@@ -38,6 +41,19 @@ class LiveRecord(msgspec.Struct, frozen=True):
     identity: tuple[str, str]
     #: tells it from another record at the same sequence of a log that was set back
     mark: str = ""
+    #: of what was said in another space: the id of that space, and the name it has here, if it has one
+    origin: str = ""
+    space: str = ""
+
+
+class Undecided(Enum):
+    """It came over a link, and whether that may let it in is not known yet."""
+
+    UNDECIDED = "undecided"
+
+
+UNDECIDED: Final = Undecided.UNDECIDED
+Opened = LiveRecord | Literal[Undecided.UNDECIDED] | None
 
 
 class LiveCopy(msgspec.Struct, frozen=True):
@@ -48,14 +64,18 @@ class LiveCopy(msgspec.Struct, frozen=True):
     #: the record before it on this subject; 0 if the log has none
     previous: int
     record: LiveRecord | None
+    #: what arrived, if it is to be opened again once more links are known
+    undecided: Msg | None = None
 
 
 class RecordOpener:
     """Opens records for one endpoint and counts what it refuses."""
 
-    def __init__(self, subjects: Subjects, space_id: str) -> None:
+    def __init__(self, subjects: Subjects, space_id: str, links: LinkTable | None = None) -> None:
         self.subjects = subjects
         self.space_id = space_id
+        self.links = links
+        self._via_root = f"{subjects.root}.via."
         self.refused: Counter[str] = Counter()
         self._root = f"{subjects.root}."
         self._live_root = f"{subjects.root}.live."
@@ -71,28 +91,45 @@ class RecordOpener:
         if message.raw_subject != f"{self._live_root}{subject.removeprefix(self._root)}".encode():
             self.refused["not_a_log_copy"] += 1
             return None
-        return LiveCopy(subject, seq, previous, self._open(seq, time_ns, subject, own, message.data))
+        opened = self._open(seq, time_ns, subject, own, message.data)
+        if opened is UNDECIDED:
+            return LiveCopy(subject, seq, previous, None, message)
+        return LiveCopy(subject, seq, previous, opened)
 
-    def stored(self, line: dict[str, Any]) -> LiveRecord | None:
+    async def learn_links(self, seq: int) -> None:
+        """Have it known what links let in at `seq`: what was undecided there is not any more."""
+        if self.links is not None:
+            await self.links.learn(seq)
+
+    def stored(self, line: dict[str, Any]) -> Opened:
         """A line of a history page."""
         own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
         return self._open(line["seq"], parse_time(line["time"]), line["subject"], fields_of(own), payload)
 
-    def kept(self, kept: FrameRecord) -> LiveRecord | None:
+    def kept(self, kept: FrameRecord) -> Opened:
         """A record in a frame."""
         return self._open(kept.seq, kept.time_ns, f"{self.subjects.root}.{kept.tail}", kept.headers, kept.payload)
 
-    def _open(self, seq: int, time_ns: int, subject: str, fields: Fields | None, payload: bytes) -> LiveRecord | None:
+    def _open(self, seq: int, time_ns: int, subject: str, fields: Fields | None, payload: bytes) -> Opened:
         if fields is None:
             self.refused["header"] += 1
             return None
-        opened = open_record(self.subjects, self.space_id, subject, fields, payload)
+        judge = None
+        if self.links is not None and subject.startswith(self._via_root):
+            judge = Judge(self.links, seq, time_ns)
+        opened = open_record(self.subjects, self.space_id, subject, fields, payload, judge)
+        if judge is not None and judge.is_open:
+            return UNDECIDED
         if not isinstance(opened, Received) or opened.kind != "chat":
             self.refused["wrong_kind" if isinstance(opened, Received) else opened.reason] += 1
             return None
         sender, message = opened.sender, opened.message
         mark = record_mark(time_ns, subject, payload)
-        return LiveRecord(seq, time_ns, opened.destination, sender, message, (sender, message.id), mark)
+        record = LiveRecord(seq, time_ns, opened.destination, sender, message, (sender, message.id), mark)
+        if opened.admission is None or self.links is None:
+            return record
+        space = self.links.space_name(opened.link, opened.origin, seq)
+        return msgspec.structs.replace(record, origin=opened.origin, space=space)
 
 
 class Surface(Protocol):

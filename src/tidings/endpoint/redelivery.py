@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.incoming import Incoming
+from tidings.endpoint.records import UNDECIDED
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.wire.roster import Agent
 from tidings.wire.times import parse_time
@@ -151,7 +152,7 @@ class Redelivery:
 
     async def _try_again(self, line: dict[str, Any]) -> None:
         try:
-            incoming = self.opened(line)
+            incoming = await self.opened(line)
         except TidingsError as error:
             self.endpoint.events.emit("error", error)
             return
@@ -177,7 +178,7 @@ class Redelivery:
         incoming._settle, incoming._keep, incoming._buried, incoming._nak = settle, None, forget, self.take
         await self.endpoint.hand_over(incoming)
 
-    def opened(self, line: dict[str, Any]) -> Incoming | None:
+    async def opened(self, line: dict[str, Any]) -> Incoming | None:
         """The message of a letter, verified like any other; None if it is no longer there."""
         record = line["record"]
         if record is None:
@@ -186,7 +187,9 @@ class Redelivery:
             block, payload = base64.b64decode(record["headers"]), base64.b64decode(record["payload"])
             stored = record["seq"], parse_time(record["time"])
             return self.endpoint._direct.reopened(record["subject"], block, payload, *stored)
-        opened = self.endpoint.opener.stored(record)
+        opener = self.endpoint.opener
+        while (opened := opener.stored(record)) is UNDECIDED:
+            await opener.learn_links(int(record["seq"]))
         return self.endpoint._incoming(opened, historical=False) if opened is not None else None
 
     # --- life ---

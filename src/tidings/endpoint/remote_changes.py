@@ -6,29 +6,43 @@ of what they are. When one moves, it is fetched, for as long as that takes.
 A new access record: its credential is kept where this identity keeps it, channels it no longer covers are dropped, the
 connection is rebuilt, and the program hears `access` with the record and what was `dropped`. That fits into the time an
 administrator leaves between writing a narrowing and cutting the old credential. An agent that was away longer needs
-`tidings agent export` again. Memberships that another program of this agent opened or closed are taken over by
+`tidings agent export` again. A credential that ends by itself is fetched anew well before it does. With its access an
+agent elsewhere learns whose certificates it is to trust, and keeps that in its bundle: so the authority of a space can
+be another one some day. Memberships that another program of this agent opened or closed are taken over by
 `channels.py`, and the program hears each as a `membership` event.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import logging
+import random
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from tidings.broker.aio import end_tasks
+from tidings.broker.jwt import decode, expiry_of
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
-from tidings.errors import DeniedError, Reconnecting, TidingsError
+from tidings.errors import ConfigError, DeniedError, Reconnecting, TidingsError
 from tidings.wire.patterns import covers_any
 from tidings.wire.roster import Agent
 from tidings.wire.subjects import Chat
 
 RETRY_PAUSE = 0.2
+#: the share of its life that a credential has left when it is renewed, and the pause if there is no newer one yet
+RENEWED_AT = 0.6
+RENEWAL_PAUSE = 20.0
 REBUILT_WITHIN = 10.0
+#: seconds after which an agent elsewhere asks again although nothing moved: whom to trust may have changed
+ASK_AGAIN = 3_600.0
+
+log = logging.getLogger(__name__)
 
 
 class OwnRowWatch:
@@ -43,6 +57,8 @@ class OwnRowWatch:
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        #: seconds after which it is fetched although it did not move
+        self._again: float | None = None
         roster.on_own_row.append(self._on_row)
 
     @abstractmethod
@@ -65,7 +81,9 @@ class OwnRowWatch:
 
     async def _follow(self) -> None:
         while True:
-            await self._moved.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._again):
+                    await self._moved.wait()
             self._moved.clear()
             heard = self._heard
             try:
@@ -111,9 +129,10 @@ class AccessWatch(OwnRowWatch):
         super().__init__(connection, roster, channels)
         self._report = report
         self._lock = asyncio.Lock()
+        self._renewing: asyncio.Task[None] | None = None
         # A credential on a shared disk was new when we connected; one in a bundle may be older than its record.
         if connection.identity.is_bundle:
-            self._known = -1
+            self._known, self._again = -1, ASK_AGAIN * random.uniform(0.8, 1.2)
 
     def _number(self, row: Agent) -> int:
         return row.access
@@ -121,15 +140,55 @@ class AccessWatch(OwnRowWatch):
     async def _fetch(self) -> None:
         await self.refresh()
 
-    async def record(self) -> dict[str, Any]:
-        return dict((await self.connection.call("access", "get"))["access"])
+    def begin(self) -> None:
+        """From now on renew a credential that ends by itself."""
+        if self._ends() is not None:
+            self._renewing = asyncio.create_task(self._renew(), name=f"renewal of {self.connection.identity.name}")
 
-    async def refresh(self) -> bool:
-        """Use the credential of the access record, if this connection does not. Answers whether it was rebuilt."""
+    def _ends(self) -> int | None:
+        return expiry_of(self.connection.token_used)
+
+    async def _renew(self) -> None:
+        used, since = "", 0.0
+        while (ends := self._ends()) is not None:
+            if used != self.connection.token_used:
+                used, since = self.connection.token_used, time.monotonic()
+            life = ends - int(decode(used)["iat"])
+            # By this machine's clock, or by how long it was in use: a clock that is behind would wait beyond its end.
+            left = min(ends - life * RENEWED_AT - time.time(), since + life * (1 - RENEWED_AT) - time.monotonic())
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            with suppress(TidingsError):
+                await self.refresh(quietly=True)
+            await asyncio.sleep(min(RENEWAL_PAUSE, max(life / 20, 0.1)))
+
+    async def close(self) -> None:
+        await super().close()
+        await end_tasks([self._renewing])
+
+    async def record(self) -> dict[str, Any]:
+        answer = await self.connection.call("access", "get")
+        if self.connection.identity.is_bundle and (authority := answer.get("authority")):
+            self._keep_trust(base64.b64decode(authority))
+        return dict(answer["access"])
+
+    def _keep_trust(self, authority: bytes) -> None:
+        """A bundle that cannot be written is as good as it was, until the authority is another one."""
+        try:
+            self.connection.identity.keep_trust(authority)
+        except ConfigError as error:
+            log.warning("whom to trust could not be written: %s", error)
+
+    async def refresh(self, *, quietly: bool = False) -> bool:
+        """Use the credential of the access record, if this connection does not. Answers whether it was rebuilt.
+
+        `quietly`: the program hears of it only if channels were dropped.
+        """
         async with self._lock:
             access = await self.record()
             token = access.pop("jwt", None)
-            if not token or token == self.connection.token_used:
+            if not token or token == self.connection.token_used or self._is_older(token):
                 return False
             if token != self.connection.identity.token():
                 self.connection.identity.keep_token(token)
@@ -141,8 +200,13 @@ class AccessWatch(OwnRowWatch):
             self.connection.reconnect()
             with suppress(Reconnecting):
                 await self._rebuilt(token)
-            self._report("access", {**access, "dropped": sorted(dropped)})
+            if dropped or not quietly:
+                self._report("access", {**access, "dropped": sorted(dropped)})
             return True
+
+    def _is_older(self, token: str) -> bool:
+        """Was it made before ours? The one in the record is not written again when it is renewed."""
+        return int(decode(token)["iat"]) < int(decode(self.connection.token_used)["iat"])
 
     async def _rebuilt(self, token: str) -> None:
         try:

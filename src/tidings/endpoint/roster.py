@@ -67,6 +67,8 @@ class Roster:
         self.on_snapshot: list[Callable[[], None]] = []
         #: hear which log the steward speaks of: another epoch is a log that went backwards
         self.on_epoch: list[Callable[[str], None]] = []
+        #: hear the sequence of the newest link record, and where the log ended then
+        self.on_links: list[Callable[[int, int], None]] = []
         #: hear what the store of the space lost that concerns this agent
         self.on_damage: list[Callable[[dict[str, Any]], None]] = []
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
@@ -86,6 +88,8 @@ class Roster:
         self._loaded = asyncio.Event()
         #: set once the steward was asked for the first time, whatever came of it
         self.asked = asyncio.Event()
+        #: why the steward does not tell this agent, if it said so last
+        self._refusal: TidingsError | None = None
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         connection.on_session(self._on_session)
@@ -115,9 +119,16 @@ class Roster:
     async def wait_loaded(self, timeout: float = 5.0) -> None:
         try:
             async with asyncio.timeout(timeout):
+                await self.asked.wait()
+                self._check_not_refused()
                 await self._loaded.wait()
         except TimeoutError:
+            self._check_not_refused()
             raise StewardUnreachable("the roster is not known yet: the steward does not answer") from None
+
+    def _check_not_refused(self) -> None:
+        if self._refusal is not None:
+            raise type(self._refusal)(str(self._refusal)) from self._refusal
 
     async def find(self, text: str, timeout: float = 5.0) -> Agent:
         """Like `resolve`, but asks the steward once more before it says that there is nobody."""
@@ -175,9 +186,14 @@ class Roster:
     def _apply(self, delta: Delta) -> None:
         self._n, self._heard = delta.n, time.monotonic()
         self.head, self.floor, self.backstop = delta.head, delta.floor, delta.backstop
+        self._tell_links(delta.links)
         changed = [row for row in delta.rows if self._put(row)]
         gone = [self._dismiss(each) for each in delta.gone if each in self.rows]
         self._tell([*changed, *(replace(agent, status="offline", attention=None) for agent in gone)])
+
+    def _tell_links(self, newest: int) -> None:
+        for hear in self.on_links:
+            hear(newest, self.head)
 
     def _dismiss(self, agent_id: str) -> Agent:
         agent = self.rows.pop(agent_id)
@@ -217,6 +233,7 @@ class Roster:
             except (UnreachableError, OutcomeUnknown):
                 pause = RETRY_PAUSE
             except TidingsError as error:
+                self._refusal = error
                 self._report("error", error)
                 pause = REFUSED_PAUSE
             self.asked.set()
@@ -242,6 +259,7 @@ class Roster:
                 hear(attention, number)
 
     def _adopt(self, first: dict[str, Any], rows: list[Agent]) -> None:
+        self._refusal = None
         self._stand(first.get("attention"))
         if first["boot"] == self._boot and first["n"] < self._n and not self._wanted.is_set():
             return  # deltas were quicker
@@ -268,6 +286,7 @@ class Roster:
             hear()
         for tell in self.on_epoch:
             tell(str(first.get("epoch", "")))
+        self._tell_links(int(first.get("links", 0)))
         for row in first.get("damage") or []:
             for told in self.on_damage:
                 told(row)

@@ -129,6 +129,8 @@ class AgentSession:
         self._hurry = asyncio.Event()
         self._replace = False
         self._told_superseded = False
+        #: what the open endpoint said of an agent that was revoked
+        self._refusal: AuthRevoked | None = None
         #: the number of the session that superseded this one and ended: the next endpoint takes the place of no other
         self._after: int | None = None
         self._told_state: SessionState | None = None
@@ -216,7 +218,7 @@ class AgentSession:
         self.state = "stopped"
 
     async def _run(self) -> None:
-        delays, revoked = RETRY.delays(), REVOKED.delays()
+        delays, revoked, refusals = RETRY.delays(), REVOKED.delays(), 0
         while True:
             self._hurry.clear()
             try:
@@ -231,7 +233,13 @@ class AgentSession:
             await self._follow()
             self.state = "waiting"  # before it closes: nobody is to use it meanwhile
             await self._close()
-            await self._tell_state()
+            refusals = 0 if self._refusal is None else refusals + 1
+            if self._refusal is not None and refusals > 1:  # the broker takes it, and the steward does not
+                self._failed(self._refusal)
+                await self._tell_state()
+                await self._pause(next(revoked))
+            else:
+                await self._tell_state()
 
     async def _open(self) -> None:
         endpoint = self._make()
@@ -239,6 +247,7 @@ class AgentSession:
         endpoint.on("superseded", lambda _number: self._news.set())
         endpoint.on("error", self._heard)
         self._replace = self._told_superseded = False
+        self._refusal = None
         self._news.clear()
         endpoint.receives_after = self._after
         endpoint.on_session_number = self._received
@@ -302,10 +311,10 @@ class AgentSession:
             await self._tell(self._hooks.on_state, self.state)
 
     def _heard(self, error: BaseException) -> None:
-        """After a few refusals an endpoint says that its credential is not taken. The name may come back with another
-        key, which is another identity and so another endpoint."""
+        """After a few refusals an endpoint says that its credential is not taken, and at once that its steward knows it
+        no more. The name may come back with another key, which is another identity and so another endpoint."""
         if isinstance(error, AuthRevoked):
-            self._replace = True
+            self._replace, self._refusal = True, error
             self._news.set()
 
     def _failed(self, error: Exception) -> None:

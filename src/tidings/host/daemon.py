@@ -24,6 +24,7 @@ from pathlib import Path
 from tidings.broker.aio import end_tasks
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.private_files import lock_holder, lock_pid, locked, private_dir
+from tidings.broker.private_sockets import bind
 from tidings.errors import HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims
 from tidings.host.host import Host
@@ -31,7 +32,7 @@ from tidings.host.http_api import AppState, application
 from tidings.host.http_server import HostServer, PeerChecked
 from tidings.host.mailbox import HOST_PATIENCE, held_mail
 from tidings.host.sessions import Sessions
-from tidings.host.sockets import bind, socket_path
+from tidings.host.sockets import socket_path
 from tidings.version import __version__
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -54,6 +54,7 @@ from tidings.host.publishers import SessionPublisher, SessionPublishers
 from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
+from tidings.space.home import SpaceHome
 from tidings.store.database import Database
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
@@ -635,8 +636,14 @@ class Host:
 
     def _horizon(self, space: str) -> int:
         agents = [agent for (its_space, _), agent in self._agents.items() if its_space == space]
-        local = any(agent.adopted.is_local for agent in agents)
-        return LOCAL_HORIZON_MS if local else REMOTE_HORIZON_MS
+        local = next((agent.adopted for agent in agents if agent.adopted.is_local), None)
+        return REMOTE_HORIZON_MS if local is None else self._local_horizon(local)
+
+    def _local_horizon(self, adopted: Adopted) -> int:
+        """Of a space on this machine; servers that others run sync when their administrator says they do."""
+        _, home, space, _ = adopted.source
+        info = SpaceHome(Path(home), space).read_info()
+        return max(LOCAL_HORIZON_MS, 2_000 * info.sync_seconds) if info.servers else LOCAL_HORIZON_MS
 
 
 def _draft(scope: Scope, composed: Composed) -> Draft:

@@ -23,6 +23,7 @@ from urllib.parse import quote, urlencode
 
 import h11
 
+from tidings.broker.private_sockets import connect_at_once, peer_uid
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -32,7 +33,7 @@ from tidings.errors import (
     TidingsError,
     UsageError,
 )
-from tidings.host.sockets import connect_at_once, peer_uid, socket_path
+from tidings.host.sockets import socket_path
 from tidings.version import __version__
 
 API = 1

@@ -66,6 +66,9 @@ class Arrival:
     raw: bytes
     #: a notice that asks for nothing is read as it comes
     read_at: int | None = None
+    #: the space it was said in, by the name that has here and by its id; empty if it was said in this one
+    origin: str = ""
+    origin_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,8 @@ class InboxRow(NamedTuple):
     text: str
     raw: bytes
     read_at: int | None
+    origin: str
+    origin_id: str
 
 
 class KeepResult(NamedTuple):

@@ -18,7 +18,7 @@ from pathlib import Path
 from tidings.broker.private_files import lock_holder, locked, private_dir
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
-from tidings.errors import HostRuns, SpaceBusy
+from tidings.errors import AuthRevoked, HostRuns, SpaceBusy
 from tidings.failpoints import reach
 from tidings.host.agent_sessions import HeldNumber
 from tidings.host.directory import names_in
@@ -113,7 +113,8 @@ class LocalInbox:
     async def receive(self) -> AsyncIterator[Endpoint]:
         """Take what was sent, as long as the block lasts; UnreachableError if the space cannot be reached.
 
-        StoreError if something came that cannot be kept: it is not acknowledged, and comes again.
+        StoreError if something came that cannot be kept: it is not acknowledged, and comes again. AuthRevoked if the
+        steward says so, though the broker lets the agent in.
         At the end senders are told what was read. Whom that does not reach is told by whoever receives next.
         """
         state = state_file(self.home, self.scope)
@@ -126,6 +127,8 @@ class LocalInbox:
             await self._receiver.begin(endpoint)
             try:
                 yield endpoint
+                if isinstance(self._receiver.error, AuthRevoked):
+                    raise self._receiver.error
                 if self._receiver.unkept is not None:
                     raise self._receiver.unkept.error
                 await self._until_told()

@@ -98,6 +98,8 @@ def arrival_of(scope: Scope, incoming: Incoming) -> Arrival:
         wakes=incoming.wakes,
         text=incoming.text,
         raw=incoming.raw,
+        origin=incoming.origin,
+        origin_id=incoming.origin_id,
     )
 
 
@@ -126,8 +128,8 @@ class Receiver:
         self.receiving = False
         #: every channel was asked for what was missed, with the endpoint there is now
         self.followed = asyncio.Event()
-        #: what ended it: a newer session elsewhere receives, or what came could not be kept
-        self.error: Superseded | StoreError | None = None
+        #: what ended it: a newer session elsewhere receives, it was revoked, or what came could not be kept
+        self.error: Superseded | AuthRevoked | StoreError | None = None
         self._on_kept, self._on_failed = on_kept, on_failed
         self._delays = RETRY.delays()
         self._untold = asyncio.Event()
@@ -186,6 +188,14 @@ class Receiver:
         except Superseded as error:
             self.receiving, self.error, self.unkept = False, error, None
             log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
+        except (
+            AuthRevoked
+        ) as error:  # it has no place in the space any more, and the broker takes its token all the same
+            self.receiving, self.error = False, error
+            log.info("%s in %s: %s", self.scope.name, self.scope.space, error)
+            if self._patience is None:
+                await asyncio.sleep(next(self._delays))
+            self._on_failed()
         except Exception as error:  # boundary: else it would be said to receive, and nobody would
             self.receiving = False
             if self._patience is not None and isinstance(error, StoreError):

@@ -344,4 +344,13 @@ CREATE TABLE session (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS,), first=7)
+_ORIGINS = """
+-- of what came over a link: the space it was said in, by the name that had here then, and by its id
+ALTER TABLE inbox ADD COLUMN origin TEXT NOT NULL DEFAULT '';
+ALTER TABLE inbox ADD COLUMN origin_id TEXT NOT NULL DEFAULT '';
+
+CREATE TRIGGER inbox_origin BEFORE UPDATE OF origin, origin_id ON inbox
+BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS, _ORIGINS), first=7)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tidings.endpoint.directory import short_id
 from tidings.endpoint.message_json import content_json, moment, sender_json
 from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow
@@ -17,6 +16,7 @@ from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention
+from tidings.wire.names import short_id
 from tidings.wire.seal import is_sealed, open_sealed
 from tidings.wire.states import ReceiptStage
 
@@ -48,6 +48,8 @@ def mail(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Json:
         "wakes": bool(row.wakes),
         "historical": bool(row.historical),
         "sealed": bool(row.sealed),
+        "origin": row.origin or None,
+        "origin_id": row.origin_id or None,
         "seq": row.seq,
         "time": moment(row.logged_at),
         "received": moment(row.received_at),
@@ -70,7 +72,9 @@ def _content(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Js
     by: Json = {}
     try:
         message = wire.decode(row.raw)
-        by = {"from": sender_json(message.sender.id, row.sender_name, message.sender.name)}
+        # of another space's agent it is the name it signed, with that space behind it
+        claimed = None if row.origin_id else message.sender.name
+        by = {"from": sender_json(message.sender.id, row.sender_name, claimed)}
         if is_sealed(message):
             message = open_sealed(key, row.sender, message) if key else message
         if is_sealed(message):

@@ -1,18 +1,21 @@
-"""Server URLs: `nats://host:port`, `tls://host:port`, a bare `host:port`, or several of them.
+"""Server URLs: `nats://host:port`, `tls://host:port`, `wss://host:port/path`, a bare `host:port`, or several of them.
 
-A `tls://` server is never spoken to in plain. Whom to trust is part of the address, so whoever has it needs nothing
-else:
+A `tls://` or `wss://` server is never spoken to in plain. Whom to trust is part of the address, so whoever has it needs
+nothing else:
 
     tls://192.0.2.7:4222?authority=<base64 of a certificate>&name=main.tidings.internal
 
 The server must show a certificate of that name, signed by that authority and by no other; then the handshake comes
 before the server has said anything. Without an authority the system's roots decide, the name is the host's, and the
 handshake follows the greeting as NATS servers commonly do it, unless `handshake=first` asks for the other order.
+`wss://` is the same inside of a websocket, for networks that let nothing else out; `ws://` is not encrypted and only
+for addresses of this machine.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -22,8 +25,11 @@ from tidings.nats.errors import Unwritable
 if TYPE_CHECKING:
     import ssl
 
-DEFAULT_PORT = 4222
+#: scheme -> its port, if an address names none
+DEFAULT_PORTS = {"nats": 4222, "tls": 4222, "ws": 80, "wss": 443}
+ENCRYPTED, WEBSOCKET = ("tls", "wss"), ("ws", "wss")
 QUERY = ("authority", "name", "handshake")
+_PATH = re.compile(r"[!-~]*")
 
 
 class Address(NamedTuple):
@@ -31,12 +37,15 @@ class Address(NamedTuple):
     port: int
     #: `tls://`: never spoken to in plain
     tls: bool = False
-    #: whose certificates are accepted, in DER; without, those of the system's roots
+    #: whose certificates are accepted, in DER, one or several after each other; without, those of the system's roots
     authority: bytes | None = None
     #: what the certificate must be for; without, the host
     name: str = ""
     #: does the handshake come before the greeting?
     tls_first: bool = False
+    #: `ws://`, `wss://`: inside of a websocket that is asked for under this path
+    websocket: bool = False
+    path: str = ""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -44,7 +53,20 @@ class Address(NamedTuple):
     @property
     def url(self) -> str:
         """Where it is, for people: without what it trusts."""
-        return f"{'tls' if self.tls else 'nats'}://{self}"
+        scheme = (("nats", "ws"), ("tls", "wss"))[self.tls][self.websocket]
+        return f"{scheme}://{self}{self.path}"
+
+    @property
+    def full_url(self) -> str:
+        """The same with whom it trusts: `parse_address` reads it again."""
+        said = {}
+        if self.authority is not None:
+            said["authority"] = base64.urlsafe_b64encode(self.authority).decode().rstrip("=")
+        if self.name:
+            said["name"] = self.name
+        if self.tls_first and self.authority is None and not self.websocket:
+            said["handshake"] = "first"
+        return self.url + (f"?{urlencode(said)}" if said else "")
 
     @property
     def server_name(self) -> str:
@@ -58,6 +80,8 @@ class Address(NamedTuple):
             return ssl.create_default_context()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # asks for a certificate and checks its name
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # what is trusted may be the server's own certificate: whoever was invited knows no more at first
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             context.load_verify_locations(cadata=self.authority)
         except ssl.SSLError as error:
@@ -68,19 +92,33 @@ class Address(NamedTuple):
 def parse_address(url: str) -> Address:
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
-        port = parts.port or DEFAULT_PORT
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
         asked = (
             parse_qs(parts.query, strict_parsing=True, keep_blank_values=True, max_num_fields=8) if parts.query else {}
         )
         der = _decoded(asked.pop("authority")[0]) if "authority" in asked else None
     except ValueError as error:
         raise Unwritable(f"{url!r} is not an address of a NATS server: {error}") from error
-    if parts.scheme not in ("nats", "tls") or not parts.hostname:
-        raise Unwritable(f"{url!r} is not an address of a NATS server: nats://host:port or tls://host:port")
-    name, order = asked.pop("name", [""])[0], asked.pop("handshake", ["first" if der else ""])[0]
-    if asked or order not in ("", "first") or (parts.query and parts.scheme != "tls"):
-        raise Unwritable(f"{parts.scheme}://{parts.netloc}: after `?` a tls:// address may say {', '.join(QUERY)}")
-    return Address(parts.hostname, port, parts.scheme == "tls", der, name, order == "first")
+    scheme, host = parts.scheme, parts.hostname
+    if scheme not in DEFAULT_PORTS or not host or not _PATH.fullmatch(parts.path):
+        raise Unwritable(f"{url!r} is not an address of a NATS server: nats://, tls:// or wss://host:port")
+    websocket = scheme in WEBSOCKET
+    name, order = asked.pop("name", [""])[0], asked.pop("handshake", ["first" if der or scheme == "wss" else ""])[0]
+    if asked or order not in ("", "first") or (parts.query and scheme not in ENCRYPTED):
+        raise Unwritable(f"{scheme}://{parts.netloc}: after `?` a tls:// address may say {', '.join(QUERY)}")
+    if scheme == "ws" and not _is_here(host):
+        raise Unwritable(f"ws://{parts.netloc} is not encrypted, and not an address of this machine: wss://")
+    path = parts.path if websocket else ""
+    return Address(host, port, scheme in ENCRYPTED, der, name, order == "first", websocket, path)
+
+
+def _is_here(host: str) -> bool:
+    from ipaddress import ip_address  # few addresses need it, and every command reads this module
+
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _decoded(authority: str) -> bytes:
@@ -107,13 +145,49 @@ def nearest(host: str) -> str:
 
 def trusting(host: str, port: int, authority: bytes, name: str) -> str:
     """The URL of a server that must show a certificate of this name by this authority."""
-    said = urlencode({"authority": base64.urlsafe_b64encode(authority).decode().rstrip("="), "name": name})
-    return f"{Address(host, port, tls=True).url}?{said}"
+    return Address(host, port, True, authority, name, True).full_url
+
+
+def with_authority(servers: str, authority: bytes) -> str:
+    """The same servers, where whoever trusted an authority of its own trusts these instead."""
+    return ",".join(
+        each._replace(authority=authority).full_url if each.authority else url.strip()
+        for url, each in ((url, parse_address(url.strip())) for url in servers.split(",") if url.strip())
+    )
 
 
 def named(host: str, port: int, name: str) -> str:
     """The URL of a server that must show a certificate of this name by somebody the system trusts, handshake first."""
-    return f"{Address(host, port, tls=True).url}?{urlencode({'name': name, 'handshake': 'first'})}"
+    return Address(host, port, True, None, name, True).full_url
+
+
+def in_websocket(url: str) -> str:
+    """The URL of a server with the same trust, spoken to inside of a websocket."""
+    return parse_address(url)._replace(tls=True, tls_first=True, websocket=True).full_url
+
+
+def moved(before: str, urls: Sequence[str]) -> str:
+    """The same space at other addresses. Of a URL that does not say whom to trust, scheme, host and port count: it is
+    trusted as before, and never spoken to in plain if it was not."""
+    known = parse_addresses(before)
+    each = [url.strip() for text in urls for url in text.split(",") if url.strip()]
+    if not each:
+        raise Unwritable("no NATS server is named")
+    return ",".join(_moved(known, url) for url in each)
+
+
+def _moved(known: Sequence[Address], url: str) -> str:
+    given = parse_address(url)
+    websocket = given.websocket if "://" in url else known[0].websocket
+    same = [address for address in known if address.websocket == websocket]
+    like = (same or known)[0]
+    if "?" in url or ("://" in url and not like.tls):
+        return url
+    has_port = urlsplit(url if "://" in url else f"nats://{url}").port is not None
+    port = given.port if has_port else like.port if same else DEFAULT_PORTS["wss" if websocket else "tls"]
+    path = given.path or (like.path if websocket else "")
+    first = like.tls_first or websocket
+    return like._replace(host=given.host, port=port, tls_first=first, websocket=websocket, path=path).full_url
 
 
 def shown(servers: str) -> str:

@@ -13,11 +13,13 @@ import secrets
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from tidings.backoff import Backoff
 from tidings.nats.address import Address, parse_addresses
+from tidings.nats.aio_reach import greeted, reach
 from tidings.nats.aio_socket import AioSocket, fail
 from tidings.nats.core import ANSWERS, Auth, Core, Msg, anonymous, header_block
 from tidings.nats.errors import (
@@ -26,12 +28,11 @@ from tidings.nats.errors import (
     NatsError,
     NoResponders,
     NotConnected,
-    ProtocolError,
     ServerComplaint,
+    ServerFailed,
     SlowReader,
-    Untrusted,
     all_failed,
-    untrusted_words,
+    failure,
 )
 
 #: bytes that may wait for whoever reads a subscription
@@ -41,12 +42,15 @@ UNANSWERED_PINGS = 2
 RECONNECT = Backoff(0.1, 1.0, jitter=0.5)
 #: refusals of our credential in a row after which a connection that reconnects is closed for good
 REFUSED_AT_MOST = 2
+#: the same while other servers of its list are away, who might take it: some seconds
+REFUSED_WHILE_AWAY = 20
 CLOSE_WITHIN = 1.0
 
 Handler = Callable[[Msg], None]
 Callback = Callable[[Msg], Awaitable[None]]
 OnError = Callable[[Exception], None]
 OnChange = Callable[[], None]
+Servers = str | Sequence[str] | Callable[[], str]
 
 
 def ignore_error(_error: Exception) -> None:
@@ -180,9 +184,9 @@ class Subscription:
 class Connection:
     """A connection to one of some servers. Open it with `connect`."""
 
-    def __init__(self, servers: Sequence[Address], options: Options) -> None:
+    def __init__(self, servers: Servers, options: Options) -> None:
         self.name = options.get("name", "")
-        self._servers = list(servers)
+        self._servers = servers
         self._make_auth = options.get("auth", lambda: anonymous)
         self._inbox = options.get("inbox", "_INBOX")
         self._answers = f"{self._inbox}.{secrets.token_hex(8)}"
@@ -194,6 +198,9 @@ class Connection:
         self._on_disconnected = options.get("on_disconnected", ignore_change)
         self._on_reconnected = options.get("on_reconnected", ignore_change)
         self._socket: AioSocket | None = None
+        #: the server of the list that it is on, or was on last
+        self.address: Address | None = None
+        self._clustered = False
         self._subscriptions: dict[int, Subscription] = {}
         self._sids = ANSWERS
         self._error: Exception | None = None
@@ -225,6 +232,12 @@ class Connection:
     def info(self) -> Mapping[str, Any]:
         """What the server last said of itself."""
         return self._socket.core.info if self._socket is not None else {}
+
+    @property
+    def is_clustered(self) -> bool:
+        """Is the server one of several? Then a stream may have replicas, and some of them lag."""
+        self._clustered = self._clustered or bool(self.info.get("cluster"))
+        return self._clustered
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
@@ -354,20 +367,37 @@ class Connection:
 
     # --- life ---
 
-    async def _open(self, address: Address) -> None:
-        """One attempt at one server."""
+    async def _open_any(self, timeout: float) -> None:
+        """The first server that takes us, each within this time. One that refuses our credential is passed over too:
+        it may be another one's by now, or behind."""
+        failed: list[ServerFailed] = []
+        servers = self._servers() if callable(self._servers) else self._servers
+        async with aclosing(greeted(parse_addresses(servers), partial(self._reach, timeout), failed)) as found:
+            async for address, socket in found:
+                try:
+                    async with asyncio.timeout(timeout):
+                        await self._enter(socket)
+                except (NatsError, OSError) as error:  # a TimeoutError is an OSError
+                    failed.append(failure(address, error))
+                else:
+                    self.address = address
+                    return
+        raise all_failed(failed)
+
+    async def _reach(self, timeout: float, address: Address) -> AioSocket:
         core = Core(name=self.name, inbox=self._answers, auth=self._make_auth())
         socket = AioSocket(core, self._subscriptions, report=self._report, on_lost=self._lost)
-        tls_first, name = self._tls_first or address.tls_first, address.server_name
+        tls_first = self._tls_first or address.tls_first
         context = self._tls or (address.context() if address.tls or tls_first else None)
+        async with asyncio.timeout(timeout):
+            await reach(address, socket, context, tls_first=tls_first)
+        return socket
+
+    async def _enter(self, socket: AioSocket) -> None:
+        """Say who we are, and subscribe again."""
         try:
-            first = context if tls_first else None
-            await asyncio.get_running_loop().create_connection(
-                lambda: socket, address.host, address.port, ssl=first, server_hostname=name if first else None
-            )
-            info = await socket.greeting
-            if not tls_first and (context is not None or info.get("tls_required")):
-                await self._wrap(socket, name, context, info)
+            if socket.error is not None:  # it went while another server was asked
+                raise socket.error
             socket.deaf = False
             socket.core.hello()
             for subscription in self._subscriptions.values():
@@ -383,36 +413,6 @@ class Connection:
         self._socket, self._beats = socket, []
         self._back.set()
         self._schedule_ping()
-
-    async def _wrap(
-        self, socket: AioSocket, host: str, context: ssl.SSLContext | None, info: Mapping[str, Any]
-    ) -> None:
-        if not (info.get("tls_required") or info.get("tls_available")):
-            raise ProtocolError(f"{host} offers no TLS")
-        if not socket.core.is_between:
-            raise ProtocolError("the server speaks before TLS has begun")
-        assert socket.transport is not None
-        context = context or ssl.create_default_context()
-        inner = await socket.loop.start_tls(socket.transport, socket, context, server_hostname=host)
-        assert inner is not None
-        socket.connection_made(inner)
-
-    async def _open_any(self, timeout: float) -> None:
-        """The first server that takes us. One that refuses our credential ends the search: the others share it."""
-        errors: list[Exception] = []
-        for address in list(self._servers):
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._open(address)
-            except AuthRefused:
-                raise
-            except ssl.SSLCertVerificationError as error:
-                errors.append(Untrusted(f"{address}: {untrusted_words(error)}"))
-            except (NatsError, OSError, TimeoutError) as error:
-                errors.append(ConnectionGone(f"{address}: {str(error) or type(error).__name__}"))
-            else:
-                return
-        raise all_failed(errors)
 
     def _schedule_ping(self) -> None:
         if self._beat is not None:
@@ -451,7 +451,7 @@ class Connection:
                 await self._open_any(timeout=2.0)
             except AuthRefused as error:
                 refused += 1
-                if refused >= REFUSED_AT_MOST:
+                if refused >= (REFUSED_AT_MOST if error.by_all else REFUSED_WHILE_AWAY):
                     self._end(error)
                     return
             except (NatsError, OSError):
@@ -515,8 +515,8 @@ def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:
             return
 
 
-async def connect(servers: str | Sequence[str], *, timeout: float = 5.0, **options: Unpack[Options]) -> Connection:
-    """Open a connection to the first of these servers that takes us."""
-    connection = Connection(parse_addresses(servers), options)
+async def connect(servers: Servers, *, timeout: float = 5.0, **options: Unpack[Options]) -> Connection:
+    """Open a connection to the first of these servers that takes us. A function is asked at every attempt."""
+    connection = Connection(servers, options)
     await connection._open_any(timeout)
     return connection

@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
-from tidings.nats.address import parse_addresses
+from tidings.nats.address import Address, parse_addresses
 from tidings.nats.core import ANSWERS, Auth, Complaint, Core, Event, Info, Msg, Pong, anonymous, status_of
 from tidings.nats.errors import (
     AuthRefused,
@@ -20,9 +20,10 @@ from tidings.nats.errors import (
     NatsError,
     ProtocolError,
     PublishDenied,
-    Untrusted,
+    ServerFailed,
+    Unwritable,
     all_failed,
-    untrusted_words,
+    failure,
 )
 
 CHUNK = 1 << 20
@@ -63,31 +64,31 @@ class BlockingConnection:
         timeout: float = 5.0,
     ) -> Self:
         """The first of these servers that takes us."""
-        errors: list[Exception] = []
+        failed: list[ServerFailed] = []
         for address in parse_addresses(servers):
-            handshake_first = tls_first or address.tls_first
-            context = tls or (address.context() if address.tls or handshake_first else None)
             core = Core(name=name, inbox=f"{inbox}.{time.monotonic_ns():x}", auth=auth)
             try:
-                sock = socket.create_connection((address.host, address.port), timeout=timeout)
-            except OSError as error:
-                errors.append(ConnectionGone(f"{address}: {error}"))
-                continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = cls(sock, core, timeout)
-            try:
-                connection._greet(address.server_name, context, tls_first=handshake_first)
-            except ssl.SSLCertVerificationError as error:
-                connection.close()
-                errors.append(Untrusted(f"{address}: {untrusted_words(error)}"))
-            except BaseException as error:
-                connection.close()
-                if isinstance(error, AuthRefused) or not isinstance(error, NatsError | OSError):
-                    raise
-                errors.append(error)
-            else:
-                return connection
-        raise all_failed(errors)
+                return cls._open(address, core, tls, tls_first=tls_first or address.tls_first, timeout=timeout)
+            except (NatsError, OSError) as error:
+                failed.append(failure(address, error))
+        raise all_failed(failed)
+
+    @classmethod
+    def _open(
+        cls, address: Address, core: Core, tls: ssl.SSLContext | None, *, tls_first: bool, timeout: float
+    ) -> Self:
+        if address.websocket:
+            raise Unwritable("workers that read in bulk speak no websocket: give them a tls:// or nats:// address")
+        context = tls or (address.context() if address.tls or tls_first else None)
+        sock = socket.create_connection((address.host, address.port), timeout=timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = cls(sock, core, timeout)
+        try:
+            connection._greet(address.server_name, context, tls_first=tls_first)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _greet(self, host: str, context: ssl.SSLContext | None, *, tls_first: bool) -> None:
         if context is not None and tls_first:
@@ -116,6 +117,11 @@ class BlockingConnection:
     def server_id(self) -> str:
         return str(self._core.info.get("server_id", ""))
 
+    @property
+    def is_clustered(self) -> bool:
+        """Is the server one of several? Then a stream may have replicas, and some of them lag."""
+        return bool(self._core.info.get("cluster"))
+
     # --- asking ---
 
     def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> Reply:
@@ -133,6 +139,13 @@ class BlockingConnection:
         tokens = [self._ask(subject, payload, block) for subject, block, payload in messages]
         self._flush()
         return tokens
+
+    def publish_together(self, messages: Sequence[tuple[str, bytes, bytes]]) -> int:
+        """The same for a batch that is answered once, for its last message; answers that one's token."""
+        for subject, block, payload in messages[:-1]:
+            self._core.publish(subject, payload, block=block)
+        (token,) = self.publish_all(messages[-1:])
+        return token
 
     def _ask(self, subject: str, payload: bytes, block: bytes) -> int:
         token = self._core.request(subject, payload, block, None)

@@ -17,11 +17,16 @@ A wait that was too long is Python's `TimeoutError`.
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidings.errors import AuthRevoked, ConnectionLost, DeniedError, UnreachableError, UntrustedServer, WireError
+
+if TYPE_CHECKING:
+    from tidings.nats.address import Address
 
 #: what OpenSSL finds wrong with a certificate, by its numbers
 NOT_YET, EXPIRED, OTHER_NAME = 9, 10, 62
@@ -47,6 +52,9 @@ class Untrusted(ConnectionGone, UntrustedServer):
 
 class AuthRefused(NatsError, AuthRevoked):
     """The server does not take this credential."""
+
+    #: of some servers: did each refuse it, so that there is nobody left who might take it?
+    by_all = True
 
 
 class PublishDenied(NatsError, DeniedError):
@@ -86,9 +94,46 @@ def untrusted_words(error: ssl.SSLCertVerificationError) -> str:
     return f"its certificate is not by the authority that this address trusts ({error.verify_message})"
 
 
-def all_failed(errors: Sequence[Exception]) -> ConnectionGone:
-    """No server took us: what that was."""
-    kind = Untrusted if all(isinstance(error, Untrusted) for error in errors) else ConnectionGone
-    found = kind("; ".join(map(str, errors)))
+def reason(error: Exception) -> str:
+    """Why one server did not take us, in words."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return untrusted_words(error)
+        case ssl.SSLError():
+            return f"it does not speak TLS as it should ({error.reason or error})"
+        case ConnectionRefusedError():
+            return "nothing listens there"
+        case TimeoutError():
+            return "it does not answer"
+        case socket.gaierror():
+            return f"there is no such name ({error.strerror})"
+        case OSError():
+            return error.strerror or str(error) or "it hung up"
+    return str(error) or type(error).__name__
+
+
+class ServerFailed(NamedTuple):
+    """One server of some that did not take us."""
+
+    words: str
+    error: Exception
+
+
+def failure(address: Address, error: Exception) -> ServerFailed:
+    return ServerFailed(f"{address.url}: {reason(error)}", error)
+
+
+def all_failed(failed: Sequence[ServerFailed]) -> NatsError:
+    """No server took us: what each of them said. One that refuses our credential counts more than one that is away."""
+    errors = [each.error for each in failed]
+    words = "; ".join(each.words for each in failed)
+    found: NatsError
+    if any(isinstance(error, AuthRefused) for error in errors):
+        found = AuthRefused(words)
+        found.by_all = all(isinstance(error, AuthRefused) for error in errors)
+    elif all(isinstance(error, ssl.SSLCertVerificationError) for error in errors):
+        found = Untrusted(words)
+    else:
+        found = ConnectionGone(words)
     found.__cause__ = errors[-1]
     return found

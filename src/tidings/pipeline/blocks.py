@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tidings.pipeline.classify import Deliverable
 from tidings.wire.block_refs import ref_size
 from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, encode_seqs, raw_size
+from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers
 
 Cuts = Sequence[tuple[int, str]]
@@ -52,13 +53,21 @@ class Segments:
     """Which run of its channel a sequence belongs to."""
 
     def __init__(self, cuts: Cuts) -> None:
-        self._cuts = cuts
+        #: most cuts are of one channel: looking through all of them for each channel would cost their product
+        self._named: dict[str, list[int]] = {}
+        self._wide: list[tuple[int, str]] = []
+        for at, pattern in cuts:
+            if is_channel(pattern):
+                self._named.setdefault(pattern, []).append(at)
+            else:
+                self._wide.append((at, pattern))
         self._of_channel: dict[str, list[int]] = {}
 
     def number(self, channel: str, seq: int) -> int:
         cuts = self._of_channel.get(channel)
         if cuts is None:
-            cuts = self._of_channel[channel] = [at for at, pattern in self._cuts if covers(pattern, channel)]
+            wide = (at for at, pattern in self._wide if covers(pattern, channel))
+            cuts = self._of_channel[channel] = sorted([*self._named.get(channel, ()), *wide])
         return bisect_left(cuts, seq)
 
 

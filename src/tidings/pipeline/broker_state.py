@@ -7,6 +7,7 @@ before; steward and pipeline both empty, and the lower note counts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,8 +39,13 @@ class BrokerState:
     def put(self, key: str, value: Mapping[str, Any], revision: int) -> int:
         return self.js.run(self._state.put(key, value, revision))
 
+    def _known_through(self) -> int:
+        """A sequence that DLV is known to have: of several servers one that says less is asked again."""
+        return 0
+
     def _delivery_info(self) -> dict[str, Any]:
-        return self.js.run(api.info(self.subjects.delivery_stream))
+        known = self._known_through()
+        return self.js.run(api.info_from(self.subjects.delivery_stream, known, replicated=known > 0))
 
     # --- the log ---
 
@@ -92,7 +98,8 @@ class BrokerState:
 
     def held(self) -> dict[str, int]:
         """Owner -> frames in its mailbox."""
-        counts = self.js.run(api.counts_of(self.subjects.delivery_stream, f"{self.subjects.root}.dlv.*.*"))
+        mailboxes = f"{self.subjects.root}.dlv.*.*"
+        counts = self.js.run(api.counts_of(self.subjects.delivery_stream, mailboxes, self._known_through()))
         return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
 
     def _consumer(self, owner: str) -> dict[str, Any] | None:
@@ -108,7 +115,8 @@ class BrokerState:
 
     def oldest_frame(self) -> StoredRecord | None:
         """The frame that lies unread longest, in whosever mailbox."""
-        return self.js.run(api.following(self.subjects.delivery_stream, f"{self.subjects.root}.dlv.*.*", 1))
+        mailboxes = f"{self.subjects.root}.dlv.*.*"
+        return self.js.run(api.following(self.subjects.delivery_stream, mailboxes, 1))
 
     def empty(self, owner: str, *, trusted: bool = True) -> Emptied:
         above = self.note_unread(owner, (self.read_through(owner) or 0) if trusted else 0)
@@ -136,7 +144,8 @@ class BrokerState:
             try:
                 self.put(StateKey.EMPTIED, {**notes, owner: floor}, entry.revision if entry else 0)
             except ConflictError:
-                continue  # the steward just noted another
+                self.pause()  # the steward just noted another
+                continue
             return floor
 
     def forget_emptied(self, emptied: Mapping[str, Emptied]) -> None:
@@ -150,8 +159,14 @@ class BrokerState:
                 if left != entry.value:
                     self.put(StateKey.EMPTIED, left, entry.revision)
             except ConflictError:
+                self.pause()
                 continue
             return
+
+    def pause(self) -> None:
+        """A state with replicas may be read from one that lags: what it says is refused until it has caught up."""
+        if self.js.replicated:
+            time.sleep(api.LAG_PAUSE)
 
 
 class DeliverFloor:
@@ -162,6 +177,11 @@ class DeliverFloor:
 
     def _is_ours(self) -> bool:
         """Is nobody's lease newer? A stream of mailboxes that was set back has lower numbers than it had."""
+        if self._lease.replicated:
+            try:
+                return self._state.js.run(self._lease.prove_steps()).id == self._lease.holder_id
+            except LeaseLost:
+                return False
         return self._state.js.run(self._lease.current_steps()).id == self._lease.holder_id
 
     def read(self) -> dict[str, Any] | None:
@@ -211,5 +231,6 @@ class DeliverFloor:
             try:
                 self._state.put(StateKey.DELIVER_FLOOR, said, entry.revision if entry else 0)
             except ConflictError:
-                continue  # look again: a newer lease stops us, an older holder's word is overwritten
+                self._state.pause()  # then look again: a newer lease stops us, an older holder's word is overwritten
+                continue
             return

@@ -18,14 +18,14 @@ from tidings.space.rulebook import Rulebook
 from tidings.wire import message as wire_message
 from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Fields, Headers, read_plain_block, refused_headers, values_of
+from tidings.wire.links import HOPS_HEADER, ORIGIN_HEADER, read_origin
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.plain_message import Addressed, read_plain
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Ruling, Subjects, Via
 
-ORIGIN_HEADER = "Td-Origin"
 #: what a frame keeps of a sender's headers, whatever their case: readers look them up so
-_KEPT = (SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, "Td-Hops")
+_KEPT = (SIGNATURE_HEADER, "Nats-Msg-Id", ORIGIN_HEADER, HOPS_HEADER)
 KEPT_HEADERS = frozenset((*_KEPT, *map(str.lower, _KEPT)))
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
 
@@ -101,7 +101,7 @@ class Classifier:
             return fields
         if not lane.first <= record.seq < lane.end:
             self._look_up(lane, record.seq)
-        void = self._void(record.seq, lane, fields)
+        void = self._void(record, lane, fields)
         if void is not None:
             return void
         return self._message(record, lane, fields)
@@ -129,12 +129,17 @@ class Classifier:
             return self._poison(record, "too_large", f"payload has {len(record.payload)} bytes")
         return fields
 
-    def _void(self, seq: int, lane: _Stretch, fields: Fields) -> Void | None:
-        parsed = lane.parsed
+    def _void(self, record: StoredRecord, lane: _Stretch, fields: Fields) -> Void | None:
+        seq, parsed = record.seq, lane.parsed
         if isinstance(parsed, Chat):
             return None if lane.allowed else Void(seq, "the sender might not post there")
-        origin, _, theirs = next(iter(values_of(fields, ORIGIN_HEADER)), "").partition(" ")
-        allowed = self._rules.admission_allowed(parsed.link, origin, theirs, parsed.channel, seq)
+        said = read_origin(fields)
+        if said is None:
+            return Void(seq, "it does not say where it was said")
+        origin, theirs, hops = said
+        allowed = self._rules.admission_allowed(
+            parsed.link, origin, theirs, parsed.channel, seq, hops=hops, time_ns=record.time_ns
+        )
         return None if allowed else Void(seq, "no link in force admits it")
 
     def _message(self, record: StoredRecord, lane: _Stretch, fields: Fields) -> Classification:

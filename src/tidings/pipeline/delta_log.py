@@ -59,14 +59,15 @@ class DeltaLog:
         self._folder = local_folder(uri)
 
     @cached_property
-    def _files(self) -> pa_fs.FileSystem:
+    def files(self) -> pa_fs.FileSystem:
+        """Everything of the table, by paths below its place."""
         return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options))
 
     def listing(self) -> Listing:
         commits: dict[int, int] = {}
         checkpoints: dict[int, int] = {}
         entries: list[tuple[int, str]] = []
-        for info in self._files.get_file_info(pa_fs.FileSelector(LOG, allow_not_found=True)):
+        for info in self.files.get_file_info(pa_fs.FileSelector(LOG, allow_not_found=True)):
             if found := ENTRY.fullmatch(info.base_name):
                 version = int(found[1])
                 entries.append((version, info.path))
@@ -77,7 +78,10 @@ class DeltaLog:
         return Listing(commits, checkpoints, tuple(sorted(entries)))
 
     def trim(self, *, keep: int) -> int:
-        """Remove what no opening needs: below a checkpoint that has a newer one, and not of the last `keep` commits."""
+        """Remove what no opening needs: below a checkpoint that has a newer one, and not of the last `keep` commits.
+
+        Only in a folder: a store is asked for what is new, and a list of it holds the interpreter.
+        """
         listing = self.listing()
         *older, _newest = sorted(listing.checkpoints) or [0]
         floor = max((each for each in older if each <= max(listing.commits, default=0) - keep), default=0)
@@ -85,7 +89,7 @@ class DeltaLog:
         if old:
             self._sync(self._checkpoint(floor))
         for path in old:
-            self._files.delete_file(path)
+            self.files.delete_file(path)
         return len(old)
 
     def _sync(self, path: str) -> None:
@@ -101,6 +105,15 @@ class DeltaLog:
 
     # --- damage ---
 
+    def mend(self) -> list[str]:
+        """What was put aside or removed so that the rest can be read; their names. Nothing in a store of objects.
+
+        There a write is whole or not at all, and a list that lacks something would make sound entries look broken.
+        """
+        if self._folder is None:
+            return []
+        return self.put_torn_aside() + self.drop_broken_checkpoints()
+
     def drop_broken_checkpoints(self) -> list[str]:
         """Remove the newest checkpoints that cannot be read, if entries before them can tell the same; their names."""
         listing = self.listing()
@@ -112,14 +125,16 @@ class DeltaLog:
         tail = listing.after(base)
         if tail != list(range(base + 1, base + 1 + len(tail))) or (base < 0 and not tail):
             return []
-        hinted = self._files.get_file_info(HINT).type == pa_fs.FileType.File
+        hinted = self.files.get_file_info(HINT).type == pa_fs.FileType.File
         gone = broken + [HINT] * hinted
         for path in gone:
-            self._files.delete_file(path)
+            self.files.delete_file(path)
         return gone
 
     def lost_commits(self) -> list[int]:
         """The newest commits, if a power cut left them empty. Raises `StoreBroken` if a later one is there."""
+        if self._folder is None:
+            return []
         listing = self.listing()
         tail = listing.after(max(listing.checkpoints, default=-1))
         empty = [version for version in tail if not listing.commits[version]]
@@ -140,11 +155,13 @@ class DeltaLog:
             return []
         paths = [self._commit(version) for version in torn]
         for path in paths:
-            self._files.move(path, f"{path}.torn-{new_id()}")
+            self.files.move(path, f"{path}.torn-{new_id()}")
         return paths
 
     def damage(self) -> str:
         """What is broken and what to do, for a table that cannot be opened."""
+        if self._folder is None:
+            return "if it stays so, take it from a backup, or move it away to begin a new one"
         listing = self.listing()
         checkpoint = max((c for c in listing.checkpoints if self._readable(self._checkpoint(c))), default=-1)
         tail = listing.after(checkpoint)
@@ -161,7 +178,7 @@ class DeltaLog:
         return f"{self._commit(torn[0])} is torn and later commits are there. Take it, or the table, from a backup"
 
     def _whole(self, version: int) -> bool:
-        text = self._files.open_input_stream(self._commit(version)).read()
+        text = self.files.open_input_stream(self._commit(version)).read()
         try:
             lines = [json.loads(line) for line in text.splitlines() if line.strip()]
         except ValueError:
@@ -170,7 +187,7 @@ class DeltaLog:
 
     def _readable(self, path: str) -> bool:
         try:
-            pq.ParquetFile(self._files.open_input_file(path)).close()
+            pq.ParquetFile(self.files.open_input_file(path)).close()
         except (pa.ArrowException, OSError):
             return False
         return True

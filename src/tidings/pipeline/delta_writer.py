@@ -17,15 +17,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import pyarrow as pa
-import pyarrow.fs as pa_fs
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tidings.errors import ConflictError, OutcomeUnknown, StoreBroken, StoreError
+from tidings.errors import ConfigError, ConflictError, OutcomeUnknown, StoreBroken, StoreError
+from tidings.pipeline.delta_damage import damaged_file, fault_of, words_of
 from tidings.pipeline.delta_log import DeltaLog, local_folder
+from tidings.pipeline.delta_rows import Filters, TableFiles
+from tidings.pipeline.storage import for_table
 from tidings.wire.ids import new_id
 
 KIB, MIB = 1024, 1024**2
@@ -39,9 +42,15 @@ TAKEN = -1
 #: the log is trimmed here, by number
 HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
-log = logging.getLogger(__name__)
+#: what reading rows raises, whatever the cause
+UNREAD = (DeltaError, OSError, pa.ArrowException)
 
-Filters = list[tuple[str, str, Any]]
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class UnsoundRows(pa.ArrowInvalid):  # type: ignore[misc]
+    """Rows that were read and cannot be what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,10 @@ class Tended:
 
 
 class DeltaWriter:
-    """`indexed` names the columns whose minimum and maximum are kept for each file: those that reads filter by."""
+    """`indexed` names the columns whose minimum and maximum are kept for each file: those that reads filter by.
+
+    `needed` names those in which every row has something: one that has nothing there is damage.
+    """
 
     def __init__(
         self,
@@ -86,16 +98,17 @@ class DeltaWriter:
         *,
         storage_options: Mapping[str, str] | None = None,
         indexed: Sequence[str] = (),
+        needed: Sequence[str] = (),
         upkeep: Upkeep | None = None,
     ) -> None:
         self.uri = uri
         self.schema = schema
         self.upkeep = upkeep or Upkeep()
-        self._options = dict(storage_options or {})
+        self._options = for_table(uri, storage_options or {})
         self._log = DeltaLog(uri, self._options)
-        self._indexed = tuple(indexed)
+        self._indexed, self._needed = tuple(indexed), tuple(needed)
         self.table = self._open(self._create)
-        self._native = native_files(uri)
+        self._files = TableFiles(uri, self._options)
         #: what each application reached, in the snapshot at hand
         self._reached: dict[str, int | None] = {}
         #: what it reached when this writer first saw it, or by this writer since: nobody else may move it
@@ -111,7 +124,7 @@ class DeltaWriter:
             table = self._sound(absent)
             self._check(table)
         except OSError as error:
-            raise StoreError(f"{self.uri} cannot be reached: {_first_line(error)}") from error
+            raise StoreError(f"{self.uri} cannot be reached: {words_of(error)}") from error
         return table
 
     def _sound(self, absent: Callable[[], DeltaTable]) -> DeltaTable:
@@ -138,13 +151,12 @@ class DeltaWriter:
             try:
                 return self._load()  # somebody else made it meanwhile
             except DeltaError:
-                raise StoreBroken(f"{self.uri} cannot be made: {_first_line(error)}") from error
+                raise StoreBroken(f"{self.uri} cannot be made: {words_of(error)}") from error
         return self._load()
 
     def _recover(self, error: DeltaError) -> DeltaTable:
         """Without the newest commits if they are torn, and the checkpoints that cannot be read, if that helps; once."""
-        dropped = self._log.put_torn_aside()
-        if dropped := dropped + self._log.drop_broken_checkpoints():
+        if dropped := self._log.mend():
             try:
                 table = self._load()
             except DeltaError as still:
@@ -153,7 +165,7 @@ class DeltaWriter:
                 log.warning("%s: %s could not be read; opened from the entries before", self.uri, ", ".join(dropped))
                 table.create_checkpoint()
                 return table
-        raise StoreBroken(f"{self.uri} cannot be opened: {self._log.damage()} ({_first_line(error)})") from error
+        raise StoreBroken(f"{self.uri} cannot be opened: {self._log.damage()} ({words_of(error)})") from error
 
     def _properties(self) -> dict[str, str]:
         properties = {
@@ -161,17 +173,19 @@ class DeltaWriter:
             "delta.deletedFileRetentionDuration": f"interval {self.upkeep.keep_hours} hours",
             "delta.enableExpiredLogCleanup": "false",
         }
+        if local_folder(self.uri) is None:
+            properties["delta.logRetentionDuration"] = "interval 1 days"
         return properties | ({"delta.dataSkippingStatsColumns": ",".join(self._indexed)} if self._indexed else {})
 
     def _check(self, table: DeltaTable) -> None:
         """Made by an older version, it gets what is new; made by somebody else, it is refused."""
         present = table.metadata().configuration
         if FORGETS in present:
-            raise StoreBroken(f"{self.uri} would forget which batches are done: take {FORGETS} from its properties")
+            raise ConfigError(f"{self.uri} would forget which batches are done: take {FORGETS} from its properties")
         theirs = {field.name: field for field in table.schema().fields}
         ours = Schema.from_arrow(self.schema).fields
         if wrong := [field.name for field in ours if field.name in theirs and theirs[field.name].type != field.type]:
-            raise StoreBroken(f"{self.uri} has another type in {', '.join(wrong)}: is it the table you mean?")
+            raise ConfigError(f"{self.uri} has another type in {', '.join(wrong)}: is it the table you mean?")
         if missing := [field for field in ours if field.name not in theirs]:
             table.alter.add_columns(missing)
         if lacking := {name: value for name, value in self._properties().items() if name not in present}:
@@ -182,14 +196,20 @@ class DeltaWriter:
     def reached(self, app: str) -> int | None:
         """The newest version `app` committed, in the snapshot at hand."""
         if app not in self._reached:
-            try:
-                found = self.table.transaction_version(app)
-            except DeltaError:  # it is read from the log, and the entries of an old snapshot may be gone
-                self.refresh()
-                found = self.table.transaction_version(app)
+            found = self._look_up(app)
             self._reached[app] = found
             self._held.setdefault(app, found)
         return self._reached[app]
+
+    def _look_up(self, app: str) -> int | None:
+        try:
+            return self.table.transaction_version(app)
+        except (DeltaError, OSError):  # it is read from the log, and the entries of an old snapshot may be gone
+            self.refresh()
+        try:
+            return self.table.transaction_version(app)
+        except (DeltaError, OSError) as error:
+            raise StoreError(f"{self.uri} cannot be read now: {words_of(error)}") from error
 
     def refresh(self) -> None:
         """See what others committed."""
@@ -203,22 +223,62 @@ class DeltaWriter:
         raise StoreBroken(f"{self.uri} was there and is gone: take it from a backup, or start again to begin a new one")
 
     def read(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pa.Table:
-        """The rows of the snapshot at hand; of the newest, if files of that one are gone."""
+        """The rows of the snapshot at hand; of the newest, if files of that one are gone.
+
+        `StoreBroken` if they are damaged, `StoreError` if they cannot be read now.
+        """
+        chosen = self.schema.names if columns is None else columns
+        return self._insist(lambda: self._sound_rows(self._files.rows(self.table, chosen, filters)))
+
+    def reduce(
+        self, step: Callable[[T, pa.Table], T], start: T, columns: Sequence[str], filters: Filters | None = None
+    ) -> T:
+        """Fold the rows of one file after the other: for more than fits into memory. Fails as `read` does."""
+
+        def fold() -> T:
+            folded = start
+            for part in self._files.parts(self.table, columns, filters):
+                folded = step(folded, self._sound_rows(part))
+            return folded
+
+        return self._insist(fold)
+
+    def greatest(self, column: str) -> int:
+        """The greatest number in an indexed column, by what the table says of its files; 0 if it has no rows."""
+        files = pa.table(self.table.get_add_actions(flatten=True))
+        name = f"max.{column}"
+        if name not in files.column_names or files[name].null_count:  # a file of which nothing is said is read
+            return int(pc.max(self.read([column])[column]).as_py() or 0)
+        return int(pc.max(files[name]).as_py() or 0)
+
+    def _insist(self, read: Callable[[], T]) -> T:
         try:
-            return self._read(columns, filters)
+            return read()
         except FileNotFoundError:
             self.refresh()
+        except UNREAD:
+            pass  # once more: what is said of it below must be true of the table, not of one moment
         try:
-            return self._read(columns, filters)
-        except OSError as error:
-            raise StoreBroken(
-                f"{self.uri}: a file of the table cannot be read ({_first_line(error)}). Take it from a backup; or go "
-                f"on without its rows: DeltaTable({self.uri!r}).repair()"
-            ) from error
+            return read()
+        except UNREAD as error:
+            raise self._why_unread(error) from error
 
-    def _read(self, columns: Sequence[str] | None, filters: Filters | None) -> pa.Table:
-        chosen = list(self.schema.names if columns is None else columns)
-        return self.table.to_pyarrow_table(columns=chosen, filters=filters, filesystem=self._native)
+    def _sound_rows(self, rows: pa.Table) -> pa.Table:
+        if why := fault_of(rows, self._needed):
+            raise UnsoundRows(why)
+        return rows
+
+    def _why_unread(self, error: BaseException) -> StoreError:
+        try:
+            damage = damaged_file(self.table, self._files, self._needed)
+        except (DeltaError, OSError) as unreachable:
+            return StoreError(f"{self.uri} cannot be read now: {words_of(unreachable)}")
+        if damage is None and not isinstance(error, UnsoundRows):
+            return StoreError(f"{self.uri} could not be read ({words_of(error)}), and each of its files can")
+        return StoreBroken(
+            f"{self.uri}: {damage or words_of(error)}. Take the table from a backup, or move it away; "
+            f"if a file is gone, DeltaTable({self.uri!r}).repair() goes on without its rows"
+        )
 
     # --- writing ---
 
@@ -253,7 +313,7 @@ class DeltaWriter:
                 return True
             if app is not None:
                 self._hold(app)
-        raise ConflictError(f"{self.uri}: a commit was refused {ATTEMPTS} times: {_first_line(error)}") from error
+        raise ConflictError(f"{self.uri}: a commit was refused {ATTEMPTS} times: {words_of(error)}") from error
 
     def _hold(self, app: str) -> int | None:
         """What `app` reached, by this writer and nobody else."""
@@ -273,7 +333,7 @@ class DeltaWriter:
             error = self._commit(fold(self.read()), "overwrite", metadata, [], retries=0)
             if error is None:
                 return
-        raise ConflictError(f"{self.uri} changes too quickly to be written anew: {_first_line(error)}") from error
+        raise ConflictError(f"{self.uri} changes too quickly to be written anew: {words_of(error)}") from error
 
     def _commit(
         self,
@@ -301,10 +361,10 @@ class DeltaWriter:
             # the commit may have been made, and what follows it (a checkpoint) failed
             newer = self.table.version() - since
             if newer > 0 and any(entry.get("commit") == mark for entry in self.table.history(newer)):
-                log.warning("%s: committed, but not what follows a commit: %s", self.uri, _first_line(error))
+                log.warning("%s: committed, but not what follows a commit: %s", self.uri, words_of(error))
                 return None
             if not newer:
-                raise StoreError(f"{self.uri} cannot be written: {_first_line(error)}") from error
+                raise StoreError(f"{self.uri} cannot be written: {words_of(error)}") from error
             return error
         return None
 
@@ -322,8 +382,8 @@ class DeltaWriter:
                     return done
         except (DeltaError, OSError) as error:
             self._tended = version
-            log.warning("%s could not be tended: %s", self.uri, _first_line(error))
-            return Tended(failed=_first_line(error))
+            log.warning("%s could not be tended: %s", self.uri, words_of(error))
+            return Tended(failed=words_of(error))
         self._tended = version
         return Tended()
 
@@ -366,17 +426,7 @@ class DeltaWriter:
         if version - self._trimmed < self.upkeep.checkpoint_every:
             return Tended()
         self._trimmed = version
+        if local_folder(self.uri) is None:
+            self.table.cleanup_metadata()  # by age, see the properties
+            return Tended()
         return Tended(entries_removed=self._log.trim(keep=self.upkeep.log_entries))
-
-
-def native_files(uri: str) -> pa_fs.FileSystem | None:
-    """Arrow's own files where there are some.
-
-    deltalake's pass each read through Python, on threads of Arrow; some processes that used them aborted at exit.
-    """
-    folder = local_folder(uri)
-    return None if folder is None else pa_fs.SubTreeFileSystem(folder, pa_fs.LocalFileSystem())
-
-
-def _first_line(error: BaseException | None) -> str:
-    return str(error).strip().partition("\n")[0]

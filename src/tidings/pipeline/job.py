@@ -9,13 +9,13 @@ has the order). Between batches debts are paid and mailboxes looked after. What 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from tidings.broker.private_files import own_secret
 from tidings.broker.records import StoredRecord
@@ -25,11 +25,13 @@ from tidings.pipeline.broker_state import DeliverFloor
 from tidings.pipeline.debts import Debts
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import Encoded
+from tidings.pipeline.folders import folder_at
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, put_damaged_aside
 from tidings.pipeline.mailboxes import Mailboxes
 from tidings.pipeline.planning import BATCH_BYTES
 from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.pipeline.source import offset_at
+from tidings.pipeline.storage import is_folder
 from tidings.pipeline.stream_job import JobSettings, StreamJob, Tally, first_words
 from tidings.pipeline.stream_reader import StreamReader
 from tidings.pipeline.unread import UnreadWindow
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: sequences that a payment reads at most
 PAY_CHUNK = 50_000
+BLOCK_SECRET = "blocks.secret"
 #: seconds that unread mail is kept if the space says nothing else
 KEEP_UNREAD = 14 * 86_400
 #: from this share of its budget on, what only an absent reader needs does not keep the log from shrinking
@@ -89,7 +92,9 @@ class SpaceTable:
     def advance(self, head: int) -> None:
         """Apply every ruling record up to `head`."""
         if head > self.table.head:
-            self.table.apply_all(self._reader.run(ruling_steps(self._subjects, self.table.head + 1, head)))
+            replicated = self._reader.replicated
+            steps = ruling_steps(self._subjects, self.table.head + 1, head, replicated=replicated)
+            self.table.apply_all(self._reader.run(steps))
 
 
 class DeliverJob(StreamJob):
@@ -103,7 +108,7 @@ class DeliverJob(StreamJob):
         """A table that cannot be read is as good as none: the floor knows from where on anything may be unread."""
         try:
             super()._run_once()
-        except (StoreBroken, pa.ArrowException) as error:
+        except StoreBroken as error:
             aside = put_damaged_aside(self._ledger_paths)
             if not aside:
                 raise
@@ -112,14 +117,12 @@ class DeliverJob(StreamJob):
 
     @property
     def _ledger_paths(self) -> LedgerPaths:
-        return LedgerPaths.below(self.settings.checkpoint, self.settings.lake)
+        return LedgerPaths.below(self.settings.checkpoint, self.settings.lake, self.settings.storage)
 
     def _open(self, life: ExitStack, lease: DeliverLease, reader: StreamReader) -> None:
         mailboxes = Mailboxes(self._js(life, "ask"), self._js(life, "frames"), lease)
         epoch = offset_at(reader, 0)["epoch"]
-        self.settings.checkpoint.mkdir(parents=True, exist_ok=True)
-        secret = own_secret(self.settings.checkpoint / "blocks.secret", SECRET_BYTES)
-        mailboxes.sealer = BlockSealer(secret, self.settings.space_id, epoch)
+        mailboxes.sealer = BlockSealer(self._block_secret(), self.settings.space_id, epoch)
         floors = DeliverFloor(mailboxes, lease, epoch)
         self._put_damaged_checkpoint_aside()
         debts = self._open_ledger(epoch)
@@ -167,6 +170,19 @@ class DeliverJob(StreamJob):
             words = f"{len(short)} mailboxes were not as they were left; what is unread is delivered again from the log"
             self._say(words)
         self.deliverer.advance_floor()
+
+    def _block_secret(self) -> bytes:
+        """It names stored blocks, and losing it costs nothing: one in a store is as private as the store."""
+        place = self.settings.checkpoint
+        if is_folder(place):
+            Path(place).mkdir(parents=True, exist_ok=True)
+            return own_secret(Path(place, BLOCK_SECRET), SECRET_BYTES)
+        folder = folder_at(self.spark, place)
+        kept = folder.read(BLOCK_SECRET)
+        if kept is None or len(kept) != SECRET_BYTES:
+            kept = os.urandom(SECRET_BYTES)
+            folder.write(BLOCK_SECRET, kept)
+        return kept
 
     def _set_back(self, reader: StreamReader, floors: DeliverFloor) -> bool:
         """If the log or the ledger went backwards, delivery does, with a new checkpoint. Did it?"""

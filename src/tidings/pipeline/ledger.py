@@ -7,31 +7,37 @@ the identity of the checkpoint: a log that went backwards gets a new one, and wi
 Rows of one commit share `at_ns`, an order that only grows, also over restarts and clocks that go back: the events of
 `debts` have the same orders, so that a reset of an owner ends what its earlier rows say, whatever their places in DLV.
 `debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs; now and then
-it is written anew with what is in force (`tend`).
+it is written anew with what is in force (`tend`). `mailboxes` is what a start has to know of `deliveries`
+(`pipeline/mailbox_summary.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from tidings.errors import ConflictError, StoreBroken
+from tidings.errors import ConflictError, StoreBroken, StoreError, TidingsError
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.deliverer import NEVER, DeliverBatch, HandedRange
+from tidings.pipeline.delta_damage import fault_of, words_of
 from tidings.pipeline.delta_log import local_folder
-from tidings.pipeline.delta_writer import DeltaWriter, native_files
+from tidings.pipeline.delta_rows import TableFiles
+from tidings.pipeline.delta_writer import UNREAD, DeltaWriter
+from tidings.pipeline.mailbox_summary import MAILBOXES, MailboxSummary
 from tidings.pipeline.planning import Counter, Delivered
+from tidings.pipeline.storage import below, for_table, is_folder
 from tidings.wire.ids import new_id
 
+log = logging.getLogger(__name__)
 #: events that the holder of the deliver lease writes: a commit of one who was replaced is refused
 HOLDER = "deliver"
 #: the table of events is written anew when it has so many, and so many for each that is in force
@@ -82,14 +88,48 @@ QUARANTINE = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerTable:
+    """What one of the tables is: in `needed` every row has something, whichever version wrote it."""
+
+    schema: pa.Schema
+    indexed: tuple[str, ...]
+    needed: tuple[str, ...]
+
+    def open(self, uri: str, storage: Mapping[str, str]) -> DeltaWriter:
+        return DeltaWriter(uri, self.schema, storage_options=storage, indexed=self.indexed, needed=self.needed)
+
+
+DELIVERY_TABLE = LedgerTable(
+    DELIVERIES,
+    ("owner", "dlv_seq", "last", "at_ns"),
+    ("owner", "series", "number", "channel", "first", "last", "count", "dlv_seq", "epoch", "at_ns"),
+)
+DEBT_TABLE = LedgerTable(DEBTS, ("order",), ("order", "kind", "owner", "channel", "seq"))
+MAILBOX_TABLE = LedgerTable(MAILBOXES, (), tuple(name for name in MAILBOXES.names if name != "head"))
+QUARANTINE_TABLE = LedgerTable(QUARANTINE, ("seq",), ("seq", "epoch", "at_ns"))
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerPaths:
+    """Where the tables are. `storage`: what deltalake needs to open them, which may be secret."""
+
     deliveries: str
     debts: str
     quarantine: str
+    mailboxes: str
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def below(cls, checkpoint: Path, lake: Path) -> LedgerPaths:
-        return cls(str(lake / "deliveries"), str(checkpoint / "debts"), str(lake / "quarantine"))
+    def below(cls, checkpoint: str | Path, lake: str | Path, storage: Mapping[str, str] | None = None) -> LedgerPaths:
+        """Debts lie beside the checkpoint; with a lake in a store they lie there, so that a checkpoint may be lost."""
+        debts = checkpoint if is_folder(str(checkpoint)) and is_folder(str(lake)) else lake
+        in_lake = {name: below(lake, name) for name in ("deliveries", "quarantine", "mailboxes")}
+        return cls(**in_lake, debts=below(debts, "debts"), storage=storage or {})
+
+    @property
+    def tables(self) -> tuple[tuple[str, LedgerTable], ...]:
+        uris = (self.deliveries, self.debts, self.quarantine, self.mailboxes)
+        return tuple(zip(uris, (DELIVERY_TABLE, DEBT_TABLE, QUARANTINE_TABLE, MAILBOX_TABLE), strict=True))
 
 
 class DeltaLedger:
@@ -101,9 +141,10 @@ class DeltaLedger:
         self.needed = 0
         self._app = app
         self.epoch = epoch
-        self._deliveries = DeltaWriter(paths.deliveries, DELIVERIES, indexed=("owner", "dlv_seq", "last", "at_ns"))
-        self._debts = DeltaWriter(paths.debts, DEBTS, indexed=("order",))
-        self._quarantine = DeltaWriter(paths.quarantine, QUARANTINE, indexed=("seq",))
+        self._deliveries, self._debts, self._quarantine, mailboxes = (
+            table.open(uri, paths.storage) for uri, table in paths.tables
+        )
+        self._mailboxes = MailboxSummary(mailboxes, self._deliveries)
         self._order = 0
         #: the newest order in `deliveries` and in `debts`
         self._newest = [0, 0]
@@ -120,7 +161,7 @@ class DeltaLedger:
         self._known = {event.order for event in events}
         self._debts_version = self._debts.table.version()
         debts = Debts.of(events)
-        self._newest = [pc.max(self._deliveries.read(["at_ns"])["at_ns"]).as_py() or 0, debts.newest]
+        self._newest = [self._mailboxes.newest, debts.newest]
         self._order = max(self._newest)
         return debts
 
@@ -131,33 +172,14 @@ class DeltaLedger:
 
     def last_frames(self) -> dict[str, tuple[Counter, int]]:
         """Owner -> the counter after its last frame of this epoch, and the order of the row that says so."""
-        rows = self._rows(["owner", "series", "number", "first", "last", "count", "dlv_seq", "at_ns"])
-        if not rows.num_rows:
-            return {}
-        # of the rows of one commit, which share their order, the frame with the highest place
-        latest = rows.sort_by([("at_ns", "descending"), ("dlv_seq", "descending")])
-        newest = latest.group_by("owner", use_threads=False).aggregate([("at_ns", "first"), ("dlv_seq", "first")])
-        keys = ["owner", "at_ns", "dlv_seq"]
-        joined = rows.join(newest.rename_columns(keys), keys, join_type="inner")
-        frames = joined.group_by([*keys, "series", "number"]).aggregate(
-            [("first", "min"), ("last", "max"), ("count", "sum")]
-        )
-        return {
-            row["owner"]: (
-                Counter(row["series"], row["number"], (row["first_min"], row["last_max"], row["count_sum"])),
-                row["at_ns"],
-            )
-            for row in frames.to_pylist()
-        }
+        return self._mailboxes.last_frames(self.epoch)
 
     def everybody(self) -> list[str]:
         """Who was ever handed a frame, of whatever log."""
-        rows = self._deliveries.read(["owner"])
-        return sorted(pc.unique(rows["owner"]).to_pylist())
+        return self._mailboxes.owners()
 
     def owners(self) -> list[str]:
-        rows = self._rows(["owner"])
-        return sorted(pc.unique(rows["owner"]).to_pylist())
+        return self._mailboxes.owners(self.epoch)
 
     def reached(self) -> int:
         """Everything of the log through this was delivered or is a debt, as far as this checkpoint knows."""
@@ -165,8 +187,7 @@ class DeltaLedger:
 
     def last_head(self) -> int:
         """The newest head anything was delivered at in this epoch."""
-        rows = self._rows(["head"])
-        return int(pc.max(rows["head"]).as_py() or 0)
+        return self._mailboxes.last_head(self.epoch)
 
     def unread_since(self, place: int) -> list[tuple[int, int]]:
         """(DLV sequence, first log sequence) of what was handed out at or above a place, not below `needed`."""
@@ -206,7 +227,7 @@ class DeltaLedger:
 
     def tend(self, debts: Debts) -> Debts:
         """Keep the tables small, a step at a time. Answers the debts, which may have been written anew."""
-        for table in (self._deliveries, self._debts, self._quarantine):
+        for table in (self._deliveries, self._debts, self._quarantine, self._mailboxes):
             table.tend()
         if self._events < FOLD_FROM or self._events < FOLD_AT * len(debts.events()):
             return debts
@@ -241,8 +262,11 @@ class DeltaLedger:
         return sorted((piece for piece in pieces if piece.last >= self.needed), key=lambda piece: piece.first)
 
     def frames(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        rows = self._rows(["owner", "dlv_seq", "at_ns"], [("last", ">=", self.needed)])
-        rows = rows.group_by(rows.column_names).aggregate([])
+        columns, may_be_unread = (
+            ("owner", "dlv_seq", "at_ns"),
+            [("epoch", "=", self.epoch), ("last", ">=", self.needed)],
+        )
+        rows = self._deliveries.reduce(_each_once, DELIVERIES.empty_table().select(columns), columns, may_be_unread)
         found: dict[str, set[tuple[int, int]]] = {}
         for row in rows.to_pylist():
             found.setdefault(row["owner"], set()).add((row["at_ns"], row["dlv_seq"]))
@@ -253,6 +277,10 @@ class DeltaLedger:
         rows = [asdict(each) | {"epoch": self.epoch, "at_ns": time.time_ns()} for each in poison]
         if rows:
             self._append(self._quarantine, pa.Table.from_pylist(rows, schema=QUARANTINE), batch)
+
+
+def _each_once(known: pa.Table, part: pa.Table) -> pa.Table:
+    return pa.concat_tables([known, part.group_by(part.column_names).aggregate([])])
 
 
 def events_of(rows: pa.Table) -> list[DebtEvent]:
@@ -273,47 +301,61 @@ def _kind(text: str) -> EventKind:
     raise ConflictError(f"the table of debts has an event {text!r}, which this version does not know")
 
 
-def append_events(path: str, events: Sequence[DebtEvent], *, writer: str) -> None:
+def append_events(
+    path: str, events: Sequence[DebtEvent], *, writer: str, storage: Mapping[str, str] | None = None
+) -> None:
     """What an operator says beside a pipeline that may be running."""
-    write_deltalake(path, table_of(events, writer=writer), mode="append")
+    options = for_table(path, storage or {})
+    try:
+        write_deltalake(path, table_of(events, writer=writer), mode="append", storage_options=options)
+    except (DeltaError, OSError) as error:
+        raise StoreError(f"{path} cannot be written: {words_of(error)}") from error
 
 
-def open_debts(path: str) -> Debts:
+def open_debts(path: str, storage: Mapping[str, str] | None = None) -> Debts:
     """The debts as the table has them, for people; none if there is no table yet."""
-    return Debts.of(events_of(_rows_for_people(path, DEBTS)))
+    return Debts.of(events_of(_rows_for_people(path, DEBT_TABLE, storage or {})))
 
 
 def put_damaged_aside(paths: LedgerPaths) -> list[str]:
-    """Rename the tables that cannot be read whole, on this machine; their names. The next ledger begins without."""
+    """Rename the tables that are damaged, on this machine; their names. The next ledger begins without.
+
+    One that cannot be read now, is another one's or was written by a newer version stays where it is. So does one in a
+    store, which cannot rename a table at once, and whose lists may lack something: its operator moves it.
+    """
     aside = []
-    for path in (paths.deliveries, paths.debts, paths.quarantine):
+    for path, kind in paths.tables:
         folder = local_folder(path)
         if folder is None or not Path(folder).exists():
             continue
         try:
-            _rows_for_people(path, DEBTS)
-        except (StoreBroken, pa.ArrowException):
+            kind.open(path, paths.storage).read()
+        except StoreBroken:
             Path(folder).rename(f"{folder}.damaged-{new_id()}")
             aside.append(folder)
+        except TidingsError as error:
+            log.warning("%s stays as it is: %s", path, error)
     return aside
 
 
-def _rows_for_people(path: str, schema: pa.Schema) -> pa.Table:
-    """What the table holds now; nothing if there is none yet."""
+def _rows_for_people(path: str, kind: LedgerTable, storage: Mapping[str, str]) -> pa.Table:
+    """What the table holds now; nothing if there is none yet. Nothing of it is mended or made."""
+    options = for_table(path, storage)
     try:
-        if not DeltaTable.is_deltatable(path):
-            return schema.empty_table()
-        return DeltaTable(path).to_pyarrow_table(filesystem=native_files(path))
-    except (DeltaError, OSError) as error:
-        words = str(error).strip().partition("\n")[0]
-        raise StoreBroken(
-            f"{path} cannot be read ({words}): `tidings pipeline status` says what delivery does"
-        ) from None
+        if not DeltaTable.is_deltatable(path, storage_options=options):
+            return kind.schema.empty_table()
+        rows = TableFiles(path, options).rows(DeltaTable(path, storage_options=options))
+        why = fault_of(rows, kind.needed)
+    except UNREAD as error:
+        why = words_of(error)
+    if why:
+        raise StoreBroken(f"{path} cannot be read ({why}): `tidings pipeline status` says what delivery does")
+    return rows
 
 
-def quarantined(path: str, count: int) -> list[dict[str, Any]]:
+def quarantined(path: str, count: int, storage: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """The newest poisoned records. A lost checkpoint may have made a batch write its rows again: each counts once."""
-    rows = _rows_for_people(path, QUARANTINE).to_pylist()
+    rows = _rows_for_people(path, QUARANTINE_TABLE, storage or {}).to_pylist()
     once = {(row["epoch"], row["seq"]): row for row in sorted(rows, key=lambda row: -int(row["at_ns"]))}
     newest = sorted(once.values(), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)[:count]
     return [{**{k: v for k, v in row.items() if k != "at_ns"}, "at": row["at_ns"] / 1e9} for row in newest]

@@ -1,9 +1,10 @@
 """How a connection of the `nats` source or sink proves who it is, and whom it trusts.
 
-One of: a credentials file (`creds`), an nkey (`nkey`, the path of its seed), `user` with `password`, a `token`, or a
-client certificate alone. Files are read wherever a connection is made, so on a cluster every executor has them, and a
-file that was renewed is the one that counts. `passwordFile` and `tokenFile` keep a secret out of the query altogether;
-given as an option it travels to the tasks inside the pickled source and is in no plan, log or representation.
+One of: a credentials file (`creds`), the text of one (`credsSecret`), an nkey (`nkey`, the path of its seed), `user`
+with `password`, a `token`, or a client certificate alone. Files are read wherever a connection is made, so on a cluster
+every executor has them, and a file that was renewed is the one that counts. `passwordFile` and `tokenFile` keep a
+secret out of the query altogether; given as an option it travels to the tasks inside the pickled source and is in no
+plan, log or representation: Spark hides the values of options whose names say secret, password or token.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Login:
     """Everything but the address."""
 
     NAMES = (
-        *("creds", "nkey", "user", "password", "passwordFile", "token", "tokenFile"),
+        *("creds", "credsSecret", "nkey", "user", "password", "passwordFile", "token", "tokenFile"),
         *("inboxPrefix", "tlsCa", "tlsCert", "tlsKey", "tlsFirst"),
     )
 
     creds: str | None = None
+    creds_secret: str | None = field(default=None, repr=False)
     nkey: str | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -60,7 +62,7 @@ class Login:
     @classmethod
     def of(cls, options: GivenOptions) -> Login:
         given = {name: options.text(name) for name in cls.NAMES}
-        ways = [name for name in ("creds", "nkey", "user", "token", "tokenFile") if given[name]]
+        ways = [name for name in ("creds", "credsSecret", "nkey", "user", "token", "tokenFile") if given[name]]
         if len(ways) > 1:
             raise UsageError(f"the options {' and '.join(ways)} are different ways to log in: give one of them")
         passwords = [name for name in ("password", "passwordFile") if given[name]]
@@ -70,6 +72,7 @@ class Login:
             raise UsageError("the option tlsKey is the key of a certificate: give tlsCert too")
         return cls(
             creds=given["creds"],
+            creds_secret=given["credsSecret"],
             nkey=given["nkey"],
             user=given["user"],
             password=given["password"],
@@ -101,12 +104,12 @@ class Login:
         except UntrustedServer as error:
             raise UntrustedServer(f"{shown(url)} is not trusted, and was told nothing: {error}") from error
         except UnreachableError as error:
-            raise BrokerUnreachable(f"no broker answers at {shown(url)}: {error}") from error
+            raise BrokerUnreachable(f"no broker answers at {error}") from error
 
     def _proof(self) -> tuple[Auth, str]:
         """What is said in CONNECT, and the inbox this user may listen on."""
-        if self.creds:
-            token, key = split_credentials(_read("creds", self.creds))
+        if self.creds or self.creds_secret:
+            token, key = split_credentials(self.creds_secret or _read("creds", self.creds or ""))
             return signed(token, key), f"_INBOX_{key.id}"
         if self.nkey:
             return _signed_by(_seed(_read("nkey", self.nkey))), "_INBOX"

@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from tidings.broker.blocking import BlockingJetStream
+from tidings.pipeline.batches import batch_of
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState
+from tidings.pipeline.outgoing import Outgoing, acknowledged
 from tidings.pipeline.planning import FramePlan, Plan
-from tidings.pipeline.publishing import Outgoing, acknowledged, publish_in_order, store_blocks
+from tidings.pipeline.publishing import publish_in_order, store_blocks
 from tidings.space.lease import DeliverLease
 from tidings.wire.block_refs import BlockSealer
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
@@ -52,9 +54,18 @@ class Mailboxes(BrokerState):
         assert len(blocks) == len(self.blocks)
         outgoing = partial(self._outgoing, planned.refs)
         frames = {owner: map(outgoing, frames) for owner, frames in planned.frames.items()}
-        sent = publish_in_order(self._publishing.connection, frames, self._lease.fence)
+        sent = publish_in_order(self._publishing.connection, frames, self._lease.fence, batch=self._batch())
         self._refs.clear()
         return acknowledged(sent)
+
+    def _batch(self) -> int | None:
+        """How many frames go at a time under the lease: with replicas a batch of them, or one; else many alone."""
+        if not self._publishing.replicated:
+            return None
+        return batch_of(self._delivery_info()["config"])
+
+    def _known_through(self) -> int:
+        return self._lease.seq if self._lease.replicated else 0
 
     def end(self) -> int:
         return self._lease.seq - 1

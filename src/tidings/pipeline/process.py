@@ -1,4 +1,4 @@
-"""The pipeline as a process of its own: one session, one job, one narrow credential.
+"""The pipeline as a process of its own: one session, one job and one narrow credential for each space.
 
     python -m tidings.pipeline.process --home H --space S [--master M] [--checkpoint DIR] [--lake DIR] ...
 
@@ -18,9 +18,11 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,8 +30,18 @@ from typing import Any, NoReturn
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.private_files import close_to_others, private_dir, read_private
 from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
-from tidings.pipeline.session import SessionSettings, archive_for, missing, start_session, stop_session, unguarded
+from tidings.pipeline.session import (
+    SessionSettings,
+    archive_for,
+    is_local,
+    missing,
+    start_session,
+    stop_session,
+    submitted,
+    unguarded,
+)
 from tidings.pipeline.spark_home import ArchiveMaker
+from tidings.pipeline.storage import below, checked_place, checked_storage, is_folder
 from tidings.space.home import SpaceHome
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
@@ -46,16 +58,21 @@ class _Told(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What differs from one machine to another. Folders and credential are those of the space unless named."""
+    """What differs from one machine to another. Folders and credential are those of the space unless named.
+
+    `also`: other spaces of the same home that this process delivers for.
+    """
 
     master: str = "local[*]"
     url: str | None = None
     creds: Path | None = None
-    checkpoint: Path | None = None
-    lake: Path | None = None
+    checkpoint: str | None = None
+    lake: str | None = None
+    storage: dict[str, str] = field(default_factory=dict, repr=False)
     memory: str = "700m"
     lease_ttl: float = 3.0
     small_records: int | None = None
+    also: tuple[str, ...] = ()
     more: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,6 +82,8 @@ class DeliverProcess:
     def __init__(self, home: SpaceHome, options: ProcessOptions, say: Say) -> None:
         self.home, self.options, self.say = home, options, say
         self._job: Any = None
+        #: space -> where it was reached when its job began
+        self._urls: dict[str, str] = {}
         self._archiving: ArchiveMaker | None = None
         self._stopping = False
 
@@ -77,27 +96,37 @@ class DeliverProcess:
             raise _Told
         self._job.stop()
 
+    @property
+    def _homes(self) -> list[SpaceHome]:
+        return [self.home, *(SpaceHome(self.home.home, name) for name in self.options.also)]
+
     def run(self) -> None:
-        info = self.home.read_info()
+        for home in self._homes:
+            home.read_info()
+            read_private(self._creds(home))  # refuses a credential that others can read
         lacking = missing()
         if lacking:
             raise PrerequisiteMissing(lacking)
-        creds = self.options.creds or self.home.pipeline_creds
-        read_private(creds)  # refuses a credential that others can read
         self.say({"phase": "starting Spark"})
         settings = self._session()
         session = start_session(settings)
-        if open_ports := unguarded(session):
+        open_ports = unguarded(session)
+        if open_ports is not None:
+            open_ports += f". The credential is not sent through it: its workers open {self._creds(self.home)}"
             log.warning("%s", open_ports)
             self.say({"warning": open_ports})
+        carried = open_ports is None and not is_local(str(session.sparkContext.master))
         self._archiving = self._archive_maker(session, settings)
         try:
-            self._deliver(session, info, creds)
+            self._deliver(session, carried=carried)
         finally:
             self.say({"phase": "stopping"})
             if self._archiving is not None:
                 self._archiving.stop()
             stop_session(session)
+
+    def _creds(self, home: SpaceHome) -> Path:
+        return (self.options.creds or home.pipeline_creds).absolute()
 
     def _session(self) -> SessionSettings:
         return SessionSettings(
@@ -107,7 +136,7 @@ class DeliverProcess:
             memory=self.options.memory,
             log=self.home.logs / "spark.log",
             lean=True,
-            more=self.options.more,
+            more=({"spark.scheduler.mode": "FAIR"} if self.options.also else {}) | self.options.more,
         )
 
     def _archive_maker(self, session: Any, settings: SessionSettings) -> ArchiveMaker | None:
@@ -115,41 +144,71 @@ class DeliverProcess:
         archive = archive_for(settings)
         if archive is None or archive.path.is_file():
             return None
-        return ArchiveMaker.of(
-            session, archive, has_worked=lambda: self._job is not None and self._job.tally.batches > 0
-        )
+        return ArchiveMaker.of(session, archive, has_worked=lambda: self._job is not None and self._job.has_worked)
 
-    def _deliver(self, session: Any, info: Any, creds: Path) -> None:
+    def _deliver(self, session: Any, *, carried: bool) -> None:
+        from tidings.pipeline.several import SeveralJobs
+
+        makers = {home.name: partial(self._make_job, session, home, carried=carried) for home in self._homes}
+        if self.options.also:
+            job: Any = SeveralJobs(session, makers, on_halt=self._on_halt)
+        else:
+            job = makers[self.home.name]()
+        self.say({"phase": "taking over delivery"})
+        signal.signal(signal.SIGINT, self.stop)  # Spark took it for itself
+        self._job = job
+        job.run()
+
+    def _make_job(self, session: Any, home: SpaceHome, *, carried: bool) -> Any:
         from tidings.pipeline.job import DeliverJob
         from tidings.pipeline.stream_job import JobSettings
 
+        info = home.read_info()
         settings = JobSettings(
             space=info.name,
             space_id=info.id,
             anchor_key=info.steward_key,  # the first one: rotations are followed in the log
             url=self.options.url or info.url,
-            creds=str(creds.absolute()),
-            checkpoint=_folder(self.options.checkpoint, self.home.checkpoint),
-            lake=_folder(self.options.lake, self.home.lake),
+            creds=str(self._creds(home)),
+            carry_creds=carried,
+            checkpoint=_folder(self._of(home, self.options.checkpoint), home.checkpoint),
+            lake=_folder(self._of(home, self.options.lake), home.lake),
+            storage=self.options.storage,
             lease_ttl=self.options.lease_ttl,
-            max_bytes=batch_bytes(self.options.memory),
+            max_bytes=batch_bytes(self._heap(session)) // len(self._homes),
         )
         if self.options.small_records is not None:
             settings = replace(settings, small_records=self.options.small_records)
-        self.say({"phase": "taking over delivery"})
-        job = DeliverJob(session, settings, on_ready=self._on_ready, on_halt=self._on_halt, on_stuck=self._on_stuck)
-        signal.signal(signal.SIGINT, self.stop)  # Spark took it for itself
-        self._job = job
-        job.run()
+        self._urls[home.name] = settings.url
+        return DeliverJob(
+            session,
+            settings,
+            on_ready=partial(self._on_ready, home.name),
+            on_halt=partial(self._on_halt, home.name),
+            on_stuck=self._on_stuck,
+        )
 
-    def _on_ready(self) -> None:
-        log.info("the query runs")
+    def _of(self, home: SpaceHome, place: str | None) -> str | None:
+        """Of several spaces each has a part of a place that was named."""
+        return below(place, home.name) if place and self.options.also else place
+
+    def _heap(self, session: Any) -> str:
+        """Of the driver, as whoever started its JVM said."""
+        if not submitted():
+            return self.options.memory
+        return str(session.sparkContext.getConf().get("spark.driver.memory", "1g"))
+
+    def _on_ready(self, space: str) -> None:
+        log.info("the query of space %s runs", space)
         if self._archiving is not None:
             self._archiving.start()
-        self.say({"ready": True, "pid": os.getpid()})
+        self.say({"ready": True, "pid": os.getpid(), "space": space})
 
-    def _on_halt(self, why: str) -> None:
-        self.say({"halted": why})
+    def _on_halt(self, space: str, why: str) -> None:
+        self.say({"halted": why, "space": space})
+        now = next(home.read_info().url for home in self._homes if home.name == space)
+        if self.options.url is None and now != self._urls[space]:
+            self._on_stuck(f"space {space} is reached in another way now: starting again with it")
 
     def _on_stuck(self, why: str) -> None:
         """Whoever started us starts another: a JVM that does not answer cannot be asked to stop either."""
@@ -167,14 +226,15 @@ def batch_bytes(memory: str) -> int:
     return min(max(heap // 10, SMALLEST_BATCH), LARGEST_BATCH)
 
 
-def _folder(named: Path | None, own: Path) -> Path:
-    """The space's own folder is private; one that was named is whoever named it's to protect."""
+def _folder(named: str | None, own: Path) -> str:
+    """The space's own folder is private; a place that was named is whoever named it's to protect."""
     if named is None:
         if mended := close_to_others(private_dir(own)):
             log.warning("%d files and folders in %s were open to others and are not any more", mended, own)
-        return own
-    named.mkdir(parents=True, exist_ok=True)
-    return named.absolute()
+        return str(own)
+    if is_folder(named):
+        Path(named).mkdir(parents=True, exist_ok=True)
+    return named
 
 
 def _end_for_sure_after(seconds: float) -> None:
@@ -224,26 +284,49 @@ def log_to(path: Path) -> None:
 
 
 def parse(arguments: list[str] | None) -> tuple[SpaceHome, ProcessOptions]:
-    parser = argparse.ArgumentParser(prog="tidings-pipeline", description="started by `tidings up` or `pipeline run`")
+    parser = argparse.ArgumentParser(
+        prog="tidings-pipeline", description="started by `tidings up`, `pipeline run` or spark-submit"
+    )
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--space", required=True)
+    parser.add_argument("--also", action="append", default=[], metavar="SPACE", help="another space of the same home")
     parser.add_argument("--master", default="local[*]")
     parser.add_argument("--url")
-    for name in ("--creds", "--checkpoint", "--lake"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("--creds", type=Path)
+    for name in ("--checkpoint", "--lake"):
+        parser.add_argument(name, metavar="PLACE", help="a folder or a URI")
+    parser.add_argument("--storage", action="append", default=[], metavar="KEY=VALUE", help="an option of deltalake's")
     parser.add_argument("--memory", default="700m")
     parser.add_argument("--lease-ttl", type=float, default=3.0)
     parser.add_argument("--small-records", type=int, help="a batch of at most so many is encoded by the driver")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
     given = vars(parser.parse_args(arguments))
     more = dict(each.partition("=")[::2] for each in given.pop("conf"))
+    storage = checked_storage(given.pop("storage"))
+    for name in ("checkpoint", "lake"):
+        given[name] = given[name] and checked_place(f"--{name}", given[name])
     home = SpaceHome(given.pop("home").absolute(), given.pop("space"))
-    return home, ProcessOptions(**given, more=more)
+    given["also"] = also_checked(home.name, given["also"], url=given["url"], creds=given["creds"])
+    return home, ProcessOptions(**given, storage=storage, more=more)
+
+
+def also_checked(space: str, also: Sequence[str], *, url: object, creds: object) -> tuple[str, ...]:
+    """The other spaces, each once."""
+    if also and (url or creds):
+        raise UsageError("--url and --creds are of one space: with --also each space has its own")
+    if len({space, *also}) != len(also) + 1:
+        raise UsageError(f"--also names {space} or another space twice: give each once")
+    return tuple(also)
 
 
 def main(arguments: list[str] | None = None) -> int:
     os.umask(0o077)
-    home, options = parse(arguments)
+    try:
+        home, options = parse(arguments)
+    except TidingsError as error:
+        sys.stdout.write(json.dumps({"error": {"code": error.code, "message": str(error)}}) + "\n")
+        sys.stdout.flush()
+        return error.exit_code
     for path in (home.run, home.logs):
         private_dir(path)
     log_to(home.logs / "pipeline.log")

@@ -3,7 +3,8 @@
 Many messages are in flight at once, never more than the bounds; the messages of one destination go one after the other,
 each after the broker acknowledged the one before, and a destination that refuses gets no more. Every message states the
 lease it is written under, so the broker refuses a holder that was replaced (`LeaseLost`). A connection that goes leaves
-outcomes nobody knows: `ConnectionGone`, and whoever called repeats the batch.
+outcomes nobody knows: `ConnectionGone`, and whoever called repeats the batch. A message that the broker was too busy
+for was not stored, and goes again. To a stream with replicas fenced messages go in batches instead (`batches.py`).
 
 Sealed blocks (`store_blocks`) go the same way without a fence, an id or an order: what they are decides their name, and
 nothing depends on their being there. So one that is refused, or not answered for a while, is told and does not end
@@ -13,16 +14,18 @@ anything.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Generic, TypeVar
 
 from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream_api import WRONG_LAST_SEQUENCE, ApiError, stored_seq
+from tidings.broker.jetstream_api import ApiError, stored_seq
 from tidings.errors import LeaseLost
 from tidings.failpoints import reach
 from tidings.nats.blocking import Reply
 from tidings.nats.errors import ConnectionGone
+from tidings.pipeline.batches import BatchPublisher
+from tidings.pipeline.outgoing import Outgoing, Published, fenced, lease_lost
 from tidings.wire.headers import encode_headers
 
 #: what one connection may have on its way
@@ -35,28 +38,16 @@ BLOCK_TIMEOUT = 10.0
 Name = TypeVar("Name", str, int)
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One message to publish. `id` is its `Nats-Msg-Id`, if it is known by one."""
-
-    subject: str
-    id: str | None
-    payload: bytes
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(slots=True)
-class Published:
-    """What became of one destination: the sequences of what was stored, and why it ended early if it did."""
-
-    sequences: list[int]
-    refused: str | None = None
-
-
 def publish_in_order(
-    connection: WorkerConnection, destinations: Mapping[str, Iterable[Outgoing]], fence: Mapping[str, str]
+    connection: WorkerConnection,
+    destinations: Mapping[str, Iterable[Outgoing]],
+    fence: Mapping[str, str],
+    *,
+    batch: int | None = None,
 ) -> dict[str, Published]:
-    """Publish to every destination in its order, to all of them together."""
+    """Publish to every destination in its order, to all of them together; with `batch` so many at a time."""
+    if batch is not None:
+        return BatchPublisher(connection, fence, size=batch).run(destinations)
     window = _Window(connection, fence, destinations)
     window.run(ANSWER_TIMEOUT, "deliver.frame")
     return window.results
@@ -92,8 +83,8 @@ class _Window(Generic[Name]):
         self._fence = fence
         self._rest: dict[Name, Iterator[Outgoing]] = {name: iter(each) for name, each in destinations.items()}
         self.results: dict[Name, Published] = {name: Published([]) for name in destinations}
-        #: token -> destination, subject, bytes
-        self._flying: dict[int, tuple[Name, str, int]] = {}
+        #: token -> destination and message
+        self._flying: dict[int, tuple[Name, Outgoing]] = {}
         self._bytes = 0
 
     def run(self, patience: float, failpoint: str) -> None:
@@ -105,35 +96,38 @@ class _Window(Generic[Name]):
             if not self._flying:
                 continue
             reply = next(answers)
-            destination, subject, size = self._flying.pop(reply.token, (None, "", 0))
-            if destination is None:
+            flew = self._flying.pop(reply.token, None)
+            if flew is None:
                 continue
-            self._bytes -= size
+            destination, message = flew
+            self._bytes -= len(message.payload)
             try:
-                self.results[destination].sequences.append(_stored(reply, subject))
+                self.results[destination].sequences.append(_stored(reply, message.subject))
                 reach(failpoint)
                 ready.append(destination)
             except ApiError as error:
+                if error.is_busy:
+                    self._rest[destination] = chain((message,), self._rest[destination])
+                    ready.append(destination)
+                    continue
                 self.results[destination].refused = f"{error.description} ({error.err_code})"
 
     def _send_ready(self, ready: deque[Name]) -> None:
         batch: list[tuple[str, bytes, bytes]] = []
-        names: list[tuple[Name, str, int]] = []
+        names: list[tuple[Name, Outgoing]] = []
         while ready and len(self._flying) + len(batch) < MAX_IN_FLIGHT and self._bytes < MAX_BYTES_IN_FLIGHT:
             destination = ready.popleft()
             message = next(self._rest[destination], None)
             if message is None:
                 continue
             batch.append((message.subject, self._block(message), message.payload))
-            names.append((destination, message.subject, len(message.payload)))
+            names.append((destination, message))
             self._bytes += len(message.payload)
         if batch:
             self._flying.update(zip(self._connection.publish_all(batch), names, strict=True))
 
     def _block(self, message: Outgoing) -> bytes:
-        fields = [*self._fence.items(), *message.headers]
-        if message.id is not None:
-            fields.insert(0, ("Nats-Msg-Id", message.id))
+        fields = fenced(message, self._fence)
         return encode_headers(fields) if fields else b""
 
 
@@ -144,11 +138,6 @@ def _stored(reply: Reply, destination: str) -> int:
     try:
         return stored_seq(destination, reply.payload)
     except ApiError as error:
-        if error.err_code == WRONG_LAST_SEQUENCE:
-            words = f"somebody else delivers now: the broker refused a write ({error.description})"
-            raise LeaseLost(words) from error
+        if lost := lease_lost(error, 0):
+            raise LeaseLost(lost) from error
         raise
-
-
-def acknowledged(results: Mapping[str, Published]) -> dict[str, Sequence[int]]:
-    return {destination: sent.sequences for destination, sent in results.items()}

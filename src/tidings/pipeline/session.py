@@ -46,6 +46,17 @@ SHORT = Path("/tmp")  # noqa: S108  only for folders of mode 0700 below it
 _socket_folders: list[Path] = []
 CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _LOCAL = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
+#: with one of these on, what Spark's processes say to each other is encrypted
+ENCRYPTS = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption", "spark.ssl.rpc.enabled")
+#: what the job needs of any Spark
+STREAMING = {
+    # Hadoop sets the modes of what it writes itself, whatever the umask of the process
+    "spark.hadoop.fs.permissions.umask-mode": "077",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.minBatchesToRetain": "100",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
 PACKAGES = ("pyspark", "pyarrow", "deltalake")
 REMEDY = "`pip install 'tidings[spark]'`"
 NO_JAVA = (
@@ -135,7 +146,7 @@ def missing() -> str | None:
     lacking = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
         return f"durable copies need {', '.join(lacking)}: {REMEDY}. Everything else works without it."
-    if look_for_java() is None:
+    if not submitted() and look_for_java() is None:
         return NO_JAVA
     return None
 
@@ -159,9 +170,16 @@ def _wrapped(real: Path, home: Path) -> Path:
     return home
 
 
+def submitted() -> bool:
+    """Did `spark-submit` start this process? Then the JVM runs already, as whoever submitted said."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def start_session(settings: SessionSettings) -> SparkSession:
     """The session of this process. The first call starts the JVM, which takes seconds."""
     settings.work.mkdir(parents=True, exist_ok=True)
+    if submitted():
+        return _joined(settings)
     os.environ["JAVA_HOME"] = str(find_java(settings.work))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.master.startswith("local"):
@@ -180,10 +198,24 @@ def start_session(settings: SessionSettings) -> SparkSession:
             raise
         log.warning("Java did not start with its archive of classes; trying without")
         session = _started(settings)
+    session.sparkContext.setLogLevel("WARN")
+    return _guarded(session, settings)
+
+
+def _joined(settings: SessionSettings) -> SparkSession:
+    """The session of a JVM that somebody else started: master, memory and ports are not ours to say."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in (STREAMING | settings.more).items():
+        builder = builder.config(key, value)
+    return _guarded(builder.getOrCreate(), settings)
+
+
+def _guarded(session: SparkSession, settings: SessionSettings) -> SparkSession:
     hide_objects(session.sparkContext._gateway)
     if settings.lean:
         find_no_sources(session)
-    session.sparkContext.setLogLevel("WARN")
     return session
 
 
@@ -198,6 +230,8 @@ def _started(settings: SessionSettings) -> SparkSession:
 
 def archive_for(settings: SessionSettings) -> ClassArchive | None:
     """The archive that a session with these settings uses, or would if there were one."""
+    if submitted():
+        return None
     home = lean_home(settings.work) if settings.lean and _LOCAL.fullmatch(settings.master) else None
     java = look_for_java()
     if home is None or java is None or "SPARK_CONF_DIR" in os.environ:  # folders cannot be archived, and that is one
@@ -267,14 +301,9 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
     chosen = {
         "spark.driver.memory": settings.memory,
         "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile=file:{config}",
-        # Hadoop sets the modes of what it writes itself, whatever the umask of the process
-        "spark.hadoop.fs.permissions.umask-mode": "077",
+        **STREAMING,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.minBatchesToRetain": "100",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.warehouse.dir": str(settings.work / "warehouse"),
         "spark.local.dir": str(settings.work / "local"),
         "spark.python.worker.reuse": "true",
@@ -297,18 +326,29 @@ def _settings(settings: SessionSettings) -> dict[str, str]:
 
 def makes_its_own_secret(master: str) -> bool:
     """Does Spark make a secret for itself there, and carry it to its executors? A standalone cluster has its own."""
-    return bool(_LOCAL.fullmatch(master)) or master == "yarn" or master.startswith("k8s://")
+    return is_local(master) or master == "yarn" or master.startswith("k8s://")
+
+
+def is_local(master: str) -> bool:
+    """Is this process all of it?"""
+    return bool(_LOCAL.fullmatch(master))
 
 
 def unguarded(session: SparkSession) -> str | None:
-    """A sentence if this Spark listens without a secret: on a cluster that is for its operator to set."""
+    """A sentence if this Spark listens without a secret, or in the clear: on a cluster its operator sets them."""
     context = session.sparkContext
-    if context.getConf().get("spark.authenticate", "false") == "true":
-        return None
-    return (
-        f"the Spark at {context.master} does not authenticate: whoever reaches its ports reads the log and runs code "
-        "as you; set spark.authenticate and its secret in spark-defaults.conf (docs/operations.md)"
-    )
+    settings = context.getConf()
+    if settings.get("spark.authenticate", "false") != "true":
+        return (
+            f"the Spark at {context.master} does not authenticate: whoever reaches its ports reads the log and runs "
+            "code as you; set spark.authenticate and its secret in spark-defaults.conf (docs/operations.md)"
+        )
+    if not any(settings.get(name, "false") == "true" for name in ENCRYPTS):
+        return (
+            f"the Spark at {context.master} does not encrypt what it sends: whoever listens on its network reads the "
+            "log; set spark.network.crypto.enabled in spark-defaults.conf (docs/operations.md)"
+        )
+    return None
 
 
 def _socket_folder(work: Path) -> Path:

@@ -7,12 +7,14 @@ refuses every row once the lease has a newer record (`LeaseLost`).
 
 `order`: "pipelined" (default), rows go out one after the other without waiting and are stored in that order unless one
 is refused (`stream_writer.py`); "strict", a row waits until the one before it of the same subject is acknowledged, and
-a subject that refused one gets no more (`publishing.py`). Either way order is kept within a partition, what is under
-way at a time is bounded, and a refusal fails the task; nothing is skipped.
+a subject that refused one gets no more (`publishing.py`). Under a fence a stream with replicas takes one write at a
+time, so rows go in atomic batches then, whatever `order` says (`batches.py`). Either way order is kept within a
+partition, what is under way at a time is bounded, and a refusal fails the task; nothing is skipped.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +23,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream_api import fence
+from tidings.broker.jetstream_api import EXPECT_SUBJECT, fence
 from tidings.errors import UnhealthyError, UsageError
+from tidings.nats.errors import NatsError
+from tidings.pipeline.batches import batch_of
 from tidings.pipeline.login import Login, checked_url
 from tidings.pipeline.options import GivenOptions
-from tidings.pipeline.publishing import Outgoing, publish_in_order
+from tidings.pipeline.outgoing import Outgoing
+from tidings.pipeline.publishing import publish_in_order
 from tidings.pipeline.stream_writer import ROWS_IN_FLIGHT, PipelinedWriter, Ready
 from tidings.wire.headers import encode_headers
 
@@ -120,8 +125,9 @@ def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> 
     """Publish the rows of one partition, in a worker, over a connection of its own."""
     connection = options.connect()
     try:
-        if options.strict:
-            return Written(sum(_publish_strictly(connection, options, batch) for batch in batches))
+        size = _batch_size(connection, options)
+        if options.strict or size is not None:
+            return Written(sum(_publish_strictly(connection, options, batch, size) for batch in batches))
         writer = PipelinedWriter(connection, options.in_flight)
         for batch in batches:
             writer.write(_ready(options, batch))
@@ -130,11 +136,29 @@ def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> 
         connection.close()
 
 
-def _publish_strictly(connection: WorkerConnection, options: SinkOptions, batch: pa.RecordBatch) -> int:
+def _batch_size(connection: WorkerConnection, options: SinkOptions) -> int | None:
+    """How many rows go at a time under a lease; None if there is none, or the stream has no replicas.
+
+    The stream is the one that holds the lease. Whoever may not ask for it publishes one row after the other.
+    """
+    if not options.fence or not connection.is_clustered:
+        return None
+    try:
+        asked = json.dumps({"subject": options.fence[EXPECT_SUBJECT]}).encode()
+        names = json.loads(connection.request("$JS.API.STREAM.NAMES", asked).payload).get("streams") or [""]
+        found = json.loads(connection.request(f"$JS.API.STREAM.INFO.{names[0]}").payload)
+    except (NatsError, ValueError):
+        return 1
+    return batch_of(found["config"]) if "config" in found else 1
+
+
+def _publish_strictly(
+    connection: WorkerConnection, options: SinkOptions, batch: pa.RecordBatch, size: int | None
+) -> int:
     rows_of: dict[str, list[Outgoing]] = {}
     for subject, name, data, headers in _rows(options, batch):
         rows_of.setdefault(subject, []).append(Outgoing(subject, name, data, headers))
-    for subject, sent in publish_in_order(connection, rows_of, options.fence).items():
+    for subject, sent in publish_in_order(connection, rows_of, options.fence, batch=size).items():
         if sent.refused is not None:
             raise UnhealthyError(f"{subject} took {len(sent.sequences)} rows and no more: {sent.refused}")
     return int(batch.num_rows)

@@ -155,12 +155,12 @@ class NatsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _state_after_checking(self, start: Mapping[str, Any]) -> StreamState:
         """The stream as it is; after every new connection only once the record at `start` is known to be the same."""
-        state = self.reader.state()
+        state = self.reader.state(start["seq"])
         if self._checked != self.reader.generation:
             if difference := regressed(self.reader, start):
                 raise LogRegressed(difference)
             self._checked = self.reader.generation
-            state = self.reader.state()
+            state = self.reader.state(start["seq"])
         if state.metadata.get(EPOCH_KEY, state.created) != start["epoch"] or state.last < start["seq"]:
             raise LogRegressed(
                 f"{self.options.location.stream} went backwards or was made anew: it ends at {state.last}, "
@@ -210,7 +210,7 @@ def regressed(reader: StreamReader, offset: Mapping[str, Any]) -> str | None:
     found = mark_of(reader.at(seq))
     if found and offset["mark"] and found != offset["mark"]:
         return f"{stream} has another record at {seq} than when it was read"
-    if not found and (last := reader.state().last) < seq:
+    if not found and (last := reader.state(seq).last) < seq:
         return f"{stream} went backwards: it ends at {last}, {seq} was read before"
     return None
 

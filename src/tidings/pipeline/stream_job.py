@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,13 +23,16 @@ from pyspark.errors import PySparkException
 
 from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
+from tidings.broker.private_files import read_private
 from tidings.errors import LeaseHeld, LeaseLost, OutcomeUnknown, TidingsError, UnhealthyError, UnreachableError
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import OLD_LOG
+from tidings.pipeline.folders import folder_at
 from tidings.pipeline.heartbeat import Heartbeat, JvmWatchdog
 from tidings.pipeline.range_encoder import SMALL_RECORDS
 from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
+from tidings.pipeline.storage import below
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.lease import DeliverLease
 from tidings.wire.subjects import Subjects
@@ -46,15 +49,21 @@ SMALLEST_PART_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Where a job works. `checkpoint` and `lake` must be on storage that every driver of the space can reach."""
+    """Where a job works. Every driver of the space must reach `lake`, and `checkpoint` if both are folders.
+
+    `storage`: what deltalake needs to open the tables. `creds` is a file of the driver; with `carry_creds` what it
+    holds travels with each task, otherwise workers open it by its path.
+    """
 
     space: str
     space_id: str
     anchor_key: str
     url: str
     creds: str
-    checkpoint: Path
-    lake: Path
+    checkpoint: str
+    lake: str
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    carry_creds: bool = False
     max_records: int = 30_000
     max_bytes: int = 64 * 1024 * 1024
     small_records: int = SMALL_RECORDS
@@ -115,7 +124,7 @@ class StreamJob(ABC):
         self.spark, self.settings = spark, settings
         self.subjects = Subjects(settings.space)
         self.tally = Tally()
-        self.checkpoint = Checkpoint(settings.checkpoint / "spark")
+        self.checkpoint = Checkpoint(folder_at(spark, below(settings.checkpoint, "spark")))
         #: a batch, a payment and a report exclude each other
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -144,6 +153,10 @@ class StreamJob(ABC):
         """Is a batch or a payment under way, so that the tally may still be behind the floor?"""
         return self._lock.locked()
 
+    @property
+    def has_worked(self) -> bool:
+        return self.tally.batches > 0
+
     def run(self) -> None:
         self.spark.dataSource.register(NatsSource)
         delays = RESTART.delays(fresh_after=60)
@@ -168,7 +181,8 @@ class StreamJob(ABC):
                 self.settings.url, self.settings.creds, self.subjects.log_stream, f"{self.name}-read"
             )
             reader = life.enter_context(closing(StreamReader(where)))
-            lease = DeliverLease(self._js(life, "beat"), self.subjects, ttl=self.settings.lease_ttl)
+            beats = self._js(life, "beat")
+            lease = DeliverLease(beats, self.subjects, ttl=self.settings.lease_ttl, replicated=beats.replicated)
             lease.take()
             life.callback(_give_back, lease)
             beat = Heartbeat(lease, self._on_stuck)
@@ -195,7 +209,7 @@ class StreamJob(ABC):
         )
         query = (
             frame.writeStream.foreachBatch(self._batch)
-            .option("checkpointLocation", str(self.checkpoint.folder))
+            .option("checkpointLocation", self.checkpoint.folder.place)
             .start()
         )
         self._failure = None
@@ -214,11 +228,16 @@ class StreamJob(ABC):
         settings, cores = self.settings, int(self.spark.sparkContext.defaultParallelism)
         return {
             "url": settings.url,
-            "creds": settings.creds,
+            **self._login(),
             "stream": self.subjects.log_stream,
             "partitionRecords": str(max(SMALLEST_PART, -(-settings.max_records // cores))),
             "partitionBytes": str(max(SMALLEST_PART_BYTES, -(-settings.max_bytes // cores))),
         }
+
+    def _login(self) -> dict[str, str]:
+        """Read anew for each life of the query: a credential that was renewed is the one that counts."""
+        path = self.settings.creds
+        return {"credsSecret": read_private(Path(path))} if self.settings.carry_creds else {"creds": path}
 
     def _watch(self, query: Any, beat: Heartbeat) -> None:
         """Until told to stop, the query or Spark ends, or the lease is gone."""

@@ -59,9 +59,10 @@ class StreamReader(BlockingJetStream):
         super().__init__(location.connect)
         self.location, self.stream = location, location.stream
 
-    def state(self) -> StreamState:
+    def state(self, at_least: int = 0) -> StreamState:
+        """`at_least`: a sequence it had, so that one of several servers which says less is asked again."""
         try:
-            answer = self.run(api.info(self.stream))
+            answer = self.run(api.info_from(self.stream, at_least, replicated=bool(at_least) and self.replicated))
         except ApiError as error:
             if error.err_code == NO_STREAM:
                 raise UsageError(f"there is no stream {self.stream!r} at {shown(self.location.url)}") from error
@@ -83,12 +84,12 @@ class StreamReader(BlockingJetStream):
         )
 
     def at(self, seq: int) -> StoredRecord | None:
-        """The record at a sequence, from the leader."""
-        return self.run(api.at(self.stream, seq)) if seq > 0 else None
+        """The record at a sequence."""
+        return self.run(api.at(self.stream, seq, replicated=self.replicated)) if seq > 0 else None
 
     def following(self, subject: str, seq: int) -> StoredRecord | None:
-        """The first record of `subject` at or after a sequence, from the leader."""
-        return self.run(api.following(self.stream, subject, seq))
+        """The first record of `subject` at or after a sequence."""
+        return self.run(api.following(self.stream, subject, seq, replicated=self.replicated))
 
     def read(self, first: int, last: int, subject: str = ">") -> Iterator[StoredRecord | Missing]:
         """Every record of `subject` with first <= seq <= last, in order; with ">" also what is missing between."""
@@ -127,6 +128,7 @@ class StreamReader(BlockingJetStream):
             page=PAGE_RECORDS,
             max_bytes=max_bytes,
             holes=holes,
+            replicated=self.replicated,
             page_type=page_type,
         )
         while not reader.done:

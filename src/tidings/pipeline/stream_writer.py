@@ -87,6 +87,11 @@ class PipelinedWriter:
         try:
             stored_seq(subject, reply.payload)
         except ApiError as error:
+            if error.is_busy:
+                raise UnhealthyError(
+                    f"{subject} has another write of this id or lease under way, and refused a row: nothing of it was "
+                    "stored, and the task may be tried again"
+                ) from error
             if error.err_code == WRONG_LAST_SEQUENCE:
                 raise LeaseLost(f"the lease has a newer holder: {subject} was refused ({error.description})") from error
             raise UnhealthyError(

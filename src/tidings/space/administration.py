@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tidings import failpoints
 from tidings.broker import grants, jwt
 from tidings.broker.client import Connection, close_quietly, connect
-from tidings.broker.config import BrokerConfig
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
 from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import push_token
-from tidings.broker.server import free_port, greeting
-from tidings.broker.streams import default_budget, ensure_streams, storage_needed
+from tidings.broker.streams import ensure_streams
 from tidings.errors import (
     ConflictError,
     InvalidName,
@@ -42,83 +37,22 @@ from tidings.errors import (
 )
 from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import ControlClient
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.layout import LAYOUT, check_layout, lay_out, make_pipeline_creds
+from tidings.space.external import longest_lifetime, push_account_token
+from tidings.space.home import SpaceHome
+from tidings.space.invitations import Invitations
+from tidings.space.layout import Voided, check_layout, make_link_creds, make_pipeline_creds
+from tidings.space.link_ledger import LinkLedger
 from tidings.space.recall import Recall, note_recalled, words
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import lookalikes, unfit_to_grant
 from tidings.wire.patterns import covers_any
-from tidings.wire.tags import SECRET_BYTES
 
 #: after a narrowing, an agent that is connected has this long to fetch its new token before the old one is cut
 NARROWING_GRACE = 2.0
 #: how long somebody else's operation is waited for
 LOCK_WITHIN = 60.0
 log = logging.getLogger(__name__)
-
-
-def create_space(home: SpaceHome, *, port: int | None, open_space: bool, budget: int | None) -> SpaceInfo:
-    """Keys, credentials and `space.toml`, which is written last: a space exists when it is complete."""
-    home.check_free()
-    home.make()
-    with locked(home.admin_lock, f"creating space {home.name}", wait=30):
-        if home.exists:
-            return home.read_info()
-        keyring = Keyring.create(home.keys)
-        signing = _make_steward_secrets(home)
-        lay_out(home, keyring)
-        info = SpaceInfo(
-            name=home.name,
-            id=keyring.core.id,
-            agents_account=keyring.agents.id,
-            system_account=keyring.system.id,
-            steward_key=signing.id,
-            port=port or free_port(),
-            budget=budget or default_budget(home.root),
-            epoch=str(uuid.uuid4()),
-            open=open_space,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            layout=LAYOUT,
-        )
-        write_broker_files(home, keyring, info)
-        home.write_info(info)
-        return info
-
-
-def _make_steward_secrets(home: SpaceHome) -> KeyPair:
-    user, signing = KeyPair.generate(), KeyPair.generate()
-    write_private(home.creds / "steward.user", user.seed + "\n")
-    write_private(home.creds / "steward.key", signing.seed + "\n")
-    write_private(home.creds / "space.secret", os.urandom(SECRET_BYTES).hex() + "\n")
-    return signing
-
-
-def write_broker_files(home: SpaceHome, keyring: Keyring, info: SpaceInfo) -> None:
-    """The operator's token is public; the supervisor renders the broker's configuration from it without any key."""
-    write_private(home.root / "operator.jwt", keyring.operator_token(info.name))
-
-
-def broker_config(home: SpaceHome, info: SpaceInfo) -> BrokerConfig:
-    return BrokerConfig(
-        subjects=info.subjects,
-        port=info.port,
-        operator_token=(home.root / "operator.jwt").read_text().strip(),
-        system_account=info.system_account,
-        store=home.store,
-        resolver=home.resolver,
-        log_file=home.logs / "broker.log",
-        pid_file=home.run / "broker.pid",
-        max_file_store=storage_needed(info.budget),
-        host=info.listen or "127.0.0.1",
-        certificate=_certificate(home, info) if info.listen else None,
-    )
-
-
-def _certificate(home: SpaceHome, info: SpaceInfo) -> tuple[Path, Path]:
-    if info.certificate:
-        return Path(info.certificate), Path(info.certificate_key)
-    return home.certificates.server, home.certificates.server_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +63,8 @@ class Granted:
     created: bool
     closed: list[str]
     note: str = ""
+    #: who takes what is void now, in words; "" if nobody does
+    untold: str = ""
 
 
 class Administrator:
@@ -140,9 +76,14 @@ class Administrator:
         self.subjects = self.info.subjects
         self.keyring = keyring
         self.ledger = Ledger(home.issued, outside=home.remembered / self.info.id)
+        self.invitations = Invitations.below(home, self.info.id)
+        self.links = LinkLedger.below(home, self.info.id)
         self.url = self.info.url
+        #: who did not hear of the last token that was pushed, in words; "" if everybody did
+        self.untold = ""
         self._stack = AsyncExitStack()
         self._control: ControlClient | None = None
+        self._system: Connection | None = None
 
     # --- connections, opened when first needed ---
 
@@ -166,19 +107,45 @@ class Administrator:
     async def provision(self) -> list[str]:
         """Streams with their exact settings, and the AGENTS token derived afresh."""
         make_pipeline_creds(self.home, self.keyring)
+        make_link_creds(self.home, self.keyring)
         connection, _ = await self._user(self.keyring.core, "provision", owner=False)
-        changes = await ensure_streams(JetStream(connection), self.subjects, self.info.budget, self.info.epoch)
+        info = self.info
+        changes = await ensure_streams(JetStream(connection), self.subjects, info.budget, info.epoch, info.replicas)
         await self.push_revocations()
+        await self.push_invitations()
+        await self.push_links()
         return changes
 
     async def push_revocations(self) -> None:
         """Give the broker the account token derived from the ledger. One that does not run finds it at its start."""
         token = self.keyring.agents_token(self.subjects, self.ledger.revocations())
-        if greeting(self.info.port, host=self.info.host, tls=bool(self.info.listen)) is None:
-            write_private(self.home.resolver / f"{self.info.agents_account}.jwt", token)
+        await self.push(self.info.agents_account, token)
+
+    async def push_invitations(self) -> None:
+        """The same for those who were invited."""
+        token = self.keyring.invite_token(self.subjects, self.invitations.revocations())
+        await self.push(self.keyring.invite.id, token)
+
+    async def push_links(self) -> None:
+        """The same for the workers of links, our own among them."""
+        voided = Voided.of(self.home, self.info.id).read()
+        token = self.keyring.link_token(self.subjects, voided | self.links.revocations())
+        await self.push(self.keyring.link.id, token)
+
+    async def push(self, account: str, token: str) -> None:
+        """Have the broker serve this token of an account, now or from its start on; of others' servers, every one."""
+        info = self.info
+        if info.mode:
+            self.untold = await push_account_token(self.home, self.keyring, info, account)
+            if self.untold:
+                log.info("%s", self.untold)
             return
-        system, _ = await self._user(self.keyring.system, "resolver", owner=False)
-        await push_token(system, self.info.agents_account, token)
+        if not info.servers and info.greeting() is None:
+            write_private(self.home.resolver / f"{account}.jwt", token)
+            return
+        if self._system is None:
+            self._system, _ = await self._user(self.keyring.system, "resolver", owner=False)
+        await push_token(self._system, account, token)
 
     # --- a folder that was put back from a copy ---
 
@@ -205,7 +172,7 @@ class Administrator:
         return said
 
     def _has_creds(self, row: Issued) -> bool:
-        return row.state in CUT or self._creds_match(row)
+        return row.state in CUT or bool(row.invited) or self._creds_match(row)
 
     # --- finishing what was interrupted ---
 
@@ -219,7 +186,7 @@ class Administrator:
             if row.state == "revoking":
                 await self._complete_revocation(row)
                 done.append(f"finished the revocation of {row.name}")
-            elif row.state == "changing" or self._creds_match(row):
+            elif row.state == "changing" or row.invited or self._creds_match(row):
                 done.append(await self._complete_add(row))
             else:
                 await self._undo(row)
@@ -284,10 +251,22 @@ class Administrator:
         done = []
         for row in self.ledger.rows():
             if row.state == "active" and row.rights < grants.AGENT_RIGHTS and not row.barred:
-                changed, _, _ = await self._change(row, self._file_of(row), row.withheld)
+                changed, _, _ = await self._change(row, rights_of(row), row.withheld)
                 self.ledger.put(changed, state="active")
                 done.append(f"gave {row.name} a credential with the rights of this version")
         return done
+
+    async def renew(self) -> list[str]:
+        """New tokens for those whose own end before long; the steward hands them out, and nobody is cut. Answers names.
+
+        The access record keeps the token it has: a renewal is no ruling.
+        """
+        due = self.ledger.due(time.time())
+        for row in due:
+            iat = max(int(time.time()), row.iat, row.void_until + 1)
+            token = self._token(row.id, rights_of(row), iat, row.withheld, row.lifetime)
+            self._rewrite_creds(self.ledger.put(row, token=token, iat=iat))
+        return [row.name for row in due]
 
     def _reconcile_order(self) -> Callable[[Issued], int]:
         """Revocations first, because names move; but a predecessor after its successor, which inherits from it."""
@@ -307,20 +286,20 @@ class Administrator:
 
     # --- operations on agents ---
 
-    async def add(self, agent: AgentFile, *, existing_ok: bool = False) -> Granted:
-        """Provision an agent: ledger, key, access record, mailboxes, file. Same name again is refused or returned."""
+    async def add(self, agent: AgentFile, *, existing_ok: bool = False, lifetime: int = 0) -> Granted:
+        """Provision an agent: ledger, key, access record, mailboxes, file. Same name again is refused or returned.
+
+        `lifetime`: seconds for which its credential holds; another is made before, for as long as it is an agent.
+        """
         agent = agent.checked()
         await self.finish()
         held = self.ledger.active(agent.name)
-        if held is not None:
-            if existing_ok:
-                return Granted(held, created=False, closed=[])
-            raise NameTaken(
-                f"agent {agent.name} exists ({held.id}); `tidings agent access {agent.name}` changes its rights"
-            )
-        self._check_new_name(agent.name)
+        if held is not None and existing_ok:
+            return Granted(held, created=False, closed=[])
+        self.check_free_name(agent.name)
         await self._check_steward(f"agent {agent.name} was not added")
-        row = await self._issue(agent, KeyPair.generate())
+        key = KeyPair.generate()
+        row = await self.issue(agent, key.id, key, lifetime=lifetime)
         self.write_file(agent)
         return Granted(row, created=True, closed=[])
 
@@ -331,19 +310,33 @@ class Administrator:
         except UnreachableError as error:
             raise type(error)(f"{nothing}: {error}") from error
 
-    def _check_new_name(self, name: str) -> None:
+    def check_free_name(self, name: str) -> None:
         """A name is given once, and so that nobody can be taken for somebody else. A rotation keeps its own."""
+        if (held := self.ledger.active(name)) is not None:
+            raise NameTaken(f"agent {name} exists ({held.id}); `tidings agent access {name}` changes its rights")
         if why := unfit_to_grant(name):
             raise InvalidName(f"agent name {name!r} is not allowed: {why}; choose another")
         taken = [row.name for row in self.ledger.rows() if row.state in (*LIVE, "revoking")]
         if alike := lookalikes(name, taken):
             raise NameTaken(f"agent name {name!r} can be taken for {' or '.join(alike)}, which exists: choose another")
 
-    async def _issue(self, agent: AgentFile, key: KeyPair, succeeds: str = "", withheld: str = "") -> Issued:
+    async def issue(
+        self,
+        agent: AgentFile,
+        agent_id: str,
+        key: KeyPair | None = None,
+        *,
+        succeeds: str = "",
+        withheld: str = "",
+        invited: str = "",
+        lifetime: int = 0,
+    ) -> Issued:
+        """Ledger, credential and access record of a new key. One that was `invited` has its key elsewhere."""
+        lifetime = longest_lifetime(self.info, lifetime)
         iat = int(time.time())
-        token = self._token(key.id, agent, iat, withheld)
+        token = self._token(agent_id, agent, iat, withheld, lifetime)
         row = Issued(
-            id=key.id,
+            id=agent_id,
             name=agent.name,
             state="pending",
             op=new_id(),
@@ -355,17 +348,22 @@ class Administrator:
             iat=iat,
             succeeds=succeeds,
             withheld=withheld,
+            invited=invited,
+            lifetime=lifetime,
             rights=grants.AGENT_RIGHTS,
         )
         self.ledger.put(row)
         failpoints.reach("add.after_ledger")
-        write_private(self.home.agent_creds(agent.name), jwt.credentials(token, key))
+        if key is not None:
+            write_private(self.home.agent_creds(agent.name), jwt.credentials(token, key))
         failpoints.reach("add.after_creds")
         return (await self._grant(row))[0]
 
-    def _token(self, agent_id: str, agent: AgentFile, iat: int, withheld: str) -> str:
-        rights = list(agent.read), list(agent.post)
-        return self.keyring.agent_token(self.subjects, agent_id, agent.name, *rights, iat=iat, withheld=bool(withheld))
+    def _token(self, agent_id: str, agent: AgentFile, iat: int, withheld: str, lifetime: int) -> str:
+        read, post = list(agent.read), list(agent.post)
+        return self.keyring.agent_token(
+            self.subjects, agent_id, agent.name, read, post, iat=iat, withheld=bool(withheld), lifetime=lifetime
+        )
 
     async def _grant(self, row: Issued) -> tuple[Issued, list[str]]:
         said = await self.ask(
@@ -387,7 +385,9 @@ class Administrator:
         state = "changing" if row.state == "changing" else "active"
         return self.ledger.put(row, state=state, seq=said["seq"]), said["closed"]
 
-    async def set_access(self, name: str, agent: AgentFile, *, restore: bool | None = None) -> Granted:
+    async def set_access(
+        self, name: str, agent: AgentFile, *, restore: bool | None = None, lifetime: int | None = None
+    ) -> Granted:
         """New rights for an agent. Lost ones are cut after a grace in which its endpoint can fetch the new token.
 
         What was withheld from a flooder stays withheld until somebody decides about its posting: `restore`, by default
@@ -396,11 +396,12 @@ class Administrator:
         await self.finish()
         row = self._active(name)
         restored = bool(agent.post) if restore is None else restore
-        changed, closed, narrowed = await self._change(row, agent, "" if restored else row.withheld)
+        changed, closed, narrowed = await self._change(row, agent, "" if restored else row.withheld, lifetime)
         self.write_file(agent)
         await self._settle_change(narrowed)
-        note = "narrowed" if narrowed else "widened"
-        return Granted(self.ledger.put(changed, state="active"), created=False, closed=closed, note=note)
+        note, untold = ("narrowed", self.untold) if narrowed else ("widened", "")
+        row = self.ledger.put(changed, state="active")
+        return Granted(row, created=False, closed=closed, note=note, untold=untold)
 
     async def withhold(self, agent_id: str, why: str) -> Granted:
         """Take from a flooder the right to send. Its file keeps what it may post, for whoever restores it."""
@@ -410,7 +411,7 @@ class Administrator:
             raise UsageError(f"there is no active agent {agent_id} to withhold posting from")
         if row.withheld:
             return Granted(row, created=False, closed=[], note="withheld before")
-        changed, closed, narrowed = await self._change(row, replace(self._file_of(row), post=()), why)
+        changed, closed, narrowed = await self._change(row, replace(rights_of(row), post=()), why)
         await self._settle_change(narrowed)
         return Granted(self.ledger.put(changed, state="active"), created=False, closed=closed, note="withheld")
 
@@ -437,14 +438,18 @@ class Administrator:
         await self.finish()
         return Granted(self.ledger.get(agent_id) or row, created=False, closed=[], note="barred")
 
-    async def _change(self, row: Issued, agent: AgentFile, withheld: str) -> tuple[Issued, list[str], bool]:
+    async def _change(
+        self, row: Issued, agent: AgentFile, withheld: str, lifetime: int | None = None
+    ) -> tuple[Issued, list[str], bool]:
         """Ledger, credential and record of other rights. Answers the row, what was closed, and whether it narrowed."""
-        narrowed = _is_narrower(row, agent) or bool(withheld and not row.withheld)
+        lifetime = longest_lifetime(self.info, row.lifetime if lifetime is None else lifetime)
+        briefer = bool(lifetime) and (not row.lifetime or lifetime < row.lifetime)  # what was copied ends as soon
+        narrowed = _is_narrower(row, agent) or bool(withheld and not row.withheld) or briefer
         iat = max(int(time.time()), row.iat, row.void_until + 1)
         void_until = row.void_until
         if narrowed:
             void_until, iat = iat, iat + 1
-        token = self._token(row.id, agent, iat, withheld)
+        token = self._token(row.id, agent, iat, withheld, lifetime)
         changed = self.ledger.put(
             row,
             op=new_id(),
@@ -456,6 +461,7 @@ class Administrator:
             iat=iat,
             void_until=void_until,
             withheld=withheld,
+            lifetime=lifetime,
             state="changing",
             rights=grants.AGENT_RIGHTS,
         )
@@ -484,7 +490,7 @@ class Administrator:
         row = [await self.cut(each) for each in living][-1]
         self.home.agent_creds(name).unlink(missing_ok=True)
         note = "" if row.state == "revoked" else "its record follows when the steward answers"
-        return Granted(row, created=False, closed=[], note=note)
+        return Granted(row, created=False, closed=[], note=note, untold=self.untold)
 
     async def cut(self, row: Issued) -> Issued:
         """The connection first, the record second: a cut must not wait for a steward that is away."""
@@ -495,7 +501,7 @@ class Administrator:
         try:
             await self.ask("revoke", id=row.id)
         except (UnreachableError, OutcomeUnknown) as error:
-            log.warning("%s is cut; its record follows when the steward answers (%s)", row.name, error)
+            log.warning("what %s was given is void; its record follows when the steward answers (%s)", row.name, error)
             return row
         return self.ledger.put(row, state="revoked")
 
@@ -524,10 +530,11 @@ class Administrator:
                 f"`tidings agent rotate {name} --drop-unread`"
             )
         agent = self._file_of(old)  # rights come from what was granted, not from what a file says meanwhile
-        row = await self._issue(agent, KeyPair.generate(), succeeds=old.id, withheld=old.withheld)
+        key = KeyPair.generate()
+        row = await self.issue(agent, key.id, key, succeeds=old.id, withheld=old.withheld, lifetime=old.lifetime)
         failpoints.reach("rotate.before_cut")
         await self.cut(old)
-        return Granted(row, created=True, closed=[], note=unread)
+        return Granted(row, created=True, closed=[], note=unread, untold=self.untold)
 
     def _active(self, name: str) -> Issued:
         row = self.ledger.active(name)
@@ -553,6 +560,11 @@ class Administrator:
         known = (self.home.agents / f"{row.name}.md").exists()
         agent = self.read_file(row.name) if known else AgentFile(row.name)
         return replace(agent, name=row.name, read=row.read, post=row.post, manage=row.manage, roles=row.roles)
+
+
+def rights_of(row: Issued) -> AgentFile:
+    """What was granted, whatever a file says meanwhile."""
+    return AgentFile(row.name, row.roles, "", row.read, row.post, row.manage)
 
 
 def read_agent_file(home: SpaceHome, name: str) -> AgentFile:

@@ -121,6 +121,10 @@ class Issued:
     succeeds: str = ""
     #: why and since when it may send nothing; posting that is granted again ends it
     withheld: str = ""
+    #: the invitation that its key accepted; that key is elsewhere, and was never here
+    invited: str = ""
+    #: seconds for which a token of it holds; another is made when half of them are over. 0: for ever
+    lifetime: int = 0
     #: which `grants.AGENT_RIGHTS` its token was made with
     rights: int = 1
     #: how often this row was written
@@ -130,6 +134,20 @@ class Issued:
     def age(self) -> tuple[int, int]:
         """Of two states of one row the later one has the greater. Seconds first: older versions of us did not count."""
         return max(self.iat, self.void_until), self.version
+
+    def is_due(self, now: float) -> bool:
+        """Is it time for another token?"""
+        return (
+            self.state == "active" and not self.barred and bool(self.lifetime) and now >= self.iat + self.lifetime / 2
+        )
+
+    @property
+    def elsewhere(self) -> str:
+        """That its key is not here, and what can be done about it."""
+        return (
+            f"agent {self.name} was invited, and its key is where it accepted: act as it there, or give it a key here "
+            f"with `tidings agent rotate {self.name}`, which cuts the other"
+        )
 
     @property
     def barred(self) -> bool:
@@ -181,6 +199,15 @@ class Ledger:
     def write(self, row: Issued) -> None:
         """As it is, and here alone."""
         write_private(self.folder / f"{row.id}.json", json.dumps(asdict(row), indent=1) + "\n")
+
+    def renewed(self, agent_id: str, since: int) -> Issued | None:
+        """The row of an agent whose token was made anew after that second, as those that end are."""
+        row = self.get(agent_id)
+        return row if row is not None and row.state == "active" and row.lifetime and row.iat > since else None
+
+    def due(self, now: float) -> list[Issued]:
+        """Those whose token ends before long."""
+        return [row for row in self.rows() if row.is_due(now)]
 
     def unfinished(self) -> list[Issued]:
         return [row for row in self.rows() if row.state in ("pending", "changing", "revoking")]

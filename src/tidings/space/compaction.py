@@ -15,33 +15,36 @@ come first, so that stopping in between turns no old join void in the statistics
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tidings.space.fold import Table
 from tidings.wire import subjects
 
 #: (subject, below): purge the versions of `subject` whose sequence is smaller than `below`
 Purge = tuple[str, int]
+#: by subject, the sequences of its records that changed something
+Versions = Mapping[str, list[int]]
 
 
 def removable(table: Table, floor: int) -> list[Purge]:
     """The purges that are safe at `floor`, where `table` is the fold of the whole log."""
-    cuts = [*_member_cuts(table, floor), *_other_cuts(table, floor)]
+    # of most subjects the oldest record is the one in force: nothing of them can go, and they are not looked at further
+    several = {subject: each for subject, each in table.effective.items() if table.oldest[subject] < each[-1]}
+    cuts = [*_member_cuts(table, several, floor), *_other_cuts(table, several, floor)]
     return [(subject, below) for subject, below in cuts if table.oldest[subject] < below]
 
 
-def _member_cuts(table: Table, floor: int) -> Iterator[Purge]:
-    for subject, versions in table.effective.items():
+def _member_cuts(table: Table, several: Versions, floor: int) -> Iterator[Purge]:
+    for subject, versions in several.items():
         if isinstance(table.subjects.parse(subject), subjects.MemberSubject):
             yield subject, _newest(versions, floor)
 
 
-def _other_cuts(table: Table, floor: int) -> Iterator[Purge]:
-    judged = _first_retained_joins(table, floor)
-    for subject, versions in table.effective.items():
+def _other_cuts(table: Table, several: Versions, floor: int) -> Iterator[Purge]:
+    for subject, versions in several.items():
         match table.subjects.parse(subject):
             case subjects.AccessSubject(owner):
-                holds = (floor, judged.get(owner, floor), table.name_pins.get(owner, floor))
+                holds = (floor, _first_retained_join(table, owner, floor), table.name_pins.get(owner, floor))
                 yield subject, _newest(versions, min(holds))
             case subjects.SpaceSubject():
                 yield subject, _newest(versions, min([floor, *table.rotations]))
@@ -49,14 +52,9 @@ def _other_cuts(table: Table, floor: int) -> Iterator[Purge]:
                 yield subject, _newest(versions, floor)
 
 
-def _first_retained_joins(table: Table, floor: int) -> dict[str, int]:
-    """Per owner the oldest effective join that survives the membership purges at this floor."""
-    first: dict[str, int] = {}
-    for owner in table.owners():
-        survivors = [i.joined for i in table.intervals(owner) if i.left is None or i.left > floor]
-        if survivors:
-            first[owner] = min(survivors)
-    return first
+def _first_retained_join(table: Table, owner: str, floor: int) -> int:
+    """The oldest effective join of an owner that survives the membership purges at this floor, or the floor."""
+    return min((i.joined for i in table.intervals(owner) if i.left is None or i.left > floor), default=floor)
 
 
 def _newest(versions: list[int], limit: int) -> int:

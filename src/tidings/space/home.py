@@ -3,17 +3,23 @@
 <home>/spaces/<S>/space.toml      what anyone of this user may know: ids, port, steward's public key
                   keys/           operator and account seeds: admin processes only
                   creds/          one creds file per role; creds/agents/: one per agent
-                  agents/         <name>.md, and issued/<id>.json: what was granted, the source of revocations
+                  agents/         <name>.md, and issued/<id>.json: what was granted, the source of revocations;
+                                  invited/<id>.json: what was promised, to whoever has a line
+                  links/          <link>.json: what was agreed with which space; peers/: how its broker is reached;
+                                  invited/, accepting/: keys of links that are not agreed yet
+                  links.db        what came over links: the ledger of their worker
                   resolver/       account tokens as the broker serves them
                   js/             the broker's store
                   checkpoints/    deliver/: how far durable delivery is, and its debts
                   tls/            the certificate authority of the space, once other machines reach it
+                  external/       what the administrator of a NATS that others run is to add for it
                   lake/           tables of what was delivered and what was quarantined
-<home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `tidings agent import` took
+<home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `agent import` or `accept` took
+<home>/accepting/<id>.seed        keys whose invitation was not answered yet
 <home>/marks/<S>.json             where the log was: outside of what is copied and put back, so that this is noticed
 <home>/marks/<S>.issued/<id>/     rows of agents/issued once more, by the id of the space: what was taken stays taken
 <home>/run/<S>/                   locks, pids, state of what runs
-<home>/logs/<S>/                  broker.log, steward.log, pipeline.log, spark.log, up.log
+<home>/logs/<S>/                  broker.log, steward.log, pipeline.log, spark.log, links.log, up.log
 """
 
 from __future__ import annotations
@@ -29,10 +35,16 @@ from typing import Any
 
 from tidings.broker.certificate_files import CertificateFiles, server_name
 from tidings.broker.private_files import locked, private_dir, read_plain, write_private
+from tidings.broker.server import greeting
 from tidings.errors import ConfigError, ConflictError, SpaceBusy, UsageError
-from tidings.nats.address import Address, named, nearest, shown, trusting
+from tidings.nats.address import Address, in_websocket, named, nearest, parse_addresses, shown, trusting
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects
+
+#: who signs the tokens of the accounts there: Tidings, with a key of the administrator's, or they themselves
+SIGNING, SIGNED_ELSEWHERE = "signing", "signed elsewhere"
+#: seconds within which servers that others run have on disk what they acknowledged, unless it is said
+SYNC_ASSUMED = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +61,33 @@ class SpaceInfo:
     epoch: str
     open: bool
     created: str
+    #: of whoever was invited; a space of an older layout has none yet
+    invite_account: str = ""
+    #: of the workers of links; the same
+    link_account: str = ""
     #: which accounts and credentials it has (`space/layout.py`); the first one said nothing about it
     layout: int = 1
     #: the address on which other machines reach it; none: loopback only, and in plain
     listen: str = ""
     #: the certificate of its authority, in base64, once it has one
     authority: str = ""
+    #: the certificate of the authority that will take its place, which bundles already trust
+    authority_next: str = ""
     #: a certificate of somebody else's, its key, and the name it is for; none: the space is its own authority
     certificate: str = ""
     certificate_key: str = ""
     certificate_name: str = ""
+    #: the address on which it takes websockets, with TLS, and their port; none: it takes none
+    ws: str = ""
+    ws_port: int = 0
+    #: the servers of a NATS that others run, with commas between; none: a broker of its own
+    servers: str = ""
+    #: who signs the tokens of its accounts there (`space/external.py`); none: its own operator
+    mode: str = ""
+    #: of every stream: three on a cluster
+    replicas: int = 1
+    #: seconds after which those servers have on disk what they acknowledged, as their administrator says
+    sync_seconds: int = SYNC_ASSUMED
 
     @property
     def host(self) -> str:
@@ -68,24 +97,56 @@ class SpaceInfo:
     @property
     def url(self) -> str:
         """Where this machine's programs find the broker, and whom they trust there."""
-        return self.url_at(self.host)
+        return self.servers or self.url_at(self.host)
 
     @property
     def address(self) -> str:
         """The same for people."""
         return shown(self.url)
 
+    @property
+    def addresses(self) -> str:
+        """The same, and where it takes websockets."""
+        return f"{self.address} and {self.ws_address}" if self.ws else self.address
+
+    @property
+    def ws_address(self) -> str:
+        return shown(self.ws_url_at(nearest(self.ws))) if self.ws else ""
+
     def url_at(self, host: str) -> str:
         """The same broker by another name or address of its machine."""
-        if not self.listen:
-            return Address(host, self.port).url
+        return self._trusted_at(host, self.port) if self.listen else Address(host, self.port).url
+
+    def ws_url_at(self, host: str) -> str:
+        """The same inside of a websocket."""
+        return in_websocket(self._trusted_at(host, self.ws_port))
+
+    def _trusted_at(self, host: str, port: int) -> str:
         if self.certificate:
-            return named(host, self.port, self.certificate_name)
-        return trusting(host, self.port, base64.b64decode(self.authority), server_name(self.name))
+            return named(host, port, self.certificate_name)
+        return trusting(host, port, self.trusted, server_name(self.name))
+
+    @property
+    def trusted(self) -> bytes:
+        """Whose certificates its clients accept, in DER: one authority's, or two while another takes its place."""
+        own = (self.listen or self.ws) and not self.certificate
+        return base64.b64decode(self.authority) + base64.b64decode(self.authority_next) if own else b""
+
+    def greeting(self) -> dict[str, object] | None:
+        """What the broker greets with, or None if nobody does."""
+        if self.servers:
+            return greeted(self.servers)
+        return greeting(self.port, host=self.host, tls=bool(self.listen))
 
     @property
     def subjects(self) -> Subjects:
         return Subjects(self.name)
+
+
+def greeted(servers: str) -> dict[str, object] | None:
+    """What the first of these servers that answers greets with."""
+    said = (greeting(each.port, host=each.host, tls=each.tls_first) for each in parse_addresses(servers))
+    return next((each for each in said if each is not None), None)
 
 
 class SpaceHome:
@@ -101,6 +162,14 @@ class SpaceHome:
         self.agent_creds_dir = self.creds / "agents"
         self.agents = self.root / "agents"
         self.issued = self.agents / "issued"
+        self.invited = self.agents / "invited"
+        self.linked = self.root / "links"
+        #: how the spaces it takes something from are reached (`space/link_peers.py`)
+        self.link_peers = self.linked / "peers"
+        #: keys of links that were offered, and links that are being accepted (`space/link_inviting.py`)
+        self.link_keys = self.linked / "invited"
+        self.link_accepting = self.linked / "accepting"
+        self.link_store = self.root / "links.db"
         self.resolver = self.root / "resolver"
         self.store = self.root / "js"
         self.checkpoints = self.root / "checkpoints"
@@ -108,6 +177,10 @@ class SpaceHome:
         self.lake = self.root / "lake"
         self.certificates = CertificateFiles(self.root / "tls")
         self.pipeline_creds = self.creds / "pipeline.creds"
+        self.link_creds = self.creds / "link.creds"
+        self.external = self.root / "external"
+        #: the operator's key of where it moves to, until that is done (`space/moving.py`)
+        self.unfinished_move = self.keys / "operator.next.seed"
         self.watcher_creds = self.creds / "watcher.creds"
         self.marks = home / "marks" / f"{name}.json"
         #: where they lay once, inside of what a backup copies
@@ -119,6 +192,7 @@ class SpaceHome:
         self.up_lock = self.run / "up.lock"
         self.admin_lock = self.run / "admin.lock"
         self.state_path = self.run / "state.json"
+        self.link_socket = self.run / "links.sock"
 
     @property
     def exists(self) -> bool:

@@ -14,6 +14,8 @@ Whoever changes a grant raises `LAYOUT`; `tests/unit/space/test_layout.py` notic
     2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else
     3   a watcher in SYS that sees and closes connections of agents
     4   sealed blocks: the pipeline writes them, agents get one by its name
+    5   whoever was invited has an account of its own, INVITE, that asks the steward for one thing
+    6   the workers of links have an account of their own, LINK: linked spaces ask for pages, our own worker admits
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ from pathlib import Path
 
 from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import read_private, write_private
+from tidings.broker.private_files import private_dir, read_private, write_private
 from tidings.broker.resolver import write_tokens
 from tidings.errors import ConfigError
 from tidings.space.agents import Ledger
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.invitations import Invitations
+from tidings.space.link_ledger import LinkLedger
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 
-LAYOUT = 4
+LAYOUT = 6
 
 
 def check_layout(info: SpaceInfo) -> None:
@@ -51,12 +55,15 @@ def check_layout(info: SpaceInfo) -> None:
 
 def lay_out(home: SpaceHome, keyring: Keyring) -> None:
     """Write the credentials of the roles and the token of every account. The broker must not run."""
-    voided = _Voided(home.keys / "voided.json")
+    voided = Voided.of(home, keyring.core.id)
     _steward_creds(home, keyring, voided)
     _pipeline_creds(home, keyring, voided)
     _watcher_creds(home, keyring, voided)
-    revoked = Ledger(home.issued).revocations()
-    write_tokens(home.resolver, keyring.account_tokens(Subjects(home.name), revoked, voided.read()))
+    _link_creds(home, keyring, voided)
+    revoked, uninvited = Ledger(home.issued).revocations(), Invitations.below(home, keyring.core.id).revocations()
+    unlinked = LinkLedger.below(home, keyring.core.id).revocations()
+    tokens = keyring.account_tokens(Subjects(home.name), revoked, voided.read(), uninvited, unlinked)
+    write_tokens(home.resolver, tokens)
 
 
 def migrate(home: SpaceHome) -> str | None:
@@ -65,8 +72,9 @@ def migrate(home: SpaceHome) -> str | None:
     if info.layout >= LAYOUT:
         check_layout(info)
         return None
-    lay_out(home, Keyring.extend(home.keys))
-    home.update_info(layout=LAYOUT)
+    keyring = Keyring.extend(home.keys)
+    lay_out(home, keyring)
+    home.update_info(layout=LAYOUT, invite_account=keyring.invite.id, link_account=keyring.link.id)
     return f"brought space {info.name} from layout {info.layout} to {LAYOUT}: its roles have new credentials"
 
 
@@ -78,7 +86,15 @@ def make_pipeline_creds(home: SpaceHome, keyring: Keyring) -> None:
         write_private(home.pipeline_creds, jwt.credentials(token, user))
 
 
-def _steward_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
+def make_link_creds(home: SpaceHome, keyring: Keyring) -> None:
+    """The credential of the worker of links, if there is none."""
+    if not home.link_creds.exists():
+        user = KeyPair.generate()
+        token = keyring.worker_token(Subjects(home.name), user.id)
+        write_private(home.link_creds, jwt.credentials(token, user))
+
+
+def _steward_creds(home: SpaceHome, keyring: Keyring, voided: Voided) -> None:
     """The same user with the rights of today: it is the id of a process and signs nothing."""
     path = home.creds / "steward.creds"
     user = KeyPair(read_private(home.creds / "steward.user").strip())
@@ -86,33 +102,61 @@ def _steward_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
     write_private(path, jwt.credentials(keyring.steward_token(Subjects(home.name), user.id, iat=iat), user))
 
 
-def _pipeline_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
+def _pipeline_creds(home: SpaceHome, keyring: Keyring, voided: Voided) -> None:
     """A new user: copies of the older credential may lie on the machines of a cluster."""
     voided.add(home.pipeline_creds)
     home.pipeline_creds.unlink(missing_ok=True)
     make_pipeline_creds(home, keyring)
 
 
-def _watcher_creds(home: SpaceHome, keyring: Keyring, voided: _Voided) -> None:
+def _watcher_creds(home: SpaceHome, keyring: Keyring, voided: Voided) -> None:
     voided.add(home.watcher_creds)
     user = KeyPair.generate()
     write_private(home.watcher_creds, jwt.credentials(keyring.watcher_token(user.id), user))
 
 
-class _Voided:
+def _link_creds(home: SpaceHome, keyring: Keyring, voided: Voided) -> None:
+    voided.add(home.link_creds)
+    home.link_creds.unlink(missing_ok=True)
+    make_link_creds(home, keyring)
+
+
+class Voided:
     """Users of roles whose older tokens are void: id -> the second up to which."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, *paths: Path) -> None:
+        self._paths = paths
+
+    @classmethod
+    def of(cls, home: SpaceHome, space_id: str) -> Voided:
+        """Written a second time outside of what a backup copies: what is void stays void when a copy is put back."""
+        return cls(home.remembered / space_id / "voided.json", home.keys / "voided.json")
 
     def read(self) -> dict[str, int]:
-        return dict(json.loads(read_private(self._path))) if self._path.exists() else {}
+        found: dict[str, int] = {}
+        for path in self._paths:
+            for user, until in (json.loads(read_private(path)) if path.exists() else {}).items():
+                found[user] = max(found.get(user, 0), int(until))
+        return found
+
+    def covers(self, creds: Path) -> bool:
+        """Is the token in a credential void?"""
+        claims = _claims(creds)
+        return claims is not None and int(claims["iat"]) <= self.read().get(claims["sub"], -1)
 
     def add(self, creds: Path) -> int:
         """Void the token in a credential, if there is one. Answers the second up to which, or 0."""
-        if not creds.exists():
+        claims = _claims(creds)
+        if claims is None:
             return 0
-        claims = jwt.decode(jwt.split_credentials(read_private(creds))[0])
-        until = int(claims["iat"])
-        write_private(self._path, json.dumps(self.read() | {claims["sub"]: until}) + "\n")
+        known = self.read()
+        until = max(int(claims["iat"]), known.get(claims["sub"], 0))
+        for path in self._paths:
+            private_dir(path.parent.parent)
+            private_dir(path.parent)
+            write_private(path, json.dumps(known | {claims["sub"]: until}) + "\n")
         return until
+
+
+def _claims(creds: Path) -> jwt.Claims | None:
+    return jwt.decode(jwt.split_credentials(read_private(creds))[0]) if creds.exists() else None

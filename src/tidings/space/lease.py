@@ -4,12 +4,17 @@ Taking a lease is a compare-and-set on its own subject. Every guarded write stat
 holder that was paused past a takeover is refused by the broker, however sure of itself it is. The beat in the state
 bucket only tells others when to try; it decides nothing.
 
+A stream with replicas is read from whoever answers, who may lag. There a write that was not answered is asked again
+until the answer says which record is the newest, and a holder proves itself by a beat, which is a compare-and-set: so
+whoever takes over takes the beat first (`replicated`).
+
 `LeaseSteps` has the rules without I/O. `StewardLease` runs them on an event loop, `DeliverLease` over a blocking
 connection; each says how its record is written and read.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -22,11 +27,11 @@ from typing import Any, NamedTuple
 from tidings.broker import jetstream_api as api
 from tidings.broker.blocking import BlockingJetStream
 from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Sleep, Steps
+from tidings.broker.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Lag, Sleep, Steps
 from tidings.broker.records import StoredRecord
 from tidings.broker.streams import gate_steps
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
-from tidings.space.state import StateApi
+from tidings.space.state import Entry, StateApi
 from tidings.wire import rulings
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -36,6 +41,8 @@ from tidings.wire.subjects import Subjects
 
 #: looks at the beat of a holder within twice its time to live
 LOOKS = 10
+#: how often a lease is written without an answer before whoever asked for it hears so
+UNANSWERED = 3
 log = logging.getLogger(__name__)
 
 
@@ -62,8 +69,11 @@ class LeaseSteps(ABC):
     held: str
     beat_key: StateKey
 
-    def __init__(self, stream: str, subject: str, state: StateApi, subjects: Subjects, ttl: float) -> None:
+    def __init__(
+        self, stream: str, subject: str, state: StateApi, subjects: Subjects, ttl: float, *, replicated: bool
+    ) -> None:
         self.stream, self.subject, self.subjects, self.ttl = stream, subject, subjects, ttl
+        self.replicated = replicated
         self.holder_id = new_id()
         self.seq = 0
         #: who held it before us, as its stream says
@@ -102,8 +112,9 @@ class LeaseSteps(ABC):
     def current_steps(self) -> Steps[Holder]:
         """Who holds it now, read from the leader."""
         stored = yield from api.last(self.stream, self.subject)
-        if stored is None:
-            return Holder(0)
+        return self._read_any(stored) if stored is not None else Holder(0)
+
+    def _read_any(self, stored: StoredRecord) -> Holder:
         try:
             return self._read(stored)
         except MalformedRecord:
@@ -117,9 +128,12 @@ class LeaseSteps(ABC):
         self.before = holder = yield from self.current_steps()
         if holder.seq and not (holder.id and holder.id == after):
             yield from self._wait_for_silence(holder)
+        if self.replicated:
+            yield from self._take_beat(holder, is_dead=bool(after) and holder.id == after)
         self.seq = yield from self._write(holder.seq)
-        entry = yield from self._state.get(self.beat_key)
-        self._beat_revision = entry.revision if entry else 0
+        if not self.replicated:
+            entry = yield from self._state.get(self.beat_key)
+            self._beat_revision = entry.revision if entry else 0
         yield from self.beat_steps()
         return self.seq
 
@@ -137,6 +151,27 @@ class LeaseSteps(ABC):
                 raise LeaseHeld(self.held.format(space=self.subjects.space, holder=holder))
         log.warning("took over from %s: no beat for %.1f s", holder, 2 * self.ttl)
 
+    def _take_beat(self, holder: Holder, *, is_dead: bool) -> Steps[None]:
+        """From now on the holder before us cannot prove that it holds the lease. `LeaseHeld` if somebody beats."""
+        value = {"lease": holder.seq, "holder": self.holder_id, **self._about(), "takes": True}
+        lag = Lag(self.stream, holder.seq)
+        entry = yield from self._state.get(self.beat_key)
+        while True:
+            revision = entry.revision if entry else 0
+            try:
+                self._beat_revision = yield from self._state.put(self.beat_key, value, revision)
+                return
+            except ConflictError:
+                yield from lag.wait()
+            entry = yield from self._state.get(self.beat_key)
+            if entry is not None and entry.revision != revision and not self._is_left(entry, holder, is_dead):
+                raise LeaseHeld(self.held.format(space=self.subjects.space, holder=holder))
+
+    def _is_left(self, entry: Entry, holder: Holder, is_dead: bool) -> bool:
+        """Is a beat that came late one of a holder who is gone?"""
+        of = entry.value.get("holder")
+        return of == self.holder_id or (of == holder.id and (is_dead or "released" in entry.value))
+
     def renew_steps(self) -> Steps[int]:
         """Write the lease again, so that every write of ours still in flight under the old one is refused."""
         try:
@@ -147,19 +182,29 @@ class LeaseSteps(ABC):
 
     def _write(self, expected: int) -> Steps[int]:
         payload, headers = self._record()
-        made_room = False
+        made_room, unanswered = False, 0
+        lag = Lag(self.stream, expected)
         while True:
             try:
                 return (yield from api.publish(self.subject, payload, {**headers, EXPECT_SEQUENCE: str(expected)}))
             except OutcomeUnknown:
+                if self.replicated:
+                    unanswered += 1
+                    if unanswered == UNANSWERED:
+                        raise
+                    yield from lag.wait()
+                    continue
                 found = yield from self.current_steps()
                 if self._is_ours(found, expected):
                     return found.seq
                 if found.seq != expected:
                     raise LeaseHeld(f"the lease went to {found} while its write was unanswered") from None
             except ApiError as error:
+                if self.replicated and error.proves_nothing(expected):
+                    yield from lag.wait()  # nothing was stored, and nobody is known to be quicker
+                    continue
                 if error.err_code == WRONG_LAST_SEQUENCE:
-                    found = yield from self.current_steps()
+                    found = yield from self._found(error)
                     if self._is_ours(found, expected):
                         return found.seq  # an unanswered write of ours arrived late
                     raise LeaseHeld(f"another {self.kind} was quicker: {found}") from error
@@ -171,6 +216,13 @@ class LeaseSteps(ABC):
                     ) from error
                 yield from self._make_room()
                 made_room = True
+
+    def _found(self, refused: ApiError) -> Steps[Holder]:
+        """Whose lease the broker found instead of the one that was expected."""
+        if not self.replicated or refused.found is None:
+            return (yield from self.current_steps())
+        stored = yield from api.at(self.stream, refused.found, replicated=True)
+        return self._read_any(stored) if stored else Holder(refused.found)
 
     def _is_ours(self, found: Holder, after: int) -> bool:
         return found.seq > after and found.id == self.holder_id
@@ -188,17 +240,33 @@ class LeaseSteps(ABC):
 
     def _put(self, said: Mapping[str, Any]) -> Steps[None]:
         value = {"lease": self.seq, "holder": self.holder_id, **self._about(), **said}
-        try:
-            self._beat_revision = yield from self._state.put(self.beat_key, value, self._beat_revision)
-        except ConflictError as error:
-            entry = yield from self._state.get(self.beat_key)
-            if entry is not None and entry.value.get("holder") == self.holder_id:
-                self._beat_revision = entry.revision  # an unanswered beat of ours had arrived
+        lag = Lag(self.stream, self.seq)
+        while True:
+            try:
+                self._beat_revision = yield from self._state.put(self.beat_key, value, self._beat_revision)
                 return
-            raise LeaseLost(f"another {self.kind} beats for space {self.subjects.space}") from error
+            except ConflictError as error:
+                entry = yield from self._state.get(self.beat_key)
+                if not self._is_stale(entry, error):
+                    if entry is not None and entry.value.get("holder") == self.holder_id:
+                        self._beat_revision = entry.revision  # an unanswered beat of ours had arrived
+                        return
+                    raise LeaseLost(f"another {self.kind} beats for space {self.subjects.space}") from error
+            yield from lag.wait()
+
+    def _is_stale(self, entry: Entry | None, refused: ConflictError) -> bool:
+        """Of a state with replicas: was the beat refused, or read, by one that does not know the newest?"""
+        if not self.replicated:
+            return False
+        cause = refused.__cause__
+        newest = cause.found if isinstance(cause, ApiError) else None
+        return newest is None or newest <= self._beat_revision or entry is None or entry.revision < newest
 
     def prove_steps(self) -> Steps[Holder]:
         """A real round trip: is the lease still ours? `LeaseLost` if not."""
+        if self.replicated:
+            yield from self.beat_steps()
+            return Holder(self.seq, self.kind, self.holder_id, os.getpid(), socket.gethostname())
         holder = yield from self.current_steps()
         if holder.seq != self.seq and not self._is_ours(holder, self.seq):  # ours: a renewal is under way
             raise LeaseLost(f"space {self.subjects.space} is held by {holder} now")
@@ -212,9 +280,21 @@ class StewardLease(LeaseSteps):
     held = "space {space} already has a steward: {holder}. Stop it first; two would refuse each other's writes"
     beat_key = StateKey.STEWARD_BEAT
 
-    def __init__(self, js: JetStream, subjects: Subjects, space_id: str, key: KeyPair, *, ttl: float = 3.0) -> None:
-        super().__init__(subjects.log_stream, subjects.steward_lease, StateApi(subjects), subjects, ttl)
+    def __init__(
+        self,
+        js: JetStream,
+        subjects: Subjects,
+        space_id: str,
+        key: KeyPair,
+        *,
+        ttl: float = 3.0,
+        replicated: bool = False,
+    ) -> None:
+        where = (subjects.log_stream, subjects.steward_lease)
+        super().__init__(*where, StateApi(subjects), subjects, ttl, replicated=replicated)
         self.js, self.space_id, self.key = js, space_id, key
+        #: one beat at a time: each states the revision of the one before
+        self._beating = asyncio.Lock()
 
     def _record(self) -> tuple[bytes, dict[str, str]]:
         said = rulings.Lease(
@@ -246,13 +326,18 @@ class StewardLease(LeaseSteps):
         return await self.js.run(self.renew_steps())
 
     async def beat(self) -> None:
-        await self.js.run(self.beat_steps())
+        async with self._beating:
+            await self.js.run(self.beat_steps())
 
     async def release(self) -> None:
-        await self.js.run(self.release_steps())
+        async with self._beating:
+            await self.js.run(self.release_steps())
 
     async def prove(self) -> Holder:
-        return await self.js.run(self.prove_steps())
+        if not self.replicated:
+            return await self.js.run(self.prove_steps())
+        async with self._beating:
+            return await self.js.run(self.prove_steps())
 
 
 class DeliverLease(LeaseSteps):
@@ -262,9 +347,11 @@ class DeliverLease(LeaseSteps):
     held = "another pipeline delivers for this space (pid {holder.pid} on {holder.host}): stop it first"
     beat_key = StateKey.DELIVER_BEAT
 
-    def __init__(self, js: BlockingJetStream, subjects: Subjects, *, ttl: float = 3.0) -> None:
-        state = StateApi(subjects, direct=True)
-        super().__init__(subjects.delivery_stream, subjects.delivery_lease, state, subjects, ttl)
+    def __init__(
+        self, js: BlockingJetStream, subjects: Subjects, *, ttl: float = 3.0, replicated: bool = False
+    ) -> None:
+        where = (subjects.delivery_stream, subjects.delivery_lease)
+        super().__init__(*where, StateApi(subjects, direct=True), subjects, ttl, replicated=replicated)
         self.js = js
         #: is there a query that delivers? Said with every beat, so that a holder without one does not count as running
         self.delivers = False

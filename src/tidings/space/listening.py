@@ -8,16 +8,24 @@ from __future__ import annotations
 import base64
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from tidings.broker.certificates import ensure_certificates, name_of
+from tidings import failpoints
+from tidings.broker.certificates import (
+    authority_in,
+    ensure_certificates,
+    make_following,
+    name_of,
+    promote_following,
+)
 from tidings.broker.private_files import locked
-from tidings.broker.server import check_port
+from tidings.broker.server import check_port, free_port
 from tidings.errors import UsageError
-from tidings.nats.address import parse_address
+from tidings.nats.address import moved, nearest
 from tidings.space.home import SpaceHome, SpaceInfo
 
 #: what takes listening back
@@ -53,23 +61,89 @@ def listen_on(home: SpaceHome, wanted: str | None, certificate: tuple[str, str] 
 
     `certificate`: one of somebody else's and its key, or (`off`, "") for the space's own again.
     """
-    info = home.read_info()
     with locked(home.admin_lock, f"listening of space {home.name}", wait=30):
+        info = home.read_info()
         if wanted == OFF:
             lost = info.authority and not home.certificates.authority_key.exists()
             return home.update_info(listen="", **({"authority": ""} if lost else {}))
-        listen, port = parse_listen(wanted) if wanted else ListenAddress(info.listen, None)
+        listen, port = parse_listen(wanted) if wanted is not None else ListenAddress(info.listen, None)
         if not listen:
             return info
         if wanted:
             check_port(listen, port or info.port, info.name)  # before anything is remembered
-        if certificate is not None:
-            info = home.update_info(**_given(certificate))
-        elif info.certificate:
-            info = home.update_info(**_given((info.certificate, info.certificate_key)))  # it may have been renewed
-        known = base64.b64decode(info.authority) if info.authority else None
-        authority = base64.b64encode(ensure_certificates(home.certificates, info.name, known=known)).decode()
-        return home.update_info(listen=listen, port=port or info.port, authority=authority)
+        _have_certificates(home, info, certificate)
+        return home.update_info(listen=listen, port=port or info.port)
+
+
+def _have_certificates(home: SpaceHome, info: SpaceInfo, certificate: tuple[str, str] | None) -> None:
+    """The one that is shown, and the space's own in any case."""
+    if certificate is not None:
+        info = home.update_info(**_given(certificate))
+    elif info.certificate:
+        info = home.update_info(**_given((info.certificate, info.certificate_key)))  # it may have been renewed
+    known = base64.b64decode(info.authority) if info.authority else None
+    if known is not None and authority_in(home.certificates.following) == known:
+        promote_following(home.certificates)  # a change of authority was interrupted
+    made = ensure_certificates(home.certificates, info.name, known=known)
+    home.update_info(authority=base64.b64encode(made).decode())
+
+
+def websocket_on(home: SpaceHome, wanted: str | None, certificate: tuple[str, str] | None = None) -> SpaceInfo:
+    """The same for websockets, which have a port of their own. It is kept when they are `off`: addresses stay good."""
+    with locked(home.admin_lock, f"listening of space {home.name}", wait=30):
+        info = home.read_info()
+        if wanted == OFF:
+            return home.update_info(ws="")
+        host, port = parse_listen(wanted) if wanted is not None else ListenAddress(info.ws, None)
+        if not host:
+            return info
+        port = port or info.ws_port or free_port()
+        if wanted:
+            if port == info.port:
+                raise UsageError(f"port {port} is the broker's own: websockets need another (--ws ADDR:PORT)")
+            check_port(host, port, info.name, elsewhere="`tidings up --ws ADDR:PORT`")
+        _have_certificates(home, info, certificate)
+        return home.update_info(ws=host, ws_port=port)
+
+
+def announce_authority(home: SpaceHome) -> SpaceInfo:
+    """Make the authority that will take the place of this one. Whoever connects from now on learns to trust both."""
+    with locked(home.admin_lock, f"another authority of space {home.name}", wait=30):
+        info = _own_authority(home)
+        following = make_following(home.certificates, info.name)
+        return home.update_info(authority_next=base64.b64encode(following).decode())
+
+
+def change_authority(home: SpaceHome) -> SpaceInfo:
+    """Have it take its place: those who did not learn of it cannot reach us any more.
+
+    Both are trusted until the broker can show a certificate of the new one: the same again finishes what was
+    interrupted.
+    """
+    with locked(home.admin_lock, f"another authority of space {home.name}", wait=30):
+        info = _own_authority(home)
+        if not info.authority_next:
+            raise UsageError("there is no other authority yet: `tidings keys rotate authority` makes one")
+        if authority_in(home.certificates.following) == base64.b64decode(info.authority_next):
+            info = home.update_info(authority=info.authority_next, authority_next=info.authority)
+            failpoints.reach("authority.after_swap")
+        _have_certificates(home, info, None)
+        failpoints.reach("authority.after_certificates")
+        return home.update_info(authority_next="")
+
+
+def _own_authority(home: SpaceHome) -> SpaceInfo:
+    info = home.read_info()
+    if info.servers:
+        raise UsageError(
+            f"space {info.name} lives on a NATS that others run: whom to trust there is theirs to say, and to change"
+        )
+    if not info.authority or info.certificate:
+        raise UsageError(
+            f"space {info.name} is not its own authority: that begins with `tidings up --listen ADDR`, and a "
+            "certificate of yours is renewed where you have it from"
+        )
+    return info
 
 
 def _given(certificate: tuple[str, str]) -> dict[str, str]:
@@ -80,19 +154,27 @@ def _given(certificate: tuple[str, str]) -> dict[str, str]:
     return {"certificate": path, "certificate_key": key, "certificate_name": name}
 
 
-def address_for(info: SpaceInfo, url: str | None) -> str:
-    """What an agent elsewhere is given. Of a `url` that says nothing of whom to trust, host and port count."""
-    if url is None:
-        host = public_host(info)
-        if info.listen and ip_address(info.listen).is_unspecified and host == info.host:
-            raise UsageError(
-                f"this machine does not say by which address others reach it: `--url tls://ADDRESS:{info.port}`"
-            )
-        return info.url_at(host)
-    given = parse_address(url)
-    if not info.listen or "?" in url:
-        return url
-    return replace(info, port=given.port).url_at(given.host)
+def address_for(info: SpaceInfo, urls: Sequence[str]) -> str:
+    """What an agent elsewhere is given: where the space listens, and behind it where it takes websockets. Of a URL that
+    says nothing of whom to trust, host and port count."""
+    if info.servers:
+        return moved(info.servers, urls) if urls else info.servers
+    if urls:
+        known = [info.url_at(info.host), *([info.ws_url_at(nearest(info.ws))] if info.ws else [])]
+        return moved(",".join(known), urls)
+    found = [info.ws_url_at(_known_host(replace(info, listen=info.ws, port=info.ws_port), "wss"))] if info.ws else []
+    if info.listen or not info.ws:
+        found.insert(0, info.url_at(_known_host(info, "tls")))
+    return ",".join(found)
+
+
+def _known_host(info: SpaceInfo, scheme: str) -> str:
+    host = public_host(info)
+    if info.listen and ip_address(info.listen).is_unspecified and host == info.host:
+        raise UsageError(
+            f"this machine does not say by which address others reach it: `--url {scheme}://ADDRESS:{info.port}`"
+        )
+    return host
 
 
 def public_host(info: SpaceInfo) -> str:

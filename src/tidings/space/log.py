@@ -22,11 +22,13 @@ def log_record(stored: StoredRecord) -> LogRecord:
     return LogRecord(stored.seq, stored.time_ns, stored.subject, own, stored.payload)
 
 
-def ruling_steps(subjects: Subjects, first: int, last: int) -> Steps[list[LogRecord]]:
+def ruling_steps(subjects: Subjects, first: int, last: int, *, replicated: bool = False) -> Steps[list[LogRecord]]:
     """Every ruling record with first <= seq <= last, in order."""
     found: list[LogRecord] = []
     for each in subjects.ruling_filters():
-        reader = RangeReader(subjects.log_stream, each, first, last, page=PAGE, max_bytes=PAGE_BYTES)
+        reader = RangeReader(
+            *(subjects.log_stream, each, first, last), page=PAGE, max_bytes=PAGE_BYTES, replicated=replicated
+        )
         while not reader.done:
             for part in (yield from reader.next_parts()):
                 assert isinstance(part, Page)
@@ -36,7 +38,7 @@ def ruling_steps(subjects: Subjects, first: int, last: int) -> Steps[list[LogRec
 
 async def read_rulings(js: JetStream, subjects: Subjects, end: int) -> list[LogRecord]:
     """Every ruling record up to and including `end`, in order."""
-    return await js.run(ruling_steps(subjects, 1, end))
+    return await js.run(ruling_steps(subjects, 1, end, replicated=js.replicated))
 
 
 async def fold_log(js: JetStream, info: SpaceInfo, floor: int, end: int | None = None) -> Table:

@@ -22,6 +22,8 @@ async def ensure_agent(home: SpaceHome, name: str) -> bool:
         return False
     if newest is not None and newest.state in ("revoking", "revoked"):
         raise AuthRevoked(f"agent {name} was revoked; only `tidings agent add {name}` brings the name back")
+    if newest is not None and newest.invited and not home.agent_creds(name).exists():
+        raise DeniedError(newest.elsewhere)
     if not info.open and not home.agent_creds(name).exists():
         raise DeniedError(
             f"there is no agent {name} in space {info.name}, and the space is not open: "

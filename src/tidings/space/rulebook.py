@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Generic, TypeVar, cast
 
 from tidings.errors import UsageError
+from tidings.wire.envelope import Admits, ClaimedOrigin
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers_any
 from tidings.wire.rulings import Access, Channel, ChannelClass, Defaults, Link, Space
@@ -171,12 +172,29 @@ class Rulebook:
                 first, end = max(first, since), min(end, until)
         return first, end
 
-    def admission_allowed(self, link: str, origin: str, theirs: str, channel: str, seq: int) -> bool:
-        """Did the link record in force at `seq` map `theirs` of the space `origin` to `channel`?"""
+    def admission_allowed(
+        self, link: str, origin: str, theirs: str, channel: str, seq: int, *, hops: int = 1, time_ns: int = 0
+    ) -> bool:
+        """Did the link record in force at `seq` let `theirs` of the space `origin` come in as `channel`?"""
         record = self.link_at(link, seq)
-        if record is None or record.state != "on" or record.origin != origin or record.channels.get(theirs) != channel:
+        if record is None or record.admits(origin, theirs, hops=hops, time_ns=time_ns) != channel:
             return False
         return self._is_listed(channel, seq)
+
+    def admits_at(self, seq: int, time_ns: int) -> Admits:
+        """The same of the record at `seq`, for whoever opens it (`wire/envelope`); below the floor as it was there."""
+
+        def admits(asked: ClaimedOrigin) -> bool:
+            link, origin, theirs, channel, hops = asked
+            at = max(seq, self.floor)
+            return self.admission_allowed(link, origin, theirs, channel, at, hops=hops, time_ns=time_ns)
+
+        return admits
+
+    @property
+    def links_revised(self) -> int:
+        """The sequence of the newest link record; 0 if there is none."""
+        return max((history.since(NEVER) or 0 for history in self.links.values()), default=0)
 
     def allowed_at(self, owner: str, channel: str, seq: int) -> bool:
         """May `owner` read `channel` under the access in force at `seq`?"""
@@ -220,7 +238,9 @@ def _judged_by(ruling: Rule) -> tuple[object, ...]:
         case Channel():
             return ruling.cls, ruling.listed
         case Link():
-            return ruling.state, ruling.origin, tuple(sorted(ruling.channels.items()))
+            beyond = tuple(sorted((space, tuple(sorted(names.items()))) for space, names in ruling.beyond.items()))
+            names = tuple(sorted(ruling.channels.items()))
+            return ruling.state, ruling.origin, names, beyond, ruling.hops, ruling.until
         case Space():
             return ruling.defaults.cls, ruling.channels
 
@@ -234,7 +254,16 @@ def _blanked(ruling: R) -> R:
         case Channel():
             made = Channel(op="-", name="-", cls=ruling.cls, listed=ruling.listed)
         case Link():
-            made = Link(op="-", link="-", state=ruling.state, origin=ruling.origin, channels=ruling.channels)
+            made = Link(
+                op="-",
+                link="-",
+                state=ruling.state,
+                origin=ruling.origin,
+                channels=ruling.channels,
+                beyond=ruling.beyond,
+                hops=ruling.hops,
+                until=ruling.until,
+            )
         case Space():
             made = Space(op="-", defaults=Defaults(cls=ruling.defaults.cls), channels=ruling.channels)
     return cast("R", made)

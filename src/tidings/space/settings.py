@@ -28,15 +28,17 @@ KNOWN: dict[str, tuple[str, str]] = {
     "nats_server": ("", "nats-server binary to run instead of the bundled one"),
     "budget": ("", "bytes the log of a new space may take (8 GiB or 40 % of the free disk)"),
     "listen": ("", "address of this machine on which others reach a space, with TLS; kept by `up` until it is `off`"),
+    "ws": ("", "the same for websockets, on a port of their own"),
     "lease_ttl": ("3", "seconds without a beat after which a steward counts as silent; takeover after twice that"),
     "presence": ("25", "seconds without a beat after which an agent is shown as offline; read by `up`"),
     "inbox_rows": ("10000", "messages an inbox keeps of one sender on one channel, unread included"),
     "inbox_bytes": ("33554432", "bytes an inbox keeps of one sender on one channel, unread included"),
     "pipeline": ("on", "on or off: start durable delivery (Spark) with `up`"),
+    "links": ("on", "on or off: carry what linked spaces share with `up`, if a link takes anything in"),
 }
 
 #: what a ./tidings.toml may not decide: whoever prepares a folder would run programs as whoever enters it
-NOT_FROM_FOLDER = ("home", "nats_server", "listen")
+NOT_FROM_FOLDER = ("home", "nats_server", "listen", "ws")
 
 #: more is no file of settings
 MOST_BYTES = 65_536

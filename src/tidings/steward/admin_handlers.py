@@ -15,7 +15,7 @@ import msgspec
 from tidings.broker.acks import ACK_WAIT
 from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
-from tidings.space import recall
+from tidings.space import pushing, recall
 from tidings.space.view import TableView
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.mail import Mail
@@ -236,10 +236,12 @@ class AdminHandlers:
 
     @handles("admin", "acknowledge")
     async def acknowledge(self, request: ControlRequest) -> Answer:
-        """The owner has seen that the log went backwards, and what came of it; health stops saying so."""
+        """The owner has seen that the log went backwards, and what came of it, or that servers are gone; health stops
+        saying so."""
         del request
-        recalled = recall.acknowledge(self.space.home, self.space.info.id)
-        return {"acknowledged": self.marks.acknowledge() + self.store.acknowledge() + recalled}
+        home, info = self.space.home, self.space.info
+        beside = recall.acknowledge(home, info.id) + pushing.forget_untold(home, info)
+        return {"acknowledged": self.marks.acknowledge() + self.store.acknowledge() + beside}
 
 
 def _access(request: ControlRequest) -> Access:

@@ -19,7 +19,7 @@ from typing import Any, Self
 from tidings.broker.server import die_at_once_with_parent
 from tidings.errors import ERRORS_BY_CODE, TidingsError
 from tidings.space.home import SpaceHome
-from tidings.steward.pipeline_process import end_child
+from tidings.steward.speaking_process import end_child
 
 #: seconds that one thing may take
 PATIENCE = 120.0

@@ -7,16 +7,19 @@ come in pages: `next`, given back as `after`, continues one.
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from tidings.errors import ConflictError, DeniedError, LogFull, UsageError
+from tidings.space.agents import Ledger
 from tidings.space.lease import StewardLease
 from tidings.space.membership import Interval
+from tidings.space.rulebook import Rulebook
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
 from tidings.steward.marks import Marks
@@ -26,8 +29,8 @@ from tidings.steward.writer import Completed, RulingWriter
 from tidings.wire.marks import Stamp
 from tidings.wire.message import MAX_MENTIONS
 from tidings.wire.names import check_channel, check_pattern
-from tidings.wire.patterns import covers_any, covers_pattern
-from tidings.wire.rulings import Channel, Member
+from tidings.wire.patterns import covers_any, covers_pattern, may_meet
+from tidings.wire.rulings import Channel, Link, Member
 from tidings.wire.times import record_time, seconds_of
 
 #: two subscriptions each, and a connection has at most 1,000
@@ -38,6 +41,7 @@ JOINS_PER_SECOND = 5.0
 PAGE_BYTES = 256 * 1024
 MEMBERS_PER_PAGE = 2_000
 CHANNELS_PER_PAGE = 50
+LINKS_PER_PAGE = 200
 #: of what one reader remembers of the log
 MOST_CLAIMS = 64
 #: what a join and a leave can have come to
@@ -277,11 +281,32 @@ class AgentHandlers:
         self.space.access_of(request.sender)
         return {"space": self.space.settings(), "seq": self.space.position}
 
+    @handles("space", "links")
+    async def space_links(self, request: ControlRequest) -> Answer:
+        """What links let in, by the channels the caller may read: who may not read one is not told its name."""
+        access = self.space.access_of(request.sender)
+        head = await self.space.log_head()  # before the rules are read: they are not older than it
+        rules = self.space.table.rules
+        found = {f"{name}.{seq:016d}": (seq, record) for name, seq, record in _link_versions(rules)}
+        keys = _after(found, request)
+        rows = [_link_row(*found[key], access.read) for key in keys[:LINKS_PER_PAGE]]
+        return {
+            "links": (shown := _within_page(rows)),
+            "next": _next(keys, shown),
+            "newest": rules.links_revised,
+            "through": max(head, rules.floor),
+            "floor": rules.floor,
+        }
+
     @handles("access", "get")
     async def own_access(self, request: ControlRequest) -> Answer:
         """The caller's access with its current token, which is no secret without the seed."""
         access = self.space.access_of(request.sender)
-        return {"access": msgspec.to_builtins(access), "seq": self.space.position}
+        found = msgspec.to_builtins(access)
+        if (row := Ledger(self.space.home.issued).renewed(request.sender, access.iat or 0)) is not None:
+            found |= {"jwt": row.token, "iat": row.iat}  # the one in the record ended, or will
+        trusted = base64.b64encode(self.space.home.read_info().trusted).decode()  # it may change while we run
+        return {"access": found, "seq": self.space.position, "authority": trusted}
 
     def open_interval(self, owner: str, pattern: str) -> Interval | None:
         return next((i for i in self.space.open_intervals(owner) if i.pattern == pattern), None)
@@ -310,6 +335,33 @@ class JoinRate:
         left = min(JOIN_BURST, left + (moment - since) * JOINS_PER_SECOND)
         self._left[owner] = (left - 1 if left >= 1 else left, moment)
         return left >= 1
+
+
+def _link_versions(rules: Rulebook) -> Iterator[tuple[str, int, Link]]:
+    """(link, sequence, record) of every link record that lets other things in than the one before it."""
+    for name, history in rules.links.items():
+        for seq, before, record in history.entries(rules.floor):
+            if before is None or _link_row(seq, before, (">",)) != _link_row(seq, record, (">",)):
+                yield name, seq, record
+
+
+def _link_row(seq: int, record: Link, readable: Iterable[str]) -> dict[str, Any]:
+    patterns = tuple(readable)
+
+    def shown(channels: dict[str, str]) -> dict[str, str]:
+        return {theirs: ours for theirs, ours in channels.items() if any(may_meet(each, ours) for each in patterns)}
+
+    return {
+        "link": record.link,
+        "seq": seq,
+        "state": record.state,
+        "origin": record.origin,
+        "space": record.space,
+        "channels": shown(record.channels),
+        "beyond": {space: shown(channels) for space, channels in record.beyond.items()},
+        "hops": record.hops,
+        "until": record.until,
+    }
 
 
 def _after(keys: Iterable[str], request: ControlRequest) -> list[str]:

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
+from tidings.broker.keyring import Keyring
 from tidings.broker.private_files import locked
 from tidings.errors import NameTaken, TidingsError
-from tidings.space.administration import administer, create_space
+from tidings.space.administration import Administrator, administer
 from tidings.space.agents import AgentFile
+from tidings.space.creation import create_space
 from tidings.space.home import SpaceHome
 from tidings.space.layout import migrate
 from tidings.steward.intervals import Intervals
@@ -67,28 +69,62 @@ async def run_steward(home: SpaceHome, options: argparse.Namespace) -> dict[str,
     return {"stopped": True}
 
 
-async def create(home: SpaceHome, *, open: bool, port: int | None, budget: int | None) -> dict[str, Any]:  # noqa: A002
-    info = create_space(home, port=port, open_space=open, budget=budget)
+async def create(
+    home: SpaceHome,
+    *,
+    open: bool,  # noqa: A002
+    port: int | None,
+    budget: int | None,
+    servers: str = "",
+) -> dict[str, Any]:
+    info = create_space(home, port=port, open_space=open, budget=budget, servers=servers)
     return {"space": info.name, "port": info.port}
 
 
+async def external(home: SpaceHome, servers: str, **options: Any) -> dict[str, Any]:
+    """A NATS that others run: what its administrator must add, and the first thing that is not there."""
+    from tidings.space.external import describe, live_on, missing_line
+
+    with locked(home.admin_lock, "looking at the NATS of others", wait=30):
+        info = live_on(home, servers, **options)
+        keyring = Keyring.load(home.keys)
+        path = describe(home, keyring, info)
+        return {"written": str(path), "missing": await missing_line(home, keyring)}
+
+
 async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
+    from tidings.space.moving import finish_move
+
     with locked(home.admin_lock, "bringing the space to this layout", wait=30):
+        finish_move(home)
         return {"done": migrate(home)}
 
 
-async def listen(home: SpaceHome, wanted: str | None, certificate: tuple[str, str] | None = None) -> dict[str, Any]:
+async def listen(
+    home: SpaceHome, wanted: str | None, ws: str | None = None, certificate: tuple[str, str] | None = None
+) -> dict[str, Any]:
     """Where other machines reach it, with the certificates for that."""
-    from tidings.space.listening import listen_on
+    from tidings.space.listening import listen_on, websocket_on
 
-    return {"address": listen_on(home, wanted, certificate).address}
+    before = home.read_info()
+    listen_on(home, wanted, certificate)
+    try:
+        return {"address": websocket_on(home, ws, certificate).addresses}
+    except TidingsError:
+        with locked(home.admin_lock, "taking back where it listens", wait=30):  # what was asked for together
+            home.update_info(listen=before.listen, port=before.port, ws=before.ws, ws_port=before.ws_port)
+        raise
 
 
 async def recall(home: SpaceHome) -> dict[str, Any]:
     """Before a broker serves it: whoever was revoked since a copy was made is so from the first moment."""
+    from tidings.space.rotation import recall_voided
+
     async with administer(home, "recalling what was decided") as admin:
         await admin.push_revocations()  # also if a recall was interrupted before it came to that
-    return {}
+        await admin.push_invitations()
+        await admin.push_links()
+        return {"done": await recall_voided(admin)}
 
 
 async def provision(home: SpaceHome) -> dict[str, Any]:
@@ -99,7 +135,8 @@ async def provision(home: SpaceHome) -> dict[str, Any]:
 async def agents(home: SpaceHome, person: str | None = None) -> dict[str, Any]:
     """Finish what was interrupted; and the person at the keyboard is an agent too, one that may do everything."""
     async with administer(home, "reconciling agents") as admin:
-        done = await admin.reconcile()
+        await admin.renew()
+        done = [*await admin.reconcile(), *await _reconcile_links(admin)]
         held = admin.ledger.newest(person) if person else None
         if held is not None and held.state == "revoked":
             done.append(f"{person} was revoked and stays so: `tidings agent add {person}` undoes it")
@@ -114,6 +151,25 @@ async def agents(home: SpaceHome, person: str | None = None) -> dict[str, Any]:
     return {"done": done}
 
 
+async def _reconcile_links(admin: Administrator) -> list[str]:
+    """Most spaces have none, and are spared what that loads."""
+    if not admin.links.rows():
+        return []
+    from tidings.space.linking import Linker
+
+    linker = Linker(admin)
+    linker.renew()
+    return await linker.reconcile()
+
+
+async def renew(home: SpaceHome) -> dict[str, Any]:
+    """Credentials that end before long."""
+    from tidings.space.linking import Linker
+
+    async with administer(home, "renewing credentials") as admin:
+        return {"names": [*await admin.renew(), *(f"link {link}" for link in Linker(admin).renew())]}
+
+
 async def withhold(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     """The steward found a flood; it holds no key, so this is done for it."""
     async with administer(home, "withholding the posting of a flooder") as admin:
@@ -121,22 +177,67 @@ async def withhold(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     return {"name": granted.row.name, "note": granted.note}
 
 
+async def redeem(home: SpaceHome, invitation: str, agent: str, name: str) -> dict[str, Any]:
+    """Somebody accepted an invitation; the steward, who asked, is told what came of it."""
+    from tidings.space.inviting import Inviter
+
+    async with administer(home, "accepting an invitation") as admin:
+        error = None
+        try:
+            granted = await Inviter(admin).redeem(invitation, check_agent_id(agent), name)
+            name = granted.row.name
+        except TidingsError as refused:
+            error = {"code": refused.code, "message": str(refused)}
+        await admin.ask("redeemed", invitation=invitation, id=agent, error=error)
+    return {"name": name, "refused": error}
+
+
+async def redeem_link(home: SpaceHome, invitation: str, agent: str, text: str, sig: str, proof: str) -> dict[str, Any]:
+    """Somebody accepted a link; the same."""
+    from tidings.space.link_inviting import LinkInviter
+    from tidings.wire.link_terms import SignedAcceptance
+
+    async with administer(home, "accepting a link") as admin:
+        name, error = "", None
+        try:
+            row = await LinkInviter(admin).redeem(invitation, check_agent_id(agent), SignedAcceptance(text, sig, proof))
+            name = f"link {row.link} with {row.terms['space']}"
+        except TidingsError as refused:
+            error = {"code": refused.code, "message": str(refused)}
+        await admin.ask("redeemed", invitation=invitation, id=agent, error=error)
+    return {"name": name, "refused": error}
+
+
 async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
-    """An agent takes what others need, and its posting is not all of it."""
+    """An agent takes what others need, and its posting is not all of it; or whoever was invited, or linked, does."""
     async with administer(home, "cutting an agent that broke a bound") as admin:
+        if (invitation := admin.invitations.get(agent)) is not None:
+            from tidings.space.inviting import Inviter
+
+            await Inviter(admin).revoke(invitation, why)
+            return {"name": f"whoever has invitation {agent}", "note": "revoked"}
+        if (linked := admin.links.of_peer(agent)) is not None:
+            from tidings.space.linking import Linker
+
+            await Linker(admin).end(linked.link, why)
+            return {"name": f"the worker of link {linked.link}", "note": "the link was ended"}
         granted = await admin.bar(check_agent_id(agent), why or "for flooding")
     return {"name": granted.row.name, "note": granted.note}
 
 
 TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
     "create": create,
+    "external": external,
     "migrate": bring_to_layout,
     "listen": listen,
     "recall": recall,
     "provision": provision,
     "agents": agents,
+    "renew": renew,
     "withhold": withhold,
     "bar": bar,
+    "redeem": redeem,
+    "redeem_link": redeem_link,
 }
 
 

@@ -12,23 +12,24 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from tidings.broker.jetstream import JetStream, StoredRecord
-from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
-from tidings.errors import AuthRevoked, DeniedError
+from tidings.broker.jetstream_api import NO_CONSUMER, ApiError, info_from
+from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.membership import Interval
 from tidings.space.state import StateBucket
 from tidings.steward.intervals import Intervals
-from tidings.wire.envelope import Received, Refused, open_record
-from tidings.wire.names import is_channel
+from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record
+from tidings.wire.links import read_origin
+from tidings.wire.names import foreign_name, is_channel
 from tidings.wire.rulings import Access
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import Subjects, Via
 from tidings.wire.tags import tag
 from tidings.wire.times import moment
 
@@ -54,6 +55,8 @@ class SpaceContext:
     table: Table
     intervals: Intervals
     secret: bytes
+    #: stream with replicas -> how far it was seen
+    _heads: dict[str, int] = field(default_factory=dict)
 
     @property
     def subjects(self) -> Subjects:
@@ -98,6 +101,14 @@ class SpaceContext:
     def name_of(self, owner: str | None) -> str | None:
         access = self.access(owner)
         return access.name if access else None
+
+    def sender_name(self, subject: str, sender: str) -> str | None:
+        """Who published on a subject, by name. Who said it in another space is nobody of this one, whatever its key."""
+        parsed = self.subjects.parse(subject)
+        if not isinstance(parsed, Via):
+            return self.name_of(sender)
+        record = self.table.rules.link_at(parsed.link, self.position)
+        return foreign_name("", sender, record.space if record else "", record.origin if record else parsed.link)
 
     def predecessors(self, owner: str, most: int = 8) -> list[str]:
         """The keys an agent had before its rotations, newest first."""
@@ -147,11 +158,20 @@ class SpaceContext:
 
     # --- streams ---
 
-    async def head(self, stream: str) -> int:
-        return int((await self.js.info(stream))["state"]["last_seq"])
+    async def head(self, stream: str, at_least: int = 0) -> int:
+        """The end of a stream. Of one with replicas it is not before what was seen of it, or `at_least`, which somebody
+        has a record of: whoever says so lags, and is asked again for a while."""
+        if not self.js.replicated:
+            return int((await self.js.info(stream))["state"]["last_seq"])
+        known = max(at_least, self._heads.get(stream, 0))
+        found = int((await self.js.run(info_from(stream, known, replicated=True)))["state"]["last_seq"])
+        if found < known:
+            raise BrokerUnreachable(f"{stream} ends at {found} by a replica that lags: it had {known}; ask again")
+        self._heads[stream] = found
+        return found
 
-    async def log_head(self) -> int:
-        return await self.head(self.subjects.log_stream)
+    async def log_head(self, at_least: int = 0) -> int:
+        return await self.head(self.subjects.log_stream, at_least)
 
     async def consumer(self, stream: str, name: str) -> dict[str, Any] | None:
         """What the broker says of a consumer; None if there is none."""
@@ -176,7 +196,16 @@ class SpaceContext:
         fields = record.own_fields()
         if fields is None:
             return Refused("header", "its headers are not well formed")
-        return open_record(self.subjects, self.info.id, record.subject, fields, record.payload)
+        admits = self.table.rules.admits_at(record.seq, record.time_ns)
+        return open_record(self.subjects, self.info.id, record.subject, fields, record.payload, admits)
+
+    def admitted(self, record: StoredRecord) -> bool:
+        """Did a link in force when it was stored let this record in? Whether it is signed, readers see."""
+        parsed, said = self.subjects.parse(record.subject), read_origin(record.own_fields() or ())
+        if not isinstance(parsed, Via) or said is None or said[0] == self.info.id:
+            return False
+        asked = ClaimedOrigin(parsed.link, said[0], said[1], parsed.channel, said[2])
+        return self.table.rules.admits_at(record.seq, record.time_ns)(asked)
 
     def received(self, record: StoredRecord | None) -> Received | None:
         """The message in a record; None if there is none that readers take."""

@@ -112,7 +112,7 @@ class DeadHandlers:
             "seq": letter.seq,
             "id": letter.id,
             "sender": letter.sender,
-            "sender_name": self.space.name_of(letter.sender),
+            "sender_name": self.space.sender_name(letter.subject, letter.sender),
             "channel": letter.channel,
             "error": letter.error,
             "attempts": letter.attempts,

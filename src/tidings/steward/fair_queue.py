@@ -26,8 +26,8 @@ BYTES, BYTES_AHEAD = 4_000_000, 8_000_000
 MOST_REQUESTS, MOST_REQUESTS_AHEAD = 1_500, 2_000
 MOST_BYTES, MOST_BYTES_AHEAD = 8_000_000, 16_000_000
 Admitted = Literal["yes", "later", "never"]
-#: senders remembered before those are forgotten who were silent for long
-REMEMBERED = 10_000
+#: senders remembered before those are forgotten who were silent for so many seconds
+REMEMBERED, SILENT = 10_000, 60
 
 T = TypeVar("T")
 
@@ -44,6 +44,7 @@ class _Level:
 class Admission:
     def __init__(self) -> None:
         self._levels: dict[str, _Level] = {}
+        self._forget_at = REMEMBERED
 
     def judge(self, sender: str, size: int, now: float) -> Admitted:
         """May this request, of so many bytes, be worked on?"""
@@ -66,8 +67,10 @@ class Admission:
         return "yes"
 
     def _forget(self, now: float) -> None:
-        if len(self._levels) >= REMEMBERED:
-            self._levels = {sender: level for sender, level in self._levels.items() if now - level.at < 60}
+        if len(self._levels) >= self._forget_at:
+            self._levels = {sender: level for sender, level in self._levels.items() if now - level.at < SILENT}
+            # where more than that are awake, looking through all for each that is new would cost their square
+            self._forget_at = max(REMEMBERED, 2 * len(self._levels))
 
 
 class FairQueue(Generic[T]):

@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
-from tidings.space import recall
+from tidings.space import pushing, recall
 from tidings.space.lease import StewardLease
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import DeadLetters
 from tidings.steward.gate import LogGate
+from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
@@ -55,6 +56,7 @@ class HealthReport:
     shares: Shares
     floods: FloodWatch
     voids: VoidWatch
+    invited: InvitationHandlers
     mail: Mail
     receipts: ReceiptStore
     letters: DeadLetters
@@ -145,7 +147,9 @@ class HealthReport:
             *self.sides.problems(),
             *self.shares.problems(),
             *self.floods.problems(),
+            *self.invited.problems(),
             *self.marks.problems(),
             *recall.problems(self.space.home, self.space.info.id),
+            *pushing.problems(self.space.home, self.space.info),
             *self.store.problems(),
         ]

@@ -4,7 +4,8 @@ The access record is checked for every page. The broker cannot read backwards, s
 windows that double from the end; the round trips that takes stay between steward and broker, and a client pays one
 per page. A page never exceeds what one answer may carry, and says where the next one begins. How much of the past a
 reader is shown, whichever way it asks, is one rule (`Replay`): what a channel replays, no further back than its
-`replay_window`, and what was said while the reader was a member, because it was owed.
+`replay_window`, and what was said while the reader was a member, because it was owed. What came over a link is shown
+if the link record in force when it was stored let it in.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class HistoryHandlers:
 
     @handles("history", "page")
     async def page(self, request: ControlRequest) -> Answer:
-        """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named.
+        """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named, and of
+        what came from it over one `link` if that is named too.
 
         Both bounded by `limit` and by bytes. `channel` may be a pattern. `next`, given as `before` or `after`,
         continues: a page may be empty although there are `more`, if none of what was looked at is shown to the caller.
@@ -71,14 +73,14 @@ class HistoryHandlers:
     async def _read_page(
         self, request: ControlRequest, channel: str, limit: int, before: int | None, after: int | None
     ) -> Answer:
-        head = await self.space.log_head()
+        # whoever names an end has heard of a record there: of a page that ends before, it would take the rest for gone
+        head = await self.space.log_head(request.optional("until", int) or 0)
         since = request.time_ns("since") or 0
         shown = Replays(self.space, request.sender)
         lowest, first = await self._bounds(channel, shown, head)
         if after is not None:
             until = min(head, request.optional("until", int) or head)
-            sender = request.optional("sender", str)
-            filters = (self.space.subjects.chat(sender, channel),) if sender else self.space.channel_filters(channel)
+            filters = self._filters(channel, request.optional("sender", str), request.optional("link", str))
             found, complete = await self._forwards(filters, max(after + 1, lowest), until, limit)
             passed = after
         else:
@@ -87,7 +89,8 @@ class HistoryHandlers:
         recent = [record for record in found if record.time_ns >= since]
         # older than the time asked for: there is nothing more to show, however much there is
         complete = complete or (after is None and len(recent) < len(found))
-        showable = [record for record in recent if shown.shows(record)]
+        counting = [record for record in recent if shown.counts(record)]
+        showable = [record for record in counting if shown.shows(record)]
         kept, all_fit = _within_bytes(showable)
         last = (found if all_fit else kept)[-1:]
         # whoever has read everything up to the head remembers what was there
@@ -99,9 +102,17 @@ class HistoryHandlers:
             "head": head,
             "stamp": msgspec.to_builtins(stamp) if stamp else None,
             "floor": self.space.table.floor,
+            "links": self.space.table.rules.links_revised,
+            "void": len(recent) - len(counting),
             # something of what was asked for may be there and is not shown
-            "hidden": len(showable) < len(recent) or max(first, (after or 0) + 1) < lowest,
+            "hidden": len(showable) < len(counting) or max(first, (after or 0) + 1) < lowest,
         }
+
+    def _filters(self, channel: str, sender: str | None, link: str | None) -> tuple[str, ...]:
+        s = self.space.subjects
+        if sender is None:
+            return self.space.channel_filters(channel)
+        return (s.via(link, sender, channel) if link else s.chat(sender, channel),)
 
     async def _bounds(self, channel: str, shown: Replays, head: int) -> tuple[int, int]:
         """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
@@ -258,3 +269,11 @@ class Replays:
     def shows(self, record: StoredRecord) -> bool:
         parsed = self._space.subjects.parse(record.subject)
         return isinstance(parsed, Chat | Via) and self.of(parsed.channel).shows(record.seq, record.time_ns)
+
+    def counts(self, record: StoredRecord) -> bool:
+        """Was it said here by who might, or let in by a link? What was not is nobody's to see: a broker that learns
+        late of a narrowing may have taken it."""
+        parsed, table = self._space.subjects.parse(record.subject), self._space.table
+        if isinstance(parsed, Chat):
+            return table.post_allowed(parsed.sender, parsed.channel, max(record.seq, table.floor))
+        return not isinstance(parsed, Via) or self._space.admitted(record)

@@ -23,6 +23,8 @@ class Intervals:
     store: float = 30.0
     #: reads everything the store holds
     reading: float = 24 * 3600.0
+    #: how often it looks at what links share now
+    links: float = 0.5
     #: how often it looks for senders that flood
     quotas: float = 5.0
     #: how often it looks for messages that no reader shows

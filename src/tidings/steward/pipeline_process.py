@@ -8,85 +8,27 @@ Spark.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tidings.backoff import Backoff
-from tidings.broker.server import die_with_parent
 from tidings.errors import PrerequisiteMissing
 from tidings.space.home import SpaceHome
+from tidings.steward.speaking_process import SpeakingProcess
 
 #: an orderly end: the batch at hand, the lease, the JVM
 GRACE = 30.0
 log = logging.getLogger(__name__)
 
 
-async def end_child(child: asyncio.subprocess.Process, grace: float) -> None:
-    """Stop a child we started: ask, wait, make."""
-    if child.returncode is not None:
-        return
-    child.send_signal(signal.SIGCONT)
-    child.terminate()
-    try:
-        async with asyncio.timeout(grace):
-            await child.wait()
-    except TimeoutError:
-        child.kill()
-        await child.wait()
+class PipelineProcess(SpeakingProcess):
+    """One process of the pipeline; a JVM and Python workers belong to its group."""
 
-
-class PipelineProcess:
-    """One process of the pipeline, with a process group of its own: a JVM and Python workers belong to it."""
-
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self._child = child
-        self.pid = child.pid
-
-    @classmethod
-    async def start(cls, home: SpaceHome, options: Sequence[str] = ()) -> PipelineProcess:
-        errors = os.open(home.logs / "spark.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        place = ("--home", str(home.home), "--space", home.name)
-        try:
-            child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tidings.pipeline.process",
-                *place,
-                *options,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        finally:
-            os.close(errors)
-        return cls(child)
-
-    async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """What it says, until it ends."""
-        assert self._child.stdout is not None
-        while line := await self._child.stdout.readline():
-            with suppress(ValueError):
-                yield dict(json.loads(line))
-
-    async def wait(self) -> int:
-        """Its exit code, once it and whatever it left behind are gone."""
-        code = await self._child.wait()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        return code
-
-    async def end(self, grace: float = GRACE) -> None:
-        await end_child(self._child, grace)
-        await self.wait()
+    module = "tidings.pipeline.process"
+    errors = "spark.out"
+    grace = GRACE
 
 
 class PipelineKeeper:

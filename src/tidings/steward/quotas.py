@@ -171,6 +171,8 @@ class FloodWatch:
         self.rules = FloodRules()
         #: cuts that are decided and not made
         self.owed: dict[str, Cut] = {}
+        #: invitations that are to be revoked, and when that was asked for
+        self._barred: dict[str, float] = {}
         #: tasks of roles nobody holds that were removed because their sender invented too many
         self.invented_tasks = 0
         self._heads: dict[str, int] = {}
@@ -242,6 +244,8 @@ class FloodWatch:
 
     def _owe(self, sender: str, why: str, *, void: bool = False) -> None:
         access, before = self.space.access(sender), self.owed.get(sender)
+        if access is None and void:
+            self._bar_invitation(sender, why)
         if access is None or access.revoked or "credential is void" in access.withheld:
             return
         if not void and (access.withheld or before is not None):
@@ -249,6 +253,15 @@ class FloodWatch:
         if before is None or (void and not before.void):
             log.error("%s (%s) floods; it may not post %s", access.name, sender, why)
             self.owed[sender] = Cut(why, self.writer.access_seq(sender), void)
+
+    def _bar_invitation(self, invitation: str, why: str) -> None:
+        """Whoever asks that often and is no agent was invited: its line goes."""
+        tell, moment = self.life.tell_supervisor, time.monotonic()
+        if tell is not None and moment - self._barred.get(invitation, float("-inf")) >= ASK_AGAIN:
+            recent = {each: at for each, at in self._barred.items() if moment - at < ASK_AGAIN}
+            self._barred = {**recent, invitation: moment}
+            log.error("whoever has invitation %s floods: it is revoked (%s)", invitation, why)
+            tell({"bar": {"id": invitation, "why": why}})
 
     def _ask_for_cuts(self, moment: float) -> None:
         # whatever an administrator did to its access meanwhile settles it; if it goes on, it is found anew

@@ -269,7 +269,7 @@ class ReceiptStore:
         """(sender, id, target) of the direct message at a sequence, from memory or from the stream."""
         if seq in self.by_seq:
             return self.by_seq[seq]
-        stored = await self.space.js.at(self.space.subjects.direct_stream, seq)
+        stored = await self.space.js.at(self.space.subjects.direct_stream, seq, patient=False)
         return self.key_of(stored) if stored else None
 
     def remember(self, stored: StoredRecord) -> None:

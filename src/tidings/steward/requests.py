@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from tidings.errors import MalformedMessage, TidingsError, UsageError
 from tidings.wire import strict_json
 from tidings.wire.ids import is_message_id
-from tidings.wire.operations import COUNT, FIELD, FLAG, MOST, NUMBER, OPERATIONS, ROWS, TEXTS, Kind
+from tidings.wire.operations import COUNT, COUNTS, FIELD, FLAG, MOST, NUMBER, OPERATIONS, ROWS, TEXTS, Kind
 from tidings.wire.subjects import SERVICES, Control, Subjects
 from tidings.wire.times import parse_time
 
@@ -183,5 +183,7 @@ def _is(kind: Kind, value: Any) -> bool:
         return False
     if kind in (COUNT, NUMBER):
         return bool(-MOST <= value <= MOST)
+    if kind is COUNTS:
+        return all(type(item) is int and -MOST <= item <= MOST for item in value)
     items: list[Any] = value if kind in (TEXTS, ROWS) else []
     return all(isinstance(item, str if kind is TEXTS else dict) for item in items)

@@ -2,6 +2,8 @@
 
     floor = min(what age or size asks for, deliver floor, archive floor, floor of each live link)
 
+A link holds the log for so long and so much only: whoever is away for longer finds a gap.
+
 A part counts unless a `space` record switches it off; not starting it is not switching it off. Chat below the floor
 goes; ruling records stay, except versions that a newer one at or below the floor has superseded. The floor is
 written down before anything is removed, so a sequence missing above it is always a fault. AUD and DEAD are
@@ -11,6 +13,7 @@ written down before anything is removed, so a sequence missing above it is alway
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,6 +32,8 @@ STEP = 100_000
 RECORD_OVERHEAD = 34
 MEASURED_PER_ROUND = 64 * 1024 * 1024
 LOG_FLOOR = StateKey.LOG_FLOOR
+#: seconds, and the share of the budget, for which a linked space that does not ask holds the log beyond its limit
+LINK_AGE, LINK_SHARE = 7 * 24 * 3600, 0.25
 #: without a limit of its own a log is kept to this share of its budget, well below the gate
 DEFAULT_SHARE = 0.6
 log = logging.getLogger(__name__)
@@ -64,8 +69,17 @@ def counted_parts(space: Space, floors: dict[str, int]) -> dict[str, int | None]
 class Retention:
     """Executes retention for one log. The caller holds the lease; a stale caller can only remove what may go."""
 
-    def __init__(self, js: JetStream, table: Table, state: StateBucket) -> None:
+    def __init__(
+        self,
+        js: JetStream,
+        table: Table,
+        state: StateBucket,
+        link_floors: Callable[[], Awaitable[dict[str, int]]] | None = None,
+    ) -> None:
+        """`link_floors`: the first sequence that each link in force still needs, by `link.<link>`."""
         self.js = js
+        self._link_floors = link_floors
+        self.link_age, self.link_share = LINK_AGE, LINK_SHARE
         self.table = table
         self.state = state
         self.stream = table.subjects.log_stream
@@ -88,7 +102,17 @@ class Retention:
         space = self.table.space_at(max(self.table.head, self.table.floor))
         reported = {name: await self._part_floor(name) for name in ("deliver", "archive")}
         floors = {name: seq for name, seq in reported.items() if seq is not None}
-        return RetentionFloors(await self._limit(space, gate), counted_parts(space, floors))
+        limit = await self._limit(space, gate)
+        links = await self._bounded(await self._link_floors(), limit, space, gate) if self._link_floors else {}
+        return RetentionFloors(limit, counted_parts(space, floors | links))
+
+    async def _bounded(self, links: dict[str, int], limit: int, space: Space, gate: GateState) -> dict[str, int]:
+        """What links hold, no older and no more than a link may."""
+        if all(seq >= limit for seq in links.values()):
+            return links
+        keep = self._keep(space, gate) + int(gate.budget * self.link_share)
+        most = max(await self._age_limit(self.link_age), await self._size_limit(keep, gate))
+        return {name: max(seq, min(most, limit)) for name, seq in links.items()}
 
     async def _part_floor(self, part: str) -> int | None:
         entry = await self.state.get(archive_floor_key("log") if part == "archive" else f"floor.{part}")
@@ -97,8 +121,11 @@ class Retention:
 
     async def _limit(self, space: Space, gate: GateState) -> int:
         by_age = await self._age_limit(space.keep_age) if space.keep_age is not None else 0
-        keep = space.keep_bytes if space.keep_bytes is not None else int(gate.budget * DEFAULT_SHARE)
-        return max(by_age, await self._size_limit(keep, gate))
+        return max(by_age, await self._size_limit(self._keep(space, gate), gate))
+
+    @staticmethod
+    def _keep(space: Space, gate: GateState) -> int:
+        return space.keep_bytes if space.keep_bytes is not None else int(gate.budget * DEFAULT_SHARE)
 
     async def _age_limit(self, keep_age: int) -> int:
         head = await self._head()  # read first: what arrives while we look is younger than any limit

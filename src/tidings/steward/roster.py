@@ -7,6 +7,7 @@ speaks for it while it lives, else the one that beat first. An unchanged beat co
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -76,6 +77,9 @@ class RosterTable:
         self._answered: set[str] = set()
         self._standing: dict[str, int] = {}
         self._changed: set[str] = set()
+        #: every id of a row, and the same in order
+        self._known: set[str] = set()
+        self._in_order: list[str] = []
         self._swept: float | None = None
         #: when this table began to listen
         self._began: float | None = None
@@ -229,13 +233,31 @@ class RosterTable:
         self._changed.clear()
         return rows, gone
 
-    def after(self, owner: str) -> list[Agent]:
-        """Every row whose id sorts after `owner`, in order."""
+    def page(self, after: str = "", limit: int = PAGE_BYTES) -> tuple[list[Agent], bool]:
+        """The first rows whose id sorts after `after`, of at most `limit` bytes; and whether there are more."""
+        ids = self._ids()
+        found: list[Agent] = []
+        used = 0
+        for index in range(bisect_right(ids, after), len(ids)):
+            if (row := self.row(ids[index])) is None:
+                continue
+            used += _size(row)
+            if found and used > limit:
+                return self._as_answered(found), True
+            found.append(row)
+        return self._as_answered(found), False
+
+    def _ids(self) -> list[str]:
+        """Of every row, in order: sorted again only when somebody came or went."""
         known = self._told.keys() | self._changed
-        found = [row for each in sorted(known) if each > owner and (row := self.row(each)) is not None]
-        # Whoever is answered a row that no delta has told yet must hear when it is gone.
-        self._answered.update(row.id for row in found if row.id not in self._told)
-        return found
+        if known != self._known:
+            self._known, self._in_order = known, sorted(known)
+        return self._in_order
+
+    def _as_answered(self, rows: list[Agent]) -> list[Agent]:
+        """Whoever is answered a row that no delta has told yet must hear when it is gone."""
+        self._answered.update(row.id for row in rows if row.id not in self._told)
+        return rows
 
     def seen(self) -> dict[str, float]:
         """When each agent was last seen, the latest ones."""
@@ -251,10 +273,14 @@ def pages(rows: list[Agent], limit: int = PAGE_BYTES) -> list[list[Agent]]:
     found: list[list[Agent]] = []
     used = 0
     for row in rows:
-        size = len(msgspec.json.encode(row)) + 1
+        size = _size(row)
         if not found or used + size > limit:
             found.append([])
             used = 0
         found[-1].append(row)
         used += size
     return found
+
+
+def _size(row: Agent) -> int:
+    return len(msgspec.json.encode(row)) + 1

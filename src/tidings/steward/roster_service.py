@@ -61,7 +61,7 @@ class RosterService:
         self.lease = writer.lease
         self.boot = self.lease.holder_id
         self.n = 0
-        self._told_running = False
+        self._told_running, self._told_links = False, 0
         self._published = float("-inf")
         self._swept = 0.0
         self._saved = time.monotonic()
@@ -100,6 +100,7 @@ class RosterService:
         # also while nobody is here: who only keeps mail or looks on beats nothing, and wants to know how far the log is
         due = now - self._published >= self.space.intervals.roster_heartbeat
         due = due or self.backstop.running != self._told_running
+        due = due or self.space.table.rules.links_revised != self._told_links
         if (self.table.has_news or due) and self.lease.is_fresh:
             await self._publish(due=due)
         if now - self._saved >= SAVE_EVERY:
@@ -107,7 +108,7 @@ class RosterService:
 
     async def _publish(self, *, due: bool) -> None:
         facts = await self.facts()
-        self._told_running = facts["backstop"].running
+        self._told_running, self._told_links = facts["backstop"].running, facts["links"]
         rows, gone = self.table.news()
         if not rows and not gone and not due:
             return
@@ -125,7 +126,13 @@ class RosterService:
     async def facts(self) -> dict[str, Any]:
         head = await self.space.log_head()
         await self.backstop.look()
-        return {"head": head, "floor": self.space.table.floor, "backstop": self.backstop.fact(head)}
+        rules = self.space.table.rules
+        return {
+            "head": head,
+            "floor": rules.floor,
+            "backstop": self.backstop.fact(head),
+            "links": rules.links_revised,
+        }
 
     async def save(self) -> None:
         """Keep when each agent was last seen, for the steward after this one. Losing it costs nobody a message."""
@@ -160,13 +167,12 @@ class RosterService:
         facts = await self.facts()
         rotations = [] if after else await self.rotations()
         standing = self.attention.of(request.sender)
-        found = pages(self.table.after(after))
-        page = found[0] if found else []
+        page, more = self.table.page(after)
         return {
             "boot": self.boot,
             "n": self.n,
             "rows": msgspec.to_builtins(page),
-            "next": page[-1].id if len(found) > 1 else None,
+            "next": page[-1].id if more else None,
             "ttl": self.table.ttl,
             "epoch": self.marks.file.epoch,
             "damage": [] if after else self.store.told_to(request.sender),

@@ -22,7 +22,8 @@ from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.disk import DiskReserve
 from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_STREAM, ApiError
+from tidings.broker.jetstream_api import NO_STREAM, ApiError, info_from
+from tidings.broker.jwt import split_credentials
 from tidings.broker.private_files import read_private
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.space.fold import Table
@@ -31,6 +32,7 @@ from tidings.space.lease import StewardLease
 from tidings.space.log import read_rulings
 from tidings.space.state import StateBucket
 from tidings.steward.admin_handlers import AdminHandlers
+from tidings.steward.admission_handlers import AdmissionHandlers
 from tidings.steward.agent_handlers import AgentHandlers
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import Lifecycle, SpaceContext, now
@@ -41,6 +43,12 @@ from tidings.steward.gate import LogGate
 from tidings.steward.health import HealthReport
 from tidings.steward.history import HistoryHandlers
 from tidings.steward.intervals import Intervals
+from tidings.steward.invitations import InvitationHandlers
+from tidings.steward.link_floors import LinkFloors
+from tidings.steward.link_handlers import LinkHandlers
+from tidings.steward.link_invitations import LinkInvitationHandlers
+from tidings.steward.link_records import LinkRecords
+from tidings.steward.link_wakes import LinkWakes
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
@@ -62,7 +70,14 @@ from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Parts, Space
-from tidings.wire.subjects import ADMIN_SERVICE, AGENT_SERVICES, Subjects
+from tidings.wire.subjects import (
+    ADMIN_SERVICE,
+    ADMISSION_SERVICE,
+    AGENT_SERVICES,
+    INVITATION_SERVICE,
+    LINK_SERVICE,
+    Subjects,
+)
 from tidings.wire.tags import tag
 
 log = logging.getLogger(__name__)
@@ -85,6 +100,8 @@ class Steward:
         self.started = time.time()
         self.ready = asyncio.Event()
         self.signing_key = SigningKey(home, self.info)
+        self._user = ""
+        self.wakes: LinkWakes | None = None
         self._secret = bytes.fromhex(read_private(home.creds / "space.secret").strip())
 
     # --- life ---
@@ -102,7 +119,7 @@ class Steward:
             )
             heard = [
                 await intake.listen(f"{self.subjects.root}.ctl.{service}.*", partial(self.dispatcher.hear, intake))
-                for service in AGENT_SERVICES
+                for service in (*AGENT_SERVICES, INVITATION_SERVICE, LINK_SERVICE, ADMISSION_SERVICE)
             ]
             await connection.flush()
             await intake.flush()
@@ -118,9 +135,11 @@ class Steward:
                 await self._guarded(self._note_mark)
                 await self._guarded(self.store.stop)
                 await self._guarded(self.roster.save)
-                await self.lease.release()
+                await self._guarded(self.lease.release)
         finally:
             self.life.cancel()
+            if self.wakes is not None:
+                await self.wakes.close()
             if intake is not None:
                 await close_quietly(intake)
             await close_quietly(connection)
@@ -131,25 +150,43 @@ class Steward:
         self.life.stop()
 
     async def _connect(self, name: str, on_reconnected: Callable[[], None]) -> Connection:
-        key = KeyPair(read_private(self.home.creds / "steward.user").strip())
+        self._user = self._user_on_disk()
         return await connect(
-            self.info.url,
+            lambda: self.home.read_info().url,  # where it listens and whom to trust may change
             self.home.creds / "steward.creds",
-            key.id,
+            self._user,
             name=name,
             on_closed=self._on_closed,
             on_reconnected=on_reconnected,
         )
+
+    async def _connect_for_links(self) -> Connection:
+        """One that is opened and closed as links come and go: nothing else hangs on it."""
+        creds = self.home.creds / "steward.creds"
+        return await connect(lambda: self.home.read_info().url, creds, self._user_on_disk(), name="steward, links")
+
+    def _user_on_disk(self) -> str:
+        return split_credentials(read_private(self.home.creds / "steward.creds"))[1].id
+
+    def _has_new_credential(self) -> bool:
+        """A connection that came back with another user's credential hears no answer: its inbox is the old one's."""
+        if self._user_on_disk() == self._user:
+            return False
+        self.life.fail(UnreachableError("the steward was given a new credential: starting again with it"))
+        return True
 
     def _on_closed(self) -> None:
         if not self.life.is_over:
             self.life.fail(UnreachableError("the steward's connection to the broker was closed for good"))
 
     def _on_heard_again(self) -> None:
-        log.warning("the connection on which agents are heard was cut and is back")
+        if not self._has_new_credential():
+            log.warning("the connection on which agents are heard was cut and is back")
 
     def _on_reconnected(self) -> None:
         """The broker may have come back with an older store, or with another steward."""
+        if self._has_new_credential():
+            return
         self.life.spawn(self._check_until_answered())
 
     async def _check_until_answered(self) -> None:
@@ -179,11 +216,17 @@ class Steward:
         self.state = StateBucket(self.js, self.subjects)
         self.marks = Marks(self.home, self.info.id, self.js, self.subjects, partial(tag, self._secret))
         key = await self.signing_key.that_rules(self.js)
-        self.lease = StewardLease(self.js, self.subjects, self.info.id, key, ttl=self.intervals.lease_ttl)
+        ttl, replicated = self.intervals.lease_ttl, self.js.replicated
+        self.lease = StewardLease(self.js, self.subjects, self.info.id, key, ttl=ttl, replicated=replicated)
         self.gate = LogGate(self.js, self.subjects, DiskReserve(self.home.store))
         await self.gate.close_if_full()
-        regression = await self._regression()
-        await self.lease.take(after=after)
+        if replicated:
+            # its sequence is from a majority, so an older end of the log is the word of a replica that lags
+            await self.lease.take(after=after)
+            regression = await self._regression()
+        else:
+            regression = await self._regression()
+            await self.lease.take(after=after)
         await self.marks.adopt_epoch(regression)
         await self._fold(key)
         self._build()
@@ -235,12 +278,17 @@ class Steward:
         self.roster = RosterService(space, rows, writer, self.marks, self.store, backstop)
         self.floods = FloodWatch(space, writer, self.gate, life)
         self.dispatcher = Dispatcher(self.subjects, self.lease, life, self.floods.bar)
+        self.invited = InvitationHandlers(space, life, self.dispatcher.idle)
         self.receipts = ReceiptStore(space, self.dispatcher.idle)
         self.tasks = TaskQueues(space, self.lease.seq, self.letters, self.store, self.dispatcher.idle, life.fail)
         self.mail = Mail(space, self.receipts)
         self.voids = VoidWatch(space, writer, self.receipts)
         self.shares = Shares(space, self.floods, self.receipts, self.store)
-        self.retention = Retention(self.js, self.table, self.state)
+        self.link_floors = LinkFloors(space)
+        wakes = self.wakes = LinkWakes(space, self._connect_for_links)
+        self.retention = Retention(self.js, self.table, self.state, self.link_floors.floors)
+        self._tell_links = wakes.run
+        self.linked = LinkHandlers(space, writer, self.marks, self.link_floors)
         self.sides = SideStreams(space, self.letters, self.tasks.holds, self.store)
         self.probe = WriteProbe(space, writer, self.gate.disk, life, self._unwritten)
         unread = UnreadMail(space, self.receipts, self.letters, self.store, backstop)
@@ -258,6 +306,7 @@ class Steward:
             shares=self.shares,
             floods=self.floods,
             voids=self.voids,
+            invited=self.invited,
             mail=self.mail,
             receipts=self.receipts,
             letters=self.letters,
@@ -275,7 +324,12 @@ class Steward:
             TaskHandlers(space, self.tasks, rows, self.started),
             DeadHandlers(space, self.letters, self.tasks),
             self.health,
+            self.invited,
+            LinkInvitationHandlers(space, self.invited),
             self.admin,
+            LinkRecords(space, writer),
+            self.linked,
+            AdmissionHandlers(space, writer, self.marks, self.gate),
             unread,
         )
 
@@ -305,6 +359,8 @@ class Steward:
             (every.quotas, self.floods.run),
             (every.store, self.store.run),
             (every.voids, self.voids.run),
+            (every.links, self._tell_links),
+            (every.retention, self.link_floors.run),
             (every.stuck, self.probe.run),
             (every.reading, self.store.read_all),
         ]
@@ -347,7 +403,12 @@ class Steward:
             raise
 
     async def _unwritten(self, why: str) -> None:
-        """A write was not answered. If reads are, a stream keeps a write error, and the broker must start again."""
+        """A write was not answered. If reads are, a stream keeps a write error, and the broker must start again.
+
+        Replicas answer reads while they choose a leader, and are not ours to start.
+        """
+        if self.lease.replicated:
+            return
         with suppress(TidingsError):
             await self.lease.current()
             self.life.ask_for_restart(why)
@@ -369,4 +430,6 @@ class Steward:
             log.warning("%s", error)
 
     async def _log_head(self) -> int:
-        return int((await self.js.info(self.subjects.log_stream))["state"]["last_seq"])
+        """The end of the log. It is not before our lease: whoever says so of a log with replicas is behind."""
+        steps = info_from(self.subjects.log_stream, self.lease.seq, replicated=self.lease.replicated)
+        return int((await self.js.run(steps))["state"]["last_seq"])

@@ -13,7 +13,6 @@ from typing import Any
 
 from tidings.broker.disk import DiskReserve
 from tidings.broker.private_files import lock_holder, lock_pid
-from tidings.broker.server import greeting
 from tidings.errors import TidingsError
 from tidings.pipeline.status import look, mode_of, problems_of
 from tidings.space.home import SpaceHome, SpaceInfo
@@ -29,6 +28,8 @@ async def collect(home: SpaceHome, agent: str) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "space": info.name,
         "url": info.address,
+        "servers_of_others": bool(info.servers),
+        "websocket": info.ws_address or None,
         "open": info.open,
         "supervisor": _supervisor(home, state),
         "broker": _broker(info, state),
@@ -76,7 +77,7 @@ def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _greets(info: SpaceInfo) -> dict[str, object] | None:
-    return greeting(info.port, host=info.host, tls=bool(info.listen))
+    return info.greeting()
 
 
 def _broker(info: SpaceInfo, state: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +118,11 @@ async def _steward(home: SpaceHome, agent: str) -> dict[str, Any]:
 def _broker_words(facts: dict[str, Any]) -> str:
     """Who could start a broker that does not answer; a second `tidings up` is no advice beside one that runs."""
     space, url = facts["space"], facts["url"]
+    if facts["servers_of_others"]:
+        return (
+            f"no server answers at {url}: others run that NATS, and start it. The space goes on by itself when it is "
+            f"back{'' if facts['supervisor']['running'] else f', once `tidings up --space {space}` runs'}"
+        )
     if not facts["supervisor"]["running"]:
         return f"no broker answers at {url}: `tidings up --space {space}`"
     if facts["supervisor"]["phase"] == "ready":

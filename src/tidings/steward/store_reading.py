@@ -161,12 +161,10 @@ class _Judge:
             verdict = self.table.apply(log_record(record))
             return f"ruling is void: {verdict}" if verdict.is_void else None
         match self.subjects.parse(record.subject):
-            case Chat() | Direct() | Task():
+            case Chat() | Via() | Direct() | Task():
                 return void_of(self.subjects, self.space_id, self.table, record)
             case Delivery():
                 return _frame(record)
-            case Via():
-                return None  # its signature is of another space
         if record.subject.startswith(self.subjects.audit("receipt")):
             return _json(record)
         return None

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from tidings.broker.jetstream_api import info_from
 from tidings.broker.private_files import write_private
 from tidings.space.lease import StewardLease
 from tidings.space.membership import Interval
@@ -199,7 +200,8 @@ class StoreWatch:
 
     async def _damages(self, stream: str, *, counted: bool) -> list[Damage]:
         js, then = self.space.js, self.file.streams.get(stream)
-        state = (await js.info(stream))["state"]
+        known = then.last if then is not None else 0
+        state = (await js.run(info_from(stream, known, replicated=js.replicated)))["state"]
         found: list[tuple[int, int, int, str]] = []
         if lost := state.get("lost"):
             gone = lost.get("msgs") or []
@@ -305,8 +307,10 @@ class StoreWatch:
 
     def _subject_words(self, subject: str) -> str:
         match self.space.subjects.parse(subject):
-            case Chat(sender, channel) | Via(_, sender, channel):
+            case Chat(sender, channel):
                 return f"{self._name_of(sender)} in {channel}"
+            case Via(link, sender, channel):
+                return f"{self.space.sender_name(subject, sender)} in {channel}, over the link {link}"
             case Direct(_, target, sender):
                 return f"{self._name_of(sender)} to {self._name_of(target)}"
             case Task(role, sender):
@@ -409,8 +413,10 @@ class StoreWatch:
     def _advice(self, subject: str, agent: str) -> str:
         """What to do next, for whoever wrote what is lost and for whoever was to get it."""
         match self.space.subjects.parse(subject):
-            case Chat(sender, _) | Via(_, sender, _) | Direct(_, _, sender) if sender != agent:
+            case Chat(sender, _) | Direct(_, _, sender) if sender != agent:
                 return f"ask {self._name_of(sender)} to send again what matters"
+            case Via(link, _, _):
+                return f"the link {link} brings it again when it is checked (`tidings link verify`)"
             case Delivery():
                 return "they are copies: what they held is in the log as long as that keeps it (`tidings history`)"
             case Audit():
@@ -420,12 +426,11 @@ class StoreWatch:
     def _concerned(self, subject: str, damage: Damage) -> tuple[frozenset[str], str | None]:
         """Whose business lost records of a subject are, and the channel they are of."""
         match self.space.subjects.parse(subject):
-            case Chat(sender, channel) | Via(_, sender, channel):
+            case Chat(_, channel) | Via(_, _, channel) as said:
                 first, last = damage.first or 1, max(damage.last, damage.reach)
                 members = self.space.table.members_within(channel, first, last)
-                return frozenset(each for each in members if self.space.table.allowed_now(each, channel)) | {
-                    sender
-                }, channel
+                concerned = frozenset(each for each in members if self.space.table.allowed_now(each, channel))
+                return concerned | ({said.sender} if isinstance(said, Chat) else set()), channel
             case Direct(_, target, sender):
                 return frozenset((target, sender)), None
             case Task(_, sender):

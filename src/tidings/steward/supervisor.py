@@ -1,6 +1,7 @@
-"""`tidings up`: broker, steward and pipeline as children that live and die with this process.
+"""`tidings up`: broker, steward, pipeline and worker of links as children that live and die with this process.
 
-    lock -> create (once), or migrate and recall -> broker -> streams -> steward -> agents -> ready -> pipeline, watch
+    lock -> create (once), or migrate and recall -> broker -> streams -> steward -> agents -> ready -> pipeline, links,
+    watch
 
 It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and its death
 disturbs nobody. Whatever ends is started again with a growing pause; whatever interrupts a step, every child that was
@@ -26,6 +27,7 @@ from tidings.broker.aio import end_tasks
 from tidings.broker.client import connect
 from tidings.broker.disk import DiskReserve
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jwt import split_credentials
 from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, find_binary
 from tidings.errors import (
@@ -36,16 +38,23 @@ from tidings.errors import (
     SpaceBusy,
     StewardUnreachable,
     TidingsError,
+    UntrustedServer,
     UsageError,
 )
-from tidings.space.administration import broker_config
-from tidings.space.home import SpaceHome
+from tidings.nats.address import DEFAULT_PORTS, shown
+from tidings.space.agents import Ledger
+from tidings.space.creation import broker_config
+from tidings.space.external import SHORT_LIVED, danger_of_replicas, replicas_of
+from tidings.space.home import SIGNING, SpaceHome
 from tidings.space.layout import LAYOUT
+from tidings.space.link_ledger import LinkLedger
 from tidings.steward.admin_process import AdminProcess, error_of, spawn
 from tidings.steward.damage import seal_known_damage
-from tidings.steward.pipeline_process import PipelineKeeper, end_child
-from tidings.steward.watcher import Breach, Watcher
-from tidings.wire.keys import KeyPair
+from tidings.steward.link_process import LinkKeeper
+from tidings.steward.pipeline_process import PipelineKeeper
+from tidings.steward.speaking_process import end_child
+from tidings.steward.token_keeper import TokenKeeper
+from tidings.steward.watcher import INVITED, LINKED, Breach, Watcher
 from tidings.wire.names import is_agent_id
 
 START_TIMEOUT = 120.0
@@ -54,7 +63,10 @@ BROKER_GRACE = 15.0
 #: a look at the disk costs microseconds; what passes between two looks is found by writes that are not answered
 LOOK_AT_DISK = 0.25
 RESTART_EVERY = 10.0
-LOOK_AT_CERTIFICATE = 86_400.0
+#: seconds between two looks whether the certificate is another one, and whether it should be
+LOOK_AT_CERTIFICATE, RENEW_CERTIFICATE = 2.0, 86_400.0
+#: seconds between two looks for credentials of agents that end before long; the shortest lives for 15 minutes
+LOOK_AT_CREDENTIALS = 120.0
 RESTART = Backoff(0.2, 10.0)
 log = logging.getLogger(__name__)
 
@@ -71,10 +83,22 @@ class UpOptions:
     presence: float = 25.0
     #: the address on which other machines reach it, `off`, or as before
     listen: str | None = None
+    #: the same for websockets
+    ws: str | None = None
     #: a certificate for that and its key; ("off", ""): the space's own again
     certificate: tuple[str, str] | None = None
     #: start durable delivery too
     pipeline: bool = True
+    #: carry what other spaces share, if a link takes anything in
+    links: bool = True
+    #: the servers of a NATS that others run, instead of a broker of its own
+    server: str | None = None
+    #: of every stream there, if it is not to be as many as there can be
+    replicas: int | None = None
+    #: what the administrator says of `sync_interval`, in seconds
+    sync_seconds: int | None = None
+    #: files of the administrator's: an operator signing key, and a user of the system account
+    operator_key: tuple[str, str] | None = None
 
 
 class Supervisor:
@@ -88,12 +112,16 @@ class Supervisor:
         self.pipeline = PipelineKeeper(
             home, ["--lease-ttl", str(options.lease_ttl)], note=self._note_pipeline, tell=tell
         )
+        self.links = LinkKeeper(home, note=self._note_links, tell=tell)
         self.watcher = Watcher(home, cut=self._cut, note=self._note_watcher)
+        self.others = [Watcher(home, cut=self._cut, who=who) for who in (INVITED, LINKED)]
         self._lacking = False
         self.disk = DiskReserve(home.store)
         self._broker_restarted = float("-inf")
         self._state: dict[str, Any] = {"pipeline": {"wanted": options.pipeline, "phase": "off"}}
         self._down: set[str] = set()
+        #: invitations that are being accepted
+        self._redeeming: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Bring the space up and keep it up until cancelled."""
@@ -137,13 +165,71 @@ class Supervisor:
         self._state["pipeline"] = facts
         self._write_state()
 
+    def _note_links(self, facts: dict[str, Any]) -> None:
+        self._state["links"] = facts
+        self._write_state()
+
     # --- up ---
 
     async def _bring_up(self) -> None:
-        binary = find_binary(self.options.nats_server)
+        external = self._is_external()
+        binary = None if external else find_binary(self.options.nats_server)
         async with AdminProcess(self.home) as admin:
-            await self._bring_up_with(admin, binary)
+            if binary is None:
+                await self._bring_up_elsewhere(admin)
+            else:
+                await self._bring_up_with(admin, binary)
         self._lacking = await self._look_for_spark()
+
+    def _is_external(self) -> bool:
+        """Does it live on servers that others run? That is decided when it is created."""
+        known = self.home.read_info() if self.home.exists else None
+        if known is not None and self.options.server and not known.servers:
+            raise UsageError(
+                f"space {known.name} has a broker of its own: `tidings up --space NAME --server URL` makes another one "
+                "that lives there"
+            )
+        wanted = bool(self.options.server or (known and known.servers))
+        if wanted and (self.options.listen or self.options.certificate or self.options.port):
+            raise UsageError("--server is for a NATS that others run: where it listens is theirs to say")
+        if not wanted and (self.options.replicas or self.options.sync_seconds or self.options.operator_key):
+            raise UsageError(
+                "--replicas, --sync-interval and --operator-key are for a NATS that others run: --server URL"
+            )
+        return wanted
+
+    async def _bring_up_elsewhere(self, admin: AdminProcess) -> None:
+        """On servers that others run: once all that it needs is there."""
+        if not self.home.exists:
+            assert self.options.server
+            await asyncio.to_thread(replicas_of, self.options.server)  # before anything is made: does one answer?
+            self.tell(f"creating space {self.home.name}")
+            self.phase("creating")
+            made = {"open": self.options.open_space, "port": DEFAULT_PORTS["nats"], "budget": self.options.budget}
+            await admin.ask("create", **made, servers=self.options.server)
+        elif self.options.budget:
+            self.home.update_info(budget=self.options.budget)
+        await self._migrate(admin)
+        info = self.home.read_info()
+        self.phase("broker", url=shown(self.options.server or info.servers))
+        looked = await admin.ask(
+            "external",
+            servers=self.options.server or info.servers,
+            replicas=self.options.replicas,
+            sync_seconds=self.options.sync_seconds,
+            operator_key=self.options.operator_key,
+        )
+        info = self.home.read_info()
+        if looked["missing"]:
+            raise ConfigError(
+                f"{info.address} lacks {looked['missing']}. What its administrator must add is written in "
+                f"{looked['written']}; then `tidings up` again"
+            )
+        self.tell(f"the space lives on {info.address}, with {info.replicas} of each stream; {_revokes(info.mode)}")
+        if words := danger_of_replicas(info):
+            self.tell(words)
+        await self._recall(admin)
+        await self._provide(admin)
 
     async def _bring_up_with(self, admin: AdminProcess, binary: Path) -> None:
         version = ".".join(map(str, binary_version(binary)))
@@ -156,9 +242,10 @@ class Supervisor:
             changes = {"port": self.options.port, "budget": self.options.budget}
             self.home.update_info(**{name: value for name, value in changes.items() if value})
             await self._migrate(admin)
-            await admin.ask("recall")
-        if self.options.listen or self.home.read_info().listen:
-            await admin.ask("listen", wanted=self.options.listen, certificate=self.options.certificate)
+            await self._recall(admin)
+        info, options = self.home.read_info(), self.options
+        if options.listen or info.listen or options.ws or info.ws:
+            await admin.ask("listen", wanted=options.listen, ws=options.ws, certificate=options.certificate)
         elif self.options.certificate is not None:
             raise UsageError("a certificate is for other machines: `tidings up --listen ADDR --cert FILE --key FILE`")
         info = self.home.read_info()
@@ -168,11 +255,16 @@ class Supervisor:
         self.tell(
             f"starting the broker (nats-server {version}) on port {info.port}"
             + (f" of {info.listen}, with TLS" if info.listen else "")
+            + (f", for websockets on port {info.ws_port} of {info.ws}" if info.ws else "")
         )
         self._tend_reserve()
         self.broker = Broker(broker_config(self.home, info), self.home.run / "nats.conf", binary)
         await self._start_broker()
-        self.phase("streams", broker_pid=self.broker.pid)
+        await self._provide(admin, broker_pid=self.broker.pid)
+
+    async def _provide(self, admin: AdminProcess, **facts: Any) -> None:
+        """Streams, steward and agents, wherever the broker is."""
+        self.phase("streams", **facts)
         changes = (await admin.ask("provision"))["changes"]
         for change in changes:
             log.info("%s", change)
@@ -183,9 +275,14 @@ class Supervisor:
         for each in (await admin.ask("agents", person=self.options.person))["done"]:
             self.tell(each)
 
+    async def _recall(self, admin: AdminProcess) -> None:
+        """What was decided since a copy was made that is put back now."""
+        for each in (await admin.ask("recall"))["done"]:
+            self.tell(each)
+
     async def _migrate(self, admin: AdminProcess) -> None:
         """Accounts and credentials of this version, before a broker serves them."""
-        if self.home.read_info().layout == LAYOUT:
+        if self.home.read_info().layout == LAYOUT and not self.home.unfinished_move.exists():
             return
         self.phase("migrating")
         done = (await admin.ask("migrate"))["done"]
@@ -224,13 +321,18 @@ class Supervisor:
     async def _round_trip(self) -> bool:
         """Ready is when JetStream answers the steward's own credential, not when a port is open."""
         info = self.home.read_info()
-        user = KeyPair(read_private(self.home.creds / "steward.user").strip())
+        creds = self.home.creds / "steward.creds"
         try:
-            connection = await connect(
-                info.url, self.home.creds / "steward.creds", user.id, name="readiness", reconnect=False, timeout=2
-            )
-        except (ConfigError, AuthRevoked):
-            raise  # waiting will not mend a credential
+            user = split_credentials(read_private(creds))[1]
+            connection = await connect(info.url, creds, user.id, name="readiness", reconnect=False, timeout=2)
+        except AuthRevoked as error:
+            raise AuthRevoked(
+                f"the broker at {info.address} does not take the steward's credential ({creds}): keys, credentials and "
+                "tokens of this folder are not of one space. Was only a part of it put back? Put all of "
+                f"{self.home.root} back from one copy"
+            ) from error
+        except (ConfigError, UntrustedServer):
+            raise  # waiting will not mend a credential, or a certificate that this machine does not trust
         except TidingsError:
             if self.broker is not None and not self.broker.alive:
                 raise BrokerFailed("nats-server ended while it was starting; `tidings logs broker` says why") from None
@@ -287,11 +389,19 @@ class Supervisor:
     # --- watch ---
 
     async def _watch(self) -> None:
-        parts = [self._watch_broker(), self._watch_steward(), self._watch_disk(), self.watcher.keep()]
-        if self.home.read_info().listen:
+        info = self.home.read_info()
+        parts = [self._watch_steward(), self._watch_credentials()]
+        if self.broker is not None:
+            parts += [self._watch_broker(), self._watch_disk(), self.watcher.keep()]
+            parts += [each.keep() for each in self.others]
+        elif info.mode == SIGNING:
+            parts.append(TokenKeeper(self.home).keep())
+        if info.listen or info.ws:
             parts.append(self._watch_certificate())
         if self.options.pipeline and not self._lacking:
             parts.append(self.pipeline.keep())
+        if self.options.links:
+            parts.append(self.links.keep())
         await asyncio.gather(*parts)
 
     async def _watch_broker(self) -> None:
@@ -314,25 +424,52 @@ class Supervisor:
             except TidingsError as error:
                 log.error("the broker does not start: %s", error)
 
+    async def _watch_credentials(self) -> None:
+        """Those that end before long are renewed. Whose they are says the ledger, which needs no key to be read."""
+        while True:
+            await asyncio.sleep(LOOK_AT_CREDENTIALS)
+            try:
+                if await asyncio.to_thread(self._are_due):
+                    log.info("renewed the credentials of %s", (await self._administer("renew"))["names"])
+            except TidingsError as error:
+                log.error("credentials that end before long could not be renewed: %s", error)
+
+    def _are_due(self) -> bool:
+        now, links = time.time(), LinkLedger.below(self.home, self.home.read_info().id)
+        return bool(Ledger(self.home.issued).due(now)) or any(row.is_due(now) for row in links.rows())
+
     async def _watch_certificate(self) -> None:
-        """Once a day: does the broker's certificate end soon, or was it renewed? The broker takes up the new one."""
+        """The broker takes up a certificate that is another one; once a day it is renewed if it ends soon."""
         assert self.broker is not None
-        shown = self._certificate()
+        shown, looked = self._certificate(), time.monotonic()
         while True:
             await asyncio.sleep(LOOK_AT_CERTIFICATE)
-            try:
-                await self._administer("listen", wanted=None)
-                if (now := self._certificate()) != shown:
-                    shown = now
-                    self.broker.reload()
-                    log.info("the broker has a new certificate")
-            except TidingsError as error:
-                log.error("the broker's certificate could not be looked after: %s", error)
+            if time.monotonic() - looked >= RENEW_CERTIFICATE:
+                looked = time.monotonic()
+                try:
+                    await self._administer("listen", wanted=None)
+                except TidingsError as error:
+                    log.error("the broker's certificate could not be looked after: %s", error)
+            now = self._certificate()
+            if now != shown and self._is_whole():
+                shown = now
+                self.broker.reload()
+                log.info("the broker has a new certificate")
 
     def _certificate(self) -> bytes:
+        """What the broker is to show, with its key."""
         assert self.broker is not None
-        pair = self.broker.config.certificate
-        return b"" if pair is None else b"".join(path.read_bytes() for path in pair)
+        try:
+            return b"".join(path.read_bytes() for path in self.broker.config.shown or ())
+        except OSError:
+            return b""
+
+    def _is_whole(self) -> bool:
+        """Not while one of the two is written and the other is not."""
+        from tidings.broker.certificates import is_pair  # only where there is one: it loads more than we need else
+
+        assert self.broker is not None
+        return self.broker.config.shown is not None and is_pair(*self.broker.config.shown)
 
     async def _watch_disk(self) -> None:
         """Give the reserve up before the disk is empty. A broker that may have met an empty one starts again."""
@@ -394,6 +531,9 @@ class Supervisor:
         while line := await steward.stdout.readline():
             if stuck := _stuck(line):
                 await self._restart_broker(stuck)
+            if (accepted := _accepted(line)) is not None:
+                self._redeeming = [each for each in self._redeeming if not each.done()]
+                self._redeeming.append(asyncio.create_task(self._redeem(*accepted)))
             said = _said(line)
             if isinstance(said, Breach):
                 self.watcher.bar(said)
@@ -404,6 +544,17 @@ class Supervisor:
         """Take from an agent its posting or its credential; the keys for that are opened by a child."""
         done = await self._administer("bar" if breach.void else "withhold", agent=breach.agent, why=breach.why)
         log.warning("%s may not post %s (%s)", done["name"], breach.why, done["note"])
+
+    async def _redeem(self, program: str, asked: dict[str, str]) -> None:
+        """Somebody accepted an invitation. Whoever waits for that hears of it from the administrator."""
+        invitation = asked["invitation"]
+        try:
+            done = await self._administer(program, **asked)
+            log.warning(
+                "invitation %s: %s", invitation, (done["refused"] or {}).get("message") or f"made {done['name']}"
+            )
+        except TidingsError as error:
+            log.error("invitation %s could not be accepted: %s", invitation, error)
 
     def _troubled(self, part: str) -> None:
         self._down.add(part)
@@ -418,7 +569,11 @@ class Supervisor:
 
     async def _bring_down(self) -> None:
         self.phase("stopping")
+        await end_tasks(self._redeeming)
         await self.watcher.close()
+        for each in self.others:
+            await each.close()
+        await self.links.stop()
         await self.pipeline.stop()
         if self.steward is not None:
             await end_child(self.steward, STEWARD_GRACE)
@@ -426,8 +581,16 @@ class Supervisor:
             consumers = len(list(self.home.issued.glob("*.json"))) * 2
             grace = 15 + consumers / 100  # a clean stop writes every consumer's state
             await asyncio.to_thread(self.broker.stop, grace)
-        self.disk.give_up()  # nobody needs it now, and a backup is not to hold it
+        if self.broker is not None:
+            self.disk.give_up()  # nobody needs it now, and a backup is not to hold it
         self.phase("down", broker_pid=None, steward_pid=None)
+
+
+def _revokes(mode: str) -> str:
+    """How soon somebody who is revoked is out, in words."""
+    if mode == SIGNING:
+        return "who is revoked is cut at once"
+    return f"who is revoked is out within {SHORT_LIVED // 60} minutes, when its credential ends"
 
 
 def _stuck(line: bytes) -> str | None:
@@ -437,6 +600,24 @@ def _stuck(line: bytes) -> str | None:
     except (ValueError, AttributeError):
         return None
     return str(why)[:300] if why else None
+
+
+#: what a steward asks for when an invitation is accepted: the administrator's program, and what that is told
+_REDEEMED = {
+    "redeem": ("invitation", "agent", "name"),
+    "redeem_link": ("invitation", "agent", "text", "sig", "proof"),
+}
+
+
+def _accepted(line: bytes) -> tuple[str, dict[str, str]] | None:
+    """Which invitation is to be redeemed, by which program and for which key, if a line of the steward asks for it."""
+    try:
+        said = json.loads(line)
+        program = next(each for each in _REDEEMED if each in said)
+        found = {name: str(said[program][name]) for name in _REDEEMED[program]}
+    except (ValueError, KeyError, TypeError, StopIteration):
+        return None
+    return (program, found) if is_agent_id(found["invitation"]) and is_agent_id(found["agent"]) else None
 
 
 def _said(line: bytes) -> Breach | dict[str, Any] | None:

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from tidings import failpoints
+from tidings.broker.acks import handed_out
+from tidings.broker.client import status_of
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import LeaseLost, TidingsError
 from tidings.nats.errors import NatsError
@@ -112,17 +114,20 @@ class TaskIntake:
             subscription = await connection.subscribe(inbox)
             try:
                 await connection.publish(subject, body, reply=inbox)
-                for _ in range(batch):
+                count, over = 0, None
+                while count < batch:
                     message = await subscription.next(PULL_SECONDS + 1)
-                    if not message.reply.startswith("$JS.ACK."):  # whatever its headers say, that is a message
-                        return message.status == 408
-                    await self._take_message(message)
-                    taken()
+                    if message.reply.startswith("$JS.ACK."):  # whatever its headers say, that is a message
+                        count += 1
+                        await self._take_message(message)
+                        taken()
+                    elif over is None and (over := status_of(message)) is not None:
+                        batch = min(batch, handed_out(over, batch))
+                return over is None or over.status == 408
             finally:
                 await subscription.unsubscribe()
         except (TimeoutError, NatsError, OSError):
             return False
-        return True
 
     async def _take_message(self, message: Any) -> None:
         seq, time_ns = place_of(message.reply)

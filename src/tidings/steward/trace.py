@@ -99,6 +99,7 @@ class TraceHandlers:
             (s.direct_stream, f"{s.root}.dm.*.*.{caller}"),
             (s.direct_stream, s.direct_inbox(caller)),
             (s.log_stream, f"{s.root}.chat.{caller}.>"),
+            (s.log_stream, f"{s.root}.via.*.{caller}.>"),
             (s.task_stream, f"{s.root}.task.*.{caller}"),
             *((s.task_stream, f"{s.root}.task.*.{each}") for each in self.space.predecessors(caller)),
         ):
@@ -139,6 +140,7 @@ class TraceHandlers:
             "kind": opened.kind,
             "sender": opened.sender,
             "to": opened.destination,
+            **({"origin": opened.origin, "link": opened.link} if opened.origin else {}),
         }
 
     def _void_line(self, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tidings.broker.jetstream import StoredRecord
 from tidings.errors import TidingsError
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext, now
@@ -27,7 +28,7 @@ from tidings.wire.frames import decode_frame
 from tidings.wire.names import check_agent_id
 from tidings.wire.rulings import Access
 from tidings.wire.states import ReceiptStage
-from tidings.wire.subjects import Chat, Direct
+from tidings.wire.subjects import Chat, Direct, Via
 
 #: records of the log that are looked at for what is not delivered yet
 MOST_LOOKED_AT = 5_000
@@ -123,18 +124,26 @@ class UnreadMail:
         if delivered is None or is_off or not self.space.table.intervals(owner):
             return 0
         s, found, looked = self.space.subjects, 0, 0
-        async for page in self.space.js.read(
-            s.log_stream, f"{s.root}.chat.>", delivered + 1, await self.space.log_head()
-        ):
-            for record in page:
-                parsed = s.parse(record.subject)
-                if isinstance(parsed, Chat):
-                    owed = self.space.table.deliverable(record.seq, parsed.sender, parsed.channel)
+        head = await self.space.log_head()
+        for said in (f"{s.root}.chat.>", f"{s.root}.via.>"):
+            async for page in self.space.js.read(s.log_stream, said, delivered + 1, head):
+                for record in page:
+                    owed = self._deliverable(record)
                     found += owner in owed and successor not in owed
-            looked += len(page)
-            if looked >= MOST_LOOKED_AT:
-                break
+                looked += len(page)
+                if looked >= MOST_LOOKED_AT:
+                    break
         return found
+
+    def _deliverable(self, record: StoredRecord) -> frozenset[str]:
+        table = self.space.table
+        match self.space.subjects.parse(record.subject):
+            case Chat(sender, channel):
+                return table.deliverable(record.seq, sender, channel)
+            case Via(_, sender, channel) if self.space.admitted(record):
+                owed = table.audience_at(channel, record.seq) - {sender}
+                return frozenset(each for each in owed if table.allowed_now(each, channel))
+        return frozenset()
 
     async def tell_dropped(self, owner: str, access: Access) -> None:
         """Before the mailboxes of an agent go: say what goes with them. Whoever finishes this finds it said."""

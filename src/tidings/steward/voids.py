@@ -139,7 +139,7 @@ class VoidWatch:
 
 def void_of(subjects: Subjects, space_id: str, table: Table, record: StoredRecord) -> Void | None:
     """Why a message does not count; None if it does."""
-    return refusal_of(subjects, space_id, record) or _ruled_out(subjects, table, record)
+    return refusal_of(subjects, space_id, table, record) or _ruled_out(subjects, table, record)
 
 
 def _ruled_out(subjects: Subjects, table: Table, record: StoredRecord) -> RuledOut | None:
@@ -150,12 +150,13 @@ def _ruled_out(subjects: Subjects, table: Table, record: StoredRecord) -> RuledO
     return RuledOut(f"{RULED_OUT}: {refusal}") if refusal else None
 
 
-def refusal_of(subjects: Subjects, space_id: str, record: StoredRecord) -> Refused | None:
+def refusal_of(subjects: Subjects, space_id: str, table: Table, record: StoredRecord) -> Refused | None:
     """Why no reader shows a record; None if readers do."""
     fields = record.own_fields()
     if fields is None:
         return Refused("header", "its headers are not well formed")
-    opened = open_record(subjects, space_id, record.subject, fields, record.payload)
+    admits = table.rules.admits_at(record.seq, record.time_ns)
+    opened = open_record(subjects, space_id, record.subject, fields, record.payload, admits)
     return opened if isinstance(opened, Refused) else None
 
 

@@ -30,11 +30,15 @@ from tidings.broker.jwt import split_credentials
 from tidings.broker.private_files import read_private
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
-from tidings.space.home import SpaceHome
+from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.quotas import DEFAULT_BYTES
 from tidings.wire.names import is_agent_id
 
 MOST_CONNECTIONS = 32
+#: of whoever has the line of an invitation: its account is small, and others want in
+MOST_INVITED = 4
+#: of the worker of a link, of another space or our own
+MOST_LINKED = 4
 #: connections beyond that are closed; whoever comes back so often in so many seconds loses its credential
 MOST_RETURNS, RETURNS_WITHIN = 200, 10.0
 #: of all connections of an agent together
@@ -80,8 +84,9 @@ class _Taken:
 class AgentBounds:
     """What each agent takes of the broker, and who takes too much. No clock, no I/O."""
 
-    def __init__(self, budget: int, rate: int | None) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, rate: int | None, most: int = MOST_CONNECTIONS) -> None:
+        """`most`: connections of one at once."""
+        self.budget, self.most = budget, most
         #: bytes each second; None is no limit
         self.rate = rate
         self._taken: dict[str, _Taken] = {}
@@ -105,7 +110,7 @@ class AgentBounds:
         taken.connections.add(connection)
         if self.agent_of(connection) != agent:
             self._known[connection] = (agent, sent)
-        if len(taken.connections) <= MOST_CONNECTIONS:
+        if len(taken.connections) <= self.most:
             return False, None
         taken.returns.append(now)
         while taken.returns and taken.returns[0] < now - RETURNS_WITHIN:
@@ -113,7 +118,7 @@ class AgentBounds:
         if len(taken.returns) <= MOST_RETURNS:
             return True, None
         taken.returns.clear()
-        return True, Breach(agent, f"{MOST_RETURNS} connections beyond the {MOST_CONNECTIONS} an agent may have")
+        return True, Breach(agent, f"{MOST_RETURNS} connections beyond the {self.most} one may have")
 
     def disconnected(self, connection: int, received: int, now: float) -> Breach | None:
         """Note its end; what it had sent counts, however short it was here."""
@@ -177,6 +182,21 @@ class AgentBounds:
         self._missing = missing
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Whose connections are watched, and how many of them one may have."""
+
+    account: Callable[[SpaceInfo], str]
+    most: int
+    #: are its bytes counted? What our own worker admits comes as fast as the log takes it
+    counted: bool = True
+
+
+AGENTS = Watched(lambda info: info.agents_account, MOST_CONNECTIONS)
+INVITED = Watched(lambda info: info.invite_account, MOST_INVITED)
+LINKED = Watched(lambda info: info.link_account, MOST_LINKED, counted=False)
+
+
 class Watcher:
     """Watches the agents of one space for its supervisor. `cut` takes a credential or the posting of an agent away."""
 
@@ -185,9 +205,10 @@ class Watcher:
         home: SpaceHome,
         *,
         cut: Callable[[Breach], Awaitable[None]],
-        note: Callable[[dict[str, Any]], None],
+        note: Callable[[dict[str, Any]], None] = lambda _facts: None,
+        who: Watched = AGENTS,
     ) -> None:
-        self._home = home
+        self._home, self._who = home, who
         self._cut, self._note = cut, note
         self.rate: int | None = DEFAULT_BYTES
         #: agents the administrator is asked to see to, and those of them whose connections are closed until then
@@ -228,8 +249,9 @@ class Watcher:
         info = self._home.read_info()
         _, key = split_credentials(read_private(self._home.watcher_creds))
         link = await connect(info.url, self._home.watcher_creds, key.id, name="watcher", reconnect=False)
-        self._bounds, self._turn = AgentBounds(info.budget, self.rate), 0
-        self._account, self._link = info.agents_account, link
+        rate = self.rate if self._who.counted else None
+        self._bounds, self._turn = AgentBounds(info.budget, rate, self._who.most), 0
+        self._account, self._link = self._who.account(info), link
         try:
             words = f"$SYS.ACCOUNT.{self._account}"
             await link.listen(f"{words}.CONNECT", lambda message: self._heard(link, message.data, came=True))

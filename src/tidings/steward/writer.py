@@ -2,7 +2,8 @@
 
 One message can state one expectation, and that is the lease; "subject unchanged" is checked against the table,
 which is right because nobody else writes. After an unknown outcome the lease is written again first, so that the
-unanswered write can no longer arrive late, and only then the subject is read; nothing else is decided before.
+unanswered write can no longer arrive late, and only then the subject is read; nothing else is decided before. Of a log
+with replicas it is read from one that has that lease.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ import msgspec
 
 from tidings import failpoints
 from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
 from tidings.broker.streams import set_gate
-from tidings.errors import ConflictError, LeaseLost, LogFull, OutcomeUnknown, TidingsError, UnhealthyError
+from tidings.errors import (
+    BrokerUnreachable,
+    ConflictError,
+    LeaseLost,
+    LogFull,
+    OutcomeUnknown,
+    TidingsError,
+    UnhealthyError,
+)
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.lease import StewardLease
 from tidings.space.log import log_record
@@ -31,6 +40,8 @@ from tidings.wire.subjects import ChannelSubject, MemberSubject
 
 ATTEMPTS = 5
 ASK_AGAIN = 0.1
+#: seconds for which a busy log is asked again, less than an agent waits for its answer
+BUSY_WITHIN = 4.0
 #: operations remembered of each scope, the newest
 KEPT = 1_024
 ADMIN = "admin"
@@ -157,8 +168,7 @@ class RulingWriter:
         for _ in range(ATTEMPTS):
             failpoints.reach("steward.before_write")
             try:
-                headers = {SIGNATURE_HEADER: signature, **self.lease.fence}
-                seq = await self.js.publish(subject, payload, headers)
+                seq = await self._publish_once(subject, payload, signature)
             except OutcomeUnknown as error:
                 log.warning("%s; renewing the lease to find out", error)
                 await self.on_unwritten(str(error))
@@ -166,6 +176,10 @@ class RulingWriter:
                 if found:
                     return found
             except ApiError as error:
+                if error.proves_nothing(self.lease.seq) and self.lease.replicated:
+                    raise BrokerUnreachable(
+                        f"{subject} was not written: the broker is busy ({error.description}); ask again"
+                    ) from error
                 if error.err_code == WRONG_LAST_SEQUENCE:
                     raise LeaseLost(
                         f"the broker refused a ruling: {await self.lease.current()} holds the lease"
@@ -183,6 +197,19 @@ class RulingWriter:
                 failpoints.reach("steward.after_write")
                 return seq
         raise OutcomeUnknown(f"{subject} could not be written in {ATTEMPTS} attempts; ask again with the same op")
+
+    async def _publish_once(self, subject: str, payload: bytes, signature: str) -> int:
+        """With replicas a write is refused for a while: another is under way, a former leader answers, or there is none
+        yet. Nothing was stored then."""
+        deadline = asyncio.get_running_loop().time() + BUSY_WITHIN
+        while True:
+            try:
+                return await self.js.publish(subject, payload, {SIGNATURE_HEADER: signature, **self.lease.fence})
+            except (ApiError, BrokerUnreachable) as error:
+                waits = self.lease.replicated and asyncio.get_running_loop().time() < deadline
+                if not waits or (isinstance(error, ApiError) and not error.proves_nothing(self.lease.seq)):
+                    raise
+            await asyncio.sleep(ASK_AGAIN)
 
     async def _resolve(self, subject: str, op: str) -> int | None:
         """Find out whether a write happened, however long the broker is away.
@@ -202,7 +229,11 @@ class RulingWriter:
 
     async def _find(self, subject: str, op: str) -> int | None:
         """The sequence at which our operation is the newest record of its subject, read from the leader."""
-        stored = await self.js.last(self.table.subjects.log_stream, subject)
+        stream = self.table.subjects.log_stream
+        if self.lease.replicated:
+            stored = await self.js.run(last_as_of(stream, subject, self.lease.subject, self.lease.seq))
+        else:
+            stored = await self.js.last(stream, subject)
         if stored is None:
             return None
         try:

@@ -14,16 +14,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 CHUNK = 65_536
+#: seconds, beside a round trip, after which a lost packet is sent again
+RETRANSMITTED = 0.2
 
 
 class FaultProxy:
-    """Forwards connections to a local port; the attributes may be changed while it runs."""
+    """Forwards connections to a port of this machine; the attributes may be changed while it runs."""
 
-    def __init__(self, port: int) -> None:
-        self.target = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.target, self.target_host = port, host
         self.port = 0
         #: seconds every chunk is held, each way
         self.delay = 0.0
+        #: share of chunks that are lost: they come when they were sent again, and what is behind them waits
+        self.loss = 0.0
+        self.lost = 0
+        self._loss_owed = 0.0
         self.black_hole = False
         #: nothing is read, so that whoever sends finds its buffers full
         self.stalled = False
@@ -50,7 +56,7 @@ class FaultProxy:
             writer.transport.abort()
             return
         try:
-            there, onward = await asyncio.open_connection("127.0.0.1", self.target)
+            there, onward = await asyncio.open_connection(self.target_host, self.target)
         except OSError:
             writer.transport.abort()
             return
@@ -75,9 +81,17 @@ class FaultProxy:
                 while self.stalled:
                     await asyncio.sleep(0.01)
                 if not self.black_hole:
-                    waiting.put_nowait((loop.time() + self.delay, data))
+                    waiting.put_nowait((loop.time() + self.delay + self._sent_again(), data))
         waiting.put_nowait((loop.time(), b""))
         await writing
+
+    def _sent_again(self) -> float:
+        self._loss_owed += self.loss
+        if self._loss_owed < 1:
+            return 0.0
+        self._loss_owed -= 1
+        self.lost += 1
+        return RETRANSMITTED + 2 * self.delay
 
     async def _drain(self, waiting: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -101,8 +115,8 @@ class FaultProxy:
 
 
 @asynccontextmanager
-async def fault_proxy(port: int) -> AsyncIterator[FaultProxy]:
-    proxy = FaultProxy(port)
+async def fault_proxy(port: int, host: str = "127.0.0.1") -> AsyncIterator[FaultProxy]:
+    proxy = FaultProxy(port, host)
     server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:

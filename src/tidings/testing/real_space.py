@@ -21,15 +21,20 @@ from typing import Any
 from tidings.broker import jwt
 from tidings.broker.client import Connection, connect
 from tidings.broker.jetstream import JetStream
+from tidings.broker.jetstream_api import ApiError
 from tidings.broker.keyring import Keyring
 from tidings.broker.server import Broker
-from tidings.space.administration import Administrator, Granted, administer, broker_config, create_space
+from tidings.errors import OutcomeUnknown, UnreachableError
+from tidings.space.administration import Administrator, Granted, administer
 from tidings.space.agents import AgentFile
 from tidings.space.control import ControlClient
+from tidings.space.creation import broker_config, create_space
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.listening import listen_on
+from tidings.space.listening import listen_on, websocket_on
 from tidings.steward.intervals import Intervals
 from tidings.steward.service import Steward
+from tidings.testing.cluster import Cluster
+from tidings.testing.partition import RouteNetwork
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
@@ -45,6 +50,7 @@ TEST_INTERVALS = Intervals(
     roster_heartbeat=0.5,
     presence=2.5,
     mail=0.5,
+    links=0.05,
     voids=0.5,
 )
 
@@ -87,10 +93,12 @@ class AgentClient:
 class RealSpace:
     """A running space. `steward` is None when it was started without one."""
 
-    def __init__(self, home: SpaceHome, info: SpaceInfo, broker: Broker) -> None:
+    def __init__(self, home: SpaceHome, info: SpaceInfo, broker: Broker, cluster: Cluster | None = None) -> None:
         self.home = home
         self.info = info
+        #: its own, or the first node of its cluster
         self.broker = broker
+        self.cluster = cluster
         self.subjects = info.subjects
         self.steward: Steward | None = None
         self._steward_task: asyncio.Task[None] | None = None
@@ -176,12 +184,12 @@ class RealSpace:
             await _close(connection)
 
     @asynccontextmanager
-    async def core(self) -> AsyncIterator[JetStream]:
-        """Everything in CORE: for looking, and for doing what only an operator could."""
+    async def core(self, url: str | None = None) -> AsyncIterator[JetStream]:
+        """Everything in CORE: for looking, and for doing what only an operator could. `url`: of one of its nodes."""
         keyring = Keyring.load(self.home.keys)
         token, key = keyring.short_lived(keyring.core, "test")
         connection = await connect(
-            self.info.url, jwt.credentials(token, key), key.id, name="test core", reconnect=False
+            url or self.info.url, jwt.credentials(token, key), key.id, name="test core", reconnect=False
         )
         try:
             yield JetStream(connection)
@@ -208,23 +216,30 @@ async def real_space(
     intervals: Intervals = TEST_INTERVALS,
     open_space: bool = False,
     listen: str | None = None,
+    ws: str | None = None,
     certificate: tuple[str, str] | None = None,
+    nodes: int = 1,
+    network: RouteNetwork | None = None,
 ) -> AsyncIterator[RealSpace]:
     """Create a space below `root`, start its broker and (unless told not to) its steward.
 
+    `nodes`: three for a cluster, of which every stream has three replicas. `network`: through which its nodes reach
+    each other.
+
     `listen`: the address on which others reach it; everybody speaks TLS to it then, with the space's own certificate or
-    with the one that is given, and its key.
+    with the one that is given, and its key. `ws`: the same for websockets.
     """
     home = SpaceHome(root, name)
     info = create_space(home, port=None, open_space=open_space, budget=budget)
     if listen is not None:
         info = listen_on(home, listen, certificate)
-    broker = Broker(broker_config(home, info), home.run / "nats.conf")
-    broker.start()
-    space = RealSpace(home, info, broker)
+    if ws is not None:
+        info = websocket_on(home, ws, certificate)
+    running = _on_cluster(home, info, nodes, network) if nodes > 1 else _on_broker(home, info)
+    space = running[0]
     try:
         async with space.administer() as admin:
-            await admin.provision()
+            await _provisioned(admin, patient=nodes > 1)
         if steward:
             await space.start_steward(intervals)
         yield space
@@ -234,4 +249,32 @@ async def real_space(
             space._steward_task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await space._steward_task
-        broker.stop()
+        running[1]()
+
+
+def _on_broker(home: SpaceHome, info: SpaceInfo) -> tuple[RealSpace, Callable[[], None]]:
+    broker = Broker(broker_config(home, info), home.run / "nats.conf")
+    broker.start()
+    return RealSpace(home, info, broker), broker.stop
+
+
+def _on_cluster(
+    home: SpaceHome, info: SpaceInfo, nodes: int, network: RouteNetwork | None
+) -> tuple[RealSpace, Callable[[], None]]:
+    cluster = Cluster.of(broker_config(home, info), home.home / "cluster", nodes, network=network)
+    info = home.update_info(servers=cluster.urls, replicas=nodes)
+    cluster.start()
+    return RealSpace(home, info, cluster.nodes[0], cluster), cluster.stop
+
+
+async def _provisioned(admin: Administrator, *, patient: bool) -> None:
+    """Streams are there. A cluster that just started has nobody yet who could make them."""
+    deadline = asyncio.get_running_loop().time() + 30
+    while True:
+        try:
+            await admin.provision()
+            return
+        except (ApiError, OutcomeUnknown, UnreachableError):
+            if not patient or asyncio.get_running_loop().time() > deadline:
+                raise
+        await asyncio.sleep(0.2)

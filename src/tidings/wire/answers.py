@@ -123,6 +123,38 @@ class NamedAgent(TypedDict):
     roles: list[str]
 
 
+class LinkedRow(TypedDict):
+    """A record that goes over a link: `origin` and `channel` are where it was said, and `sig` is its sender's over
+    both. The payload is base64."""
+
+    seq: int
+    time: str
+    origin: str
+    channel: str
+    sender: str
+    sig: str
+    payload: str
+    hops: int
+    mark: str
+
+
+class TokenRow(TypedDict):
+    space: str
+    epoch: str
+    seq: int
+    mark: str
+
+
+class GapRow(TypedDict):
+    """Why nothing follows a token: too_old, too_new, epoch, stream or record."""
+
+    kind: str
+    oldest: int
+    head: int
+    epoch: str
+    agreed: int
+
+
 # --- answers ---
 
 
@@ -131,8 +163,12 @@ class NothingAnswer(TypedDict):
 
 
 class AccessAnswer(TypedDict):
+    """`authority`: certificates (base64 of DER, one after the other) that the address of a bundle is to trust; empty if
+    the space is no authority of its own."""
+
     access: dict[str, Any]
     seq: int
+    authority: str
 
 
 class AttentionAnswer(TypedDict):
@@ -245,6 +281,10 @@ class HistoryAnswer(TypedDict):
     head: int
     stamp: list[Any] | None
     floor: int
+    #: the sequence of the newest link record
+    links: int
+    #: how many that were looked at are left out because no link lets them in
+    void: int
     hidden: bool
 
 
@@ -322,6 +362,7 @@ class RosterAnswer(TypedDict):
     head: int
     floor: int
     backstop: BackstopRow
+    links: int
 
 
 class NamesAnswer(TypedDict):
@@ -342,6 +383,32 @@ class SessionEndedAnswer(TypedDict):
 class SpaceAnswer(TypedDict):
     space: dict[str, Any]
     seq: int
+
+
+class LinkVersion(TypedDict):
+    """What a link lets in from a sequence on, until the next row of the same link."""
+
+    link: str
+    seq: int
+    state: str
+    #: the id of the space at its other end, and the name that one is shown under
+    origin: str
+    space: str
+    channels: dict[str, str]
+    beyond: dict[str, dict[str, str]]
+    hops: int
+    until: int | None
+
+
+class LinksAnswer(TypedDict):
+    """Rows in order of links, then of sequences; `through`: nothing changed at or below it but what rows say."""
+
+    links: list[LinkVersion]
+    next: str | None
+    #: the sequence of the newest link record
+    newest: int
+    through: int
+    floor: int
 
 
 class ClaimAnswer(TypedDict):
@@ -411,6 +478,16 @@ class RulingAnswer(TypedDict):
     closed: list[str]
 
 
+class LinkRulingAnswer(TypedDict):
+    seq: int
+
+
+class LinkRecordsAnswer(TypedDict):
+    """By link: the operation that wrote the record in force, its sequence, and whether it is on or off."""
+
+    links: dict[str, dict[str, Any]]
+
+
 class RotateKeyAnswer(TypedDict):
     seq: int
     steward_key: str
@@ -438,9 +515,122 @@ class AcknowledgeAnswer(TypedDict):
     acknowledged: int
 
 
+class AcceptAnswer(TypedDict):
+    """Sealed for the key that asked (libsodium's sealed box, base64): what a bundle has besides its seed, in JSON."""
+
+    sealed: str
+
+
+class LinkOfferAnswer(TypedDict):
+    """Sealed in the same way: the `offer` and its `signature`, in JSON."""
+
+    sealed: str
+
+
+class LinkAcceptAnswer(TypedDict):
+    """Sealed in the same way: the token of the user that accepted, and how this space is reached, in JSON."""
+
+    sealed: str
+
+
+class LinkHelloAnswer(TypedDict):
+    """`space` is the id of this space, `name` what it calls itself, `jwt` the token in force of whoever asks."""
+
+    link: str
+    seq: int
+    name: str
+    space: str
+    steward: str
+    epoch: str
+    head: int
+    floor: int
+    shares: list[str]
+    hops: int
+    until: int | None
+    direct: str
+    roster: str
+    time: str
+    jwt: str
+
+
+class LinkPageAnswer(TypedDict):
+    """Everything shared up to `through` is in it, and in those before."""
+
+    records: list[LinkedRow]
+    through: TokenRow
+    head: int
+    floor: int
+    gap: GapRow | None
+
+
+class LinkFetchAnswer(TypedDict):
+    """`missing`: not there, or not shared. What is in neither did not fit."""
+
+    epoch: str
+    records: list[LinkedRow]
+    missing: list[int]
+
+
+class LinkDigestAnswer(TypedDict):
+    """Channel -> day -> [count, sum in 64 hex digits], of records from `floor` to `through`."""
+
+    floor: int
+    through: int
+    channels: dict[str, dict[str, list[Any]]]
+
+
+class LinkBucketsAnswer(TypedDict):
+    floor: int
+    through: int
+    buckets: list[list[Any]]
+
+
+class LinkIdsAnswer(TypedDict):
+    """Rows of [sequence, sender, id, SHA-256 of the payload]."""
+
+    floor: int
+    through: int
+    ids: list[list[Any]]
+    more: bool
+
+
+class AdmissionFactsAnswer(TypedDict):
+    """`open`: does the log take messages? `agreed`, `authority`: the record under which a link lets something in."""
+
+    space: str
+    epoch: str
+    head: int
+    floor: int
+    open: bool
+    agreed: NotRequired[int]
+    authority: NotRequired[str]
+
+
+class AdmissionLinksAnswer(AdmissionFactsAnswer):
+    """Each link is the fields of its record, and `seq`, where that is."""
+
+    name: str
+    links: list[dict[str, Any]]
+
+
+class AdmissionIndexAnswer(TypedDict):
+    """Rows of [sequence, link, origin, channel there, sender, id, SHA-256 of the payload], all up to `through`."""
+
+    epoch: str
+    rows: list[list[Any]]
+    through: int
+    head: int
+
+
 #: every operation has its answer here: without it the table cannot be loaded
 ANSWERS: Mapping[tuple[str, str], Any] = {
+    ("accept", "redeem"): AcceptAnswer,
+    ("accept", "offer"): LinkOfferAnswer,
+    ("accept", "link"): LinkAcceptAnswer,
     ("access", "get"): AccessAnswer,
+    ("admission", "links"): AdmissionLinksAnswer,
+    ("admission", "facts"): AdmissionFactsAnswer,
+    ("admission", "index"): AdmissionIndexAnswer,
     ("attention", "get"): AttentionAnswer,
     ("attention", "set"): AttentionAnswer,
     ("channel", "list"): ChannelListAnswer,
@@ -456,6 +646,12 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("health", "ping"): HealthAnswer,
     ("health", "describe"): DescribeAnswer,
     ("history", "page"): HistoryAnswer,
+    ("link", "hello"): LinkHelloAnswer,
+    ("link", "page"): LinkPageAnswer,
+    ("link", "fetch"): LinkFetchAnswer,
+    ("link", "digest"): LinkDigestAnswer,
+    ("link", "buckets"): LinkBucketsAnswer,
+    ("link", "ids"): LinkIdsAnswer,
     ("member", "join"): JoinAnswer,
     ("member", "leave"): LeaveAnswer,
     ("member", "list"): MembershipsAnswer,
@@ -472,6 +668,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("session", "release"): NothingAnswer,
     ("session", "ended"): SessionEndedAnswer,
     ("space", "info"): SpaceAnswer,
+    ("space", "links"): LinksAnswer,
     ("task", "claim"): ClaimAnswer,
     ("task", "beat"): TaskBeatAnswer,
     ("task", "done"): TaskDoneAnswer,
@@ -489,5 +686,9 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admin", "table"): TableAnswer,
     ("admin", "issued"): IssuedAnswer,
     ("admin", "unread"): UnreadAnswer,
+    ("admin", "link_set"): LinkRulingAnswer,
+    ("admin", "link_end"): LinkRulingAnswer,
+    ("admin", "links"): LinkRecordsAnswer,
     ("admin", "acknowledge"): AcknowledgeAnswer,
+    ("admin", "redeemed"): NothingAnswer,
 }

@@ -15,7 +15,7 @@ from functools import lru_cache
 import nkeys
 from nacl import bindings
 
-from tidings.errors import InvalidName
+from tidings.errors import BadSignature, InvalidName
 
 OPERATOR = nkeys.PREFIX_BYTE_OPERATOR
 ACCOUNT = nkeys.PREFIX_BYTE_ACCOUNT
@@ -34,7 +34,7 @@ class KeyPair:
             raise InvalidName("this text is not an nkey seed") from error
         public, self._secret = bindings.crypto_sign_seed_keypair(bytes(raw[:32]))
         self.seed = seed
-        self.id = _encode_public(prefix, public)
+        self.id = encode_public(prefix, public)
 
     @classmethod
     def generate(cls, prefix: int = USER) -> KeyPair:
@@ -52,11 +52,34 @@ class KeyPair:
         except Exception as error:  # nacl: not a point of the curve, or one of small order
             raise InvalidName(f"{other!r} is not a key one can share a secret with") from error
 
+    def open_sealed(self, sealed: bytes) -> bytes:
+        """What somebody sealed for this key (`sealed_for`). BadSignature if it was not, or was changed."""
+        secret = bindings.crypto_sign_ed25519_sk_to_curve25519(self._secret)
+        try:
+            return bytes(bindings.crypto_box_seal_open(sealed, bindings.crypto_scalarmult_base(secret), secret))
+        except Exception as error:  # nacl: too short, or not for us
+            raise BadSignature("this was not sealed for this key") from error
+
     def __repr__(self) -> str:
         return f"KeyPair({self.id})"
 
 
-def _encode_public(prefix: int, public: bytes) -> str:
+def seed_bytes(key: KeyPair) -> bytes:
+    """The 32 raw bytes of a seed."""
+    return bytes(nkeys.decode_seed(key.seed.encode())[1][:32])
+
+
+def key_of_seed(raw: bytes, prefix: int = USER) -> KeyPair:
+    return KeyPair(nkeys.encode_seed(raw, prefix).decode())
+
+
+def sealed_for(key: str, plaintext: bytes) -> bytes:
+    """What only the holder of `key` can open. Who sealed it is not said."""
+    return bytes(bindings.crypto_box_seal(plaintext, bindings.crypto_sign_ed25519_pk_to_curve25519(public_bytes(key))))
+
+
+def encode_public(prefix: int, public: bytes) -> str:
+    """The text of a public key."""
     body = bytes([prefix]) + public
     crc: int = nkeys.crc16(bytearray(body))
     return base64.b32encode(body + crc.to_bytes(2, "little")).decode().rstrip("=")

@@ -45,10 +45,11 @@ _DAY = (
     r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
+TIMESTAMP_PATTERN = rf"^(?!0000){_DAY}T(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){{2}}\.[0-9]{{3}}Z{_END}"
 Timestamp = Annotated[
     str,
     Meta(
-        pattern=rf"^(?!0000){_DAY}T(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){{2}}\.[0-9]{{3}}Z{_END}",
+        pattern=TIMESTAMP_PATTERN,
         description="RFC 3339, UTC, exactly three decimals",
         extra_json_schema={"format": "date-time"},
     ),

@@ -94,6 +94,28 @@ def check_agent_id(text: str) -> str:
     return text
 
 
+#: characters of an id that people are shown
+SHOWN_OF_ID = 10
+
+
+def short_id(key: str) -> str:
+    """An id for people; the last character is in no name, so nobody can be called so."""
+    return f"{key[:SHOWN_OF_ID]}…"
+
+
+def foreign_name(name: str, agent_id: str, space: str, space_id: str) -> str:
+    """Who said something in another space, for people here: `ada@acme`. No agent of this space can be called so.
+
+    `name` is what the message says, and `space` what the link record calls the other space. What does not fit the
+    grammar, or is missing, is shown as the beginning of an id.
+    """
+    return f"{name if is_token(name) else short_id(agent_id)}@{shown_space(space, space_id)}"
+
+
+def shown_space(space: str, space_id: str) -> str:
+    return space if is_token(space) else short_id(space_id)
+
+
 @lru_cache(maxsize=4_096)
 def is_channel(name: str) -> bool:
     return 0 < len(name) <= MAX_CHANNEL and all(is_token(token) for token in name.split("."))

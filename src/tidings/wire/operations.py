@@ -18,12 +18,14 @@ import msgspec
 
 from tidings.wire.answers import ANSWERS
 from tidings.wire.roster import Beat
-from tidings.wire.rulings import Access, Channel, Space
+from tidings.wire.rulings import Access, Channel, Link, Space
 
 #: what every language reads exactly; a larger number is one that nobody was given
 MOST = 2**53 - 1
 #: seconds for which whoever asks about receipts, or about tasks, may be kept waiting
 RECEIPT_WAIT, TASK_WAIT = 25.0, 20.0
+#: and whoever accepts an invitation, until it is given its place
+ACCEPT_WAIT = 40.0
 
 
 class Kind(NamedTuple):
@@ -35,6 +37,7 @@ class Kind(NamedTuple):
 
 
 TEXT = Kind("a text", (str,), {"type": "string"})
+COUNTS = Kind("a list of whole numbers", (list,), {"type": "array", "items": {"type": "integer"}})
 TEXTS = Kind("a list of texts", (list,), {"type": "array", "items": {"type": "string"}})
 COUNT = Kind("a whole number", (int,), {"type": "integer", "minimum": -MOST, "maximum": MOST})
 NUMBER = Kind("a number", (int, float), {"type": "number", "minimum": -MOST, "maximum": MOST})
@@ -77,6 +80,7 @@ _PAGE: Mapping[str, Kind] = {
     "until": COUNT,
     "since": TIME,
     "sender": TEXT,
+    "link": TEXT,
 }
 _RECEIPT: Mapping[str, Kind] = {
     "stream": TEXT,
@@ -89,7 +93,35 @@ _RECEIPT: Mapping[str, Kind] = {
 _WAITED: Mapping[str, Kind] = {"wait": NUMBER, "timeout": NUMBER}
 
 _TABLE: tuple[Operation, ...] = (
+    Operation(
+        "accept",
+        "redeem",
+        "Become an agent by an invitation: asked by whoever has its line, signed by the new key.",
+        {"id": TEXT, "name": TEXT, "sig": TEXT},
+        waits=ACCEPT_WAIT,
+    ),
+    Operation(
+        "accept",
+        "offer",
+        "What a space offers to be linked: asked by whoever has the line, signed by a new key.",
+        {"id": TEXT, "sig": TEXT},
+    ),
+    Operation(
+        "accept",
+        "link",
+        "Accept it: the terms in `text`, signed by the new key and by the space that accepts.",
+        {"id": TEXT, "text": TEXT, "sig": TEXT, "proof": TEXT},
+        waits=ACCEPT_WAIT,
+    ),
     Operation("access", "get", "This agent's access record in force, with a new token if there is one.", {}),
+    Operation(
+        "admission",
+        "links",
+        "The link records in force, and the log: asked by this space's own worker of links.",
+        {},
+    ),
+    Operation("admission", "facts", "The log as it is, and what a link lets in.", {"after": COUNT, "link": TEXT}),
+    Operation("admission", "index", "What came in by links, in pages.", {"after": COUNT, "limit": COUNT}),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
         "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
@@ -125,6 +157,32 @@ _TABLE: tuple[Operation, ...] = (
     Operation("health", "ping", "Every fact of the space, by a real round trip.", {}, host=True),
     Operation("health", "describe", "This table.", {}, host=True),
     Operation("history", "page", "A page of what was said, under the access of now.", _PAGE),
+    Operation(
+        "link",
+        "hello",
+        "What this space is and what it shares: asked by the worker of a linked space.",
+        {},
+    ),
+    Operation(
+        "link",
+        "page",
+        "What is shared and follows a token, oldest first; it says how far its asker has handled this log.",
+        {"space": TEXT, "epoch": TEXT, "after": COUNT, "mark": TEXT, "limit": COUNT, "handled": COUNT},
+    ),
+    Operation("link", "fetch", "Single records that are shared.", {"seqs": COUNTS}),
+    Operation("link", "digest", "Digests of what is shared, by channel and day.", {"through": COUNT}),
+    Operation(
+        "link",
+        "buckets",
+        "The 256 digests of a channel and a day.",
+        {"channel": TEXT, "day": TEXT, "through": COUNT},
+    ),
+    Operation(
+        "link",
+        "ids",
+        "The records of some of these, in pages.",
+        {"channel": TEXT, "day": TEXT, "buckets": COUNTS, "through": COUNT, "after": COUNT},
+    ),
     Operation(
         "member",
         "join",
@@ -169,6 +227,9 @@ _TABLE: tuple[Operation, ...] = (
     Operation("session", "ended", "Whether the session that receives has ended.", {}),
     Operation("space", "info", "The space's settings.", {}, host=True),
     Operation(
+        "space", "links", "What each link of the space lets in, and since when, in pages.", {"after": TEXT}, host=True
+    ),
+    Operation(
         "task",
         "claim",
         "Take a task of a role, or wait for one.",
@@ -205,6 +266,21 @@ _TABLE: tuple[Operation, ...] = (
     Operation("admin", "table", "The table of memberships as of a sequence.", {"seq": COUNT, "offset": COUNT}),
     Operation("admin", "issued", "Which access records of some agents the log has.", {"ids": TEXTS}),
     Operation("admin", "unread", "What an agent has not read.", {"id": TEXT}),
+    Operation(
+        "admin",
+        "redeemed",
+        "What came of an invitation that somebody accepted.",
+        {"invitation": TEXT, "id": TEXT, "error": TABLE},
+    ),
+    Operation(
+        "admin",
+        "link_set",
+        "Write a link record: what passes between this space and another.",
+        _fields(Link, "op", "v", "at", "state"),
+        once=True,
+    ),
+    Operation("admin", "link_end", "Let nothing pass a link any more.", {"link": TEXT}, once=True),
+    Operation("admin", "links", "Which record of each link the log has.", {}),
     Operation("admin", "acknowledge", "What was lost has been seen to.", {}),
 )
 OPERATIONS: Mapping[tuple[str, str], Operation] = {

@@ -28,6 +28,19 @@ def covers_any(patterns: Iterable[str], narrow: str) -> bool:
     return any(_subsumes(wide, narrow) for wide in patterns)
 
 
+def may_meet(one: str, other: str) -> bool:
+    """Is there a channel that both cover?"""
+    if not is_pattern(one) or not is_pattern(other):
+        return False
+    left, right = one.split("."), other.split(".")
+    for mine, theirs in zip(left, right, strict=False):
+        if ">" in (mine, theirs):
+            return True
+        if mine != theirs and "*" not in (mine, theirs):
+            return False
+    return len(left) == len(right)
+
+
 @lru_cache(maxsize=65_536)
 def _subsumes(wide: str, narrow: str) -> bool:
     if not is_pattern(wide) or not is_pattern(narrow):

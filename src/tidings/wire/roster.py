@@ -127,6 +127,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     head: Count = 0
     floor: Count = 0
     backstop: Backstop = Backstop()
+    #: sequence of the newest link record: whoever knows only older ones asks for the links of the space
+    links: Count = 0
 
 
 def read_beat(fields: Any) -> Beat:

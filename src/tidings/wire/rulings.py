@@ -16,6 +16,7 @@ import msgspec
 from tidings.errors import InvalidName, MalformedMessage, MalformedRecord
 from tidings.wire import names, signing, strict_json
 from tidings.wire.keys import KeyPair, public_bytes
+from tidings.wire.links import MOST_HOPS, channel_map
 
 ChannelClass = Literal["live", "durable"]
 Switch = Literal["on", "off"]
@@ -85,19 +86,59 @@ class Channel(_Record, frozen=True, kw_only=True):
 
 
 class Link(_Record, frozen=True, kw_only=True):
-    """`td.S.link.<link>`: which channels of the space `origin` are admitted here, and under which name."""
+    """`td.S.link.<link>`: what passes between this space and another, `origin`, from this sequence on.
+
+    What may come in is in `channels` and `beyond`, what the other may read of ours in `shares`. A link that is off, or
+    past `until`, lets nothing pass.
+    """
 
     link: str
     state: Switch
     origin: str
+    #: channels and patterns of `origin` -> what they are called here (`wire/links.ChannelMap`)
     channels: dict[str, str]
+    #: the name of `origin` as it is shown here: `ada@acme`
+    space: str = ""
+    #: its steward's key, by which its records are known
+    steward: str | None = None
+    #: channels and patterns of ours that it may read
+    shares: tuple[str, ...] = ()
+    #: spaces behind it -> what of theirs may come through it, and under which name
+    beyond: dict[str, dict[str, str]] = {}
+    #: links that a record may have come over, this one too
+    hops: Annotated[int, msgspec.Meta(ge=1, le=MOST_HOPS)] = 1
+    #: second of the epoch at which it ends
+    until: Count | None = None
+    #: the user that its worker is at our broker
+    peer: str | None = None
+    direct: Switch = "off"
+    roster: Switch = "off"
 
     def __post_init__(self) -> None:
         names.check_token(self.link, "link")
         _check_key(self.origin, "A")
-        for theirs, ours in self.channels.items():
-            names.check_channel(theirs)
-            names.check_channel(ours)
+        channel_map(self.channels)
+        for space, channels in self.beyond.items():
+            _check_key(space, "A")
+            channel_map(channels)
+        for pattern in self.shares:
+            names.check_pattern(pattern)
+        if self.space:
+            names.check_space(self.space)
+        if self.steward is not None:
+            _check_key(self.steward)
+        if self.peer is not None:
+            names.check_agent_id(self.peer)
+
+    def admits(self, origin: str, theirs: str, *, hops: int = 1, time_ns: int = 0) -> str | None:
+        """What the channel `theirs` of the space `origin` is called here, if what was said there may come in."""
+        if self.state != "on" or not 1 <= hops <= self.hops or self.has_ended(time_ns):
+            return None
+        channels = self.channels if origin == self.origin else self.beyond.get(origin)
+        return channel_map(channels).ours(theirs) if channels else None
+
+    def has_ended(self, time_ns: int) -> bool:
+        return self.until is not None and time_ns >= self.until * 1_000_000_000
 
 
 class Lease(_Record, frozen=True, kw_only=True):

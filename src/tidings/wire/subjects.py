@@ -45,7 +45,11 @@ AGENT_SERVICES = (
     "trace",
 )
 ADMIN_SERVICE = "admin"
-SERVICES = (*AGENT_SERVICES, ADMIN_SERVICE)
+#: the only one that whoever was invited may call, from an account of its own
+INVITATION_SERVICE = "accept"
+#: what the worker of a linked space may ask, and what this space's own worker may, both from the account of links
+LINK_SERVICE, ADMISSION_SERVICE = "link", "admission"
+SERVICES = (*AGENT_SERVICES, INVITATION_SERVICE, LINK_SERVICE, ADMISSION_SERVICE, ADMIN_SERVICE)
 
 
 class StreamKind(StrEnum):
@@ -258,6 +262,10 @@ class Subjects:
 
     def live_via(self, pattern: str) -> str:
         return f"{self.root}.live.via.*.*.{names.check_pattern(pattern)}"
+
+    def live_link(self, peer: str) -> str:
+        """Where the worker of a linked space hears that there is something new for it."""
+        return f"{self.root}.live.link.{names.check_agent_id(peer)}"
 
     def ruling_filters(self) -> tuple[str, ...]:
         """Stream filters that together match every ruling record and nothing else."""

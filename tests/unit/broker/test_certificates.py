@@ -72,14 +72,14 @@ def test_what_is_lost_of_the_brokers_is_made_again(files: CertificateFiles, lost
 
 
 def test_a_key_that_is_not_the_authoritys_and_a_damaged_certificate_are_said(files: CertificateFiles) -> None:
-    ensure_certificates(files, "main", NOW)
+    known = ensure_certificates(files, "main", NOW)
     files.authority_key.write_bytes(files.server_key.read_bytes())
     files.server.unlink()
     with pytest.raises(ConfigError, match="one backup"):
-        ensure_certificates(files, "main", NOW)
+        ensure_certificates(files, "main", NOW, known)
     files.authority.write_text("half")
     with pytest.raises(ConfigError, match="not a certificate"):
-        ensure_certificates(files, "main", NOW)
+        ensure_certificates(files, "main", NOW, known)
 
 
 def test_somebody_elses_certificate_is_taken_with_the_name_it_is_for(files: CertificateFiles) -> None:
@@ -112,14 +112,23 @@ def test_the_authority_that_bundles_trust_is_never_replaced_by_another(files: Ce
     known = ensure_certificates(files, "main", NOW)
     key = files.authority_key.read_bytes()
     files.authority.unlink()
-    with pytest.raises(ConfigError, match="its key is there: take it from a backup"):
-        ensure_certificates(files, "main", NOW)
     assert ensure_certificates(files, "main", NOW, known) == known, "it is in space.toml too"
     assert files.authority_key.read_bytes() == key
     for path in files.folder.iterdir():
         path.unlink()
     with pytest.raises(ConfigError, match="a new authority, and every bundle"):
         ensure_certificates(files, "main", NOW, known)
+
+
+@pytest.mark.parametrize("missing", ["authority", "authority_key"])
+def test_one_that_was_never_trusted_is_made_anew_whatever_is_left_of_it(files: CertificateFiles, missing: str) -> None:
+    """Killed while it was made, or `--listen off` after its key was lost."""
+    before = ensure_certificates(files, "main", NOW)
+    getattr(files, missing).unlink()
+    made = ensure_certificates(files, "main", NOW)
+    assert made != before
+    assert ensure_certificates(files, "main", NOW) == made, "once"
+    assert name_of(files.server, files.server_key, NOW) == server_name("main")
 
 
 def test_a_key_of_the_authority_that_others_can_read_is_refused(files: CertificateFiles) -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from tidings.broker import jetstream_api as api
 from tidings.broker.jetstream_api import (
+    ID_UNDER_WAY,
     NO_END,
     NO_MESSAGE,
+    WRITE_UNDER_WAY,
     WRONG_LAST_SEQUENCE,
     ApiError,
     Ask,
@@ -18,7 +20,7 @@ from tidings.broker.jetstream_api import (
     Steps,
 )
 from tidings.broker.records import Missing, Page
-from tidings.errors import BrokerUnreachable, ConflictError, LogFull, LogGap, LogRegressed, OutcomeUnknown
+from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown
 from tidings.nats.errors import ConnectionGone, NoResponders, NotConnected, PublishDenied
 
 T = TypeVar("T")
@@ -60,14 +62,31 @@ def test_what_a_driver_raises_says_whether_it_may_have_happened(error: Exception
         run(api.api("STREAM.INFO.S"), lambda _: error)
 
 
-def test_nobody_who_takes_a_message_is_a_full_log_and_another_last_record_a_conflict() -> None:
-    with pytest.raises(LogFull):
+def test_nobody_who_takes_a_message_is_no_full_log_and_another_last_record_a_conflict() -> None:
+    with pytest.raises(BrokerUnreachable, match="choose a leader"):
         run(api.publish("s", b""), lambda _: NoResponders("s"))
-    with pytest.raises(ConflictError):
-        run(api.publish_if("s", b"", 3), refuses(WRONG_LAST_SEQUENCE))
+    for code in (WRONG_LAST_SEQUENCE, WRITE_UNDER_WAY, ID_UNDER_WAY):
+        with pytest.raises(ConflictError):
+            run(api.publish_if("s", b"", 3), refuses(code))
     with pytest.raises(ApiError):
         run(api.publish_if("s", b"", 3), refuses(7))
     assert run(api.publish_if("s", b"", 3), says(seq=4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "again"),
+    [
+        (WRITE_UNDER_WAY, "wrong last sequence", True),
+        (ID_UNDER_WAY, "duplicate message id is in process", True),
+        (WRONG_LAST_SEQUENCE, "wrong last sequence: 8", False),
+        (WRONG_LAST_SEQUENCE, "wrong last sequence: 6", True),
+        (WRONG_LAST_SEQUENCE, "wrong last sequence", False),
+        (10077, "maximum messages exceeded", False),
+    ],
+)
+def test_a_refusal_proves_a_newer_record_only_if_it_is_by_one(code: int, words: str, again: bool) -> None:
+    refused = ApiError("publish", {"err_code": code, "description": words})
+    assert refused.proves_nothing(7) is again
 
 
 def test_a_write_is_never_repeatable_and_a_read_always_is() -> None:

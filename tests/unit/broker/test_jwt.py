@@ -40,6 +40,7 @@ def test_core_may_store_and_exports_each_control_service_by_name() -> None:
         "td.main.live.chat.>",
         "td.main.live.via.>",
         "td.main.live.roster",
+        "td.main.live.link.*",
     }
 
 
@@ -92,3 +93,11 @@ def test_a_key_pair_signs_what_its_id_verifies() -> None:
     key = KeyPair.generate()
     assert KeyPair(key.seed).id == key.id
     assert key.seed not in repr(key)
+
+
+def test_workers_of_links_ask_for_themselves_and_only_our_own_admits() -> None:
+    peer, worker = grants.peer_permissions(MAIN, ADA.id), grants.link_permissions(MAIN, ADA.id)
+    assert peer.publish == [f"td.main.ctl.link.{ADA.id}"]
+    assert set(peer.subscribe) == {f"_INBOX_{ADA.id}.>", f"td.main.live.link.{ADA.id}"}
+    assert set(worker.publish) == {"td.main.via.>", f"td.main.ctl.admission.{ADA.id}"}
+    assert worker.subscribe == [f"_INBOX_{ADA.id}.>"]

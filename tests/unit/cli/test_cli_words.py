@@ -92,10 +92,13 @@ WITHOUT_JSON = {
     "space rotate-key",
     "space remove",
     "pipeline run",
+    "link run",
     "host up",
     "host down",
     "host install",
     "host uninstall",
+    "space install",
+    "space uninstall",
 }
 COMMANDS = dict(commands())
 

@@ -90,3 +90,55 @@ async def test_a_broker_that_does_not_answer_holds_up_nobody_for_long(monkeypatc
         assert pulling.cancelled()
         assert broker.said == [b"SUB", b"PULL", b"NO PULL"]
         await connection.close()
+
+
+class Hasty(Broker):
+    """One of several: it says that a pull is over before it sends what it handed to it."""
+
+    def __init__(self, status: bytes, pending: int, sends: int) -> None:
+        super().__init__()
+        self.status, self.pending, self.sends = status, pending, sends
+
+    async def __call__(self, server: Scripted) -> None:
+        await server.welcome()
+        sid = b""
+        while True:
+            words = (await server.line()).split()
+            if words[0] == b"SUB":
+                sid = words[-1]
+            elif words[0] == b"PING":
+                server.say(b"PONG\r\n")
+            elif words[0] == b"PUB":
+                await server.line()
+                block = b"NATS/1.0 %b\r\nNats-Pending-Messages: %d\r\n\r\n" % (self.status, self.pending)
+                server.say(b"HMSG %b %b %d %d\r\n%b\r\n" % (words[2], sid, len(block), len(block), block))
+                for number in range(self.sends):
+                    delivered = b"$JS.ACK.S.c.1.%d.1.1700000000000000000.0" % (number + 1)
+                    server.say(b"MSG s %b %b 1\r\nx\r\n" % (sid, delivered))
+
+
+@pytest.mark.parametrize(
+    ("status", "pending", "sends", "ended"),
+    [
+        (b"409 Batch Completed", 0, 3, "full"),
+        (b"409 Message Size Exceeds MaxBytes", 1, 2, "full"),
+        (b"408 Request Timeout", 2, 1, "over"),
+        (b"408 Request Timeout", 3, 0, "over"),
+        (b"409 Consumer Deleted", 3, 0, "refused"),
+    ],
+)
+async def test_what_was_handed_to_a_pull_is_taken_although_its_end_was_told_before(
+    status: bytes, pending: int, sends: int, ended: str
+) -> None:
+    async with scripted_server(Hasty(status, pending, sends)) as url, asyncio.timeout(10):
+        connection = await aio.connect(url)
+        taken: list[int] = []
+
+        async def take(_message: Any, delivery: Any) -> None:
+            taken.append(delivery.seq)
+
+        started = asyncio.get_running_loop().time()
+        assert await pull(connection, "S", "c", 3, 30.0, take) == ended
+        assert taken == list(range(1, sends + 1))
+        assert asyncio.get_running_loop().time() - started < 1, "nothing more is waited for"
+        await connection.close()

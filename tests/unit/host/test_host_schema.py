@@ -28,7 +28,7 @@ from tidings.store.snapshot import look
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (7,)}
+VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (7, 8)}
 LATER = replace(MIGRATIONS, steps=(*MIGRATIONS.steps, built_anew("outbox"), built_anew("inbox")))
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
@@ -166,6 +166,21 @@ def restored(version: int, path: Path) -> Path:
         connection.executescript(VERSIONS[version].read_text())
     path.chmod(0o600)
     return path
+
+
+def test_where_a_message_was_said_is_kept_and_never_changes_and_older_mail_was_said_here(tmp_path: Path) -> None:
+    host = Database(restored(7, tmp_path / "host.db"), MIGRATIONS)
+    linked = arrival("linked", channel="general", sender_name="ada@west", origin="west", origin_id="AWEST")
+    host.write_blocking(lambda c: inbox.keep(c, linked, NOW, words=False))
+    rows = host.read_blocking(lambda c: inbox.listed(c, "main", "bob"))
+    assert [(row.id, row.origin, row.origin_id) for row in rows] == [
+        ("direct", "", ""),
+        ("posted", "", ""),
+        ("linked", "west", "AWEST"),
+    ]
+    for column in ("origin", "origin_id"):
+        assert "never changes" in refused(host, f"UPDATE inbox SET {column} = 'east' WHERE id = 'linked'")
+    host.close()
 
 
 def test_every_version_has_its_fixture() -> None:

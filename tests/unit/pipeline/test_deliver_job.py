@@ -3,6 +3,7 @@
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JNetworkError
 
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, UsageError, WireError
 from tidings.pipeline.job import DeliverJob, span
+from tidings.pipeline.source_options import SourceOptions
 from tidings.pipeline.stream_job import JobSettings, SparkEnded
 
-SETTINGS = JobSettings("main", "A", "U", "nats://127.0.0.1:1", "none", Path("checkpoint"), Path("lake"))
+SETTINGS = JobSettings("main", "A", "U", "nats://127.0.0.1:1", "none", "checkpoint", "lake")
 
 
 class Spark:
@@ -101,6 +103,37 @@ def test_a_full_batch_has_a_task_for_every_core_unless_tasks_would_be_tiny(cores
     spark.sparkContext.defaultParallelism = cores
     parts = DeliverJob(spark, SETTINGS).source_options()  # type: ignore[arg-type]
     assert (parts["partitionRecords"], parts["partitionBytes"]) == (str(records), str(size))
+
+
+def test_a_credential_is_sent_to_workers_only_if_told_and_then_not_its_path(tmp_path: Path) -> None:
+    creds = tmp_path / "pipeline.creds"
+    creds.write_text("the seed")
+    creds.chmod(0o600)
+    spark = Spark(None)
+    spark.sparkContext.defaultParallelism = 1
+
+    def login(**changes: Any) -> dict[str, str]:
+        settings = replace(SETTINGS, creds=str(creds), **changes)
+        options = DeliverJob(spark, settings).source_options()  # type: ignore[arg-type]
+        return {name: value for name, value in options.items() if name.startswith("creds")}
+
+    assert login() == {"creds": str(creds)}
+    assert login(carry_creds=True) == {"credsSecret": "the seed"}
+    creds.write_text("renewed")
+    assert login(carry_creds=True) == {"credsSecret": "renewed"}
+
+
+def test_a_credential_that_travels_is_in_no_representation_and_no_refusal() -> None:
+    secret = "SUASECRETSECRETSECRET"
+    options = {"url": "nats://127.0.0.1:1", "stream": "LOG", "credsSecret": secret}
+    source = SourceOptions.of(options)
+    assert secret not in repr(source)
+    with pytest.raises(WireError) as caught:
+        source.location.connect()
+    assert secret not in str(caught.value)
+    with pytest.raises(UsageError, match="creds and credsSecret are different ways") as twice:
+        SourceOptions.of(options | {"creds": "file"})
+    assert secret not in str(twice.value)
 
 
 def test_a_time_is_said_in_the_unit_that_fits() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
-from tidings.pipeline.blocks import BlockInfo, MadeBlock, cut_blocks
+from tidings.pipeline.blocks import BlockInfo, MadeBlock, Segments, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind
 from tidings.pipeline.deliverer import Deliverer
@@ -254,6 +254,18 @@ def test_blocks_are_the_messages_cut_where_an_audience_may_change(
 def test_a_block_holds_no_more_messages_than_a_frame() -> None:
     messages = [Deliverable("general", "ada", FrameRecord(s, 0, "chat.a.b", (), b"")) for s in range(1, 4_201)]
     assert [block.info.count for block in cut_blocks(messages, [])] == [4_096, 104]
+
+
+CUT = ("general", "team", "team.backend", "team.>", "*", ">", "*.backend")
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.sampled_from(CUT))).map(sorted), st.integers(0, 61))
+def test_a_run_is_numbered_by_every_cut_before_it_that_may_concern_its_channel(
+    cuts: list[tuple[int, str]], seq: int
+) -> None:
+    segments = Segments(cuts)
+    for channel in ("general", "team", "team.backend", "elsewhere"):
+        assert segments.number(channel, seq) == sum(at < seq and covers(pattern, channel) for at, pattern in cuts)
 
 
 # --- planning ---

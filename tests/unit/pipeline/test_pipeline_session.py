@@ -3,6 +3,7 @@
 import importlib.util
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,3 +220,24 @@ def test_what_a_batch_takes_is_bounded_by_the_heap() -> None:
     assert batch_bytes("2g") == batch_bytes("2048M") == (2 << 30) // 10
     with pytest.raises(UsageError, match="like 700m"):
         batch_bytes("much")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "does not authenticate"),
+        ({"spark.network.crypto.enabled": "true"}, "does not authenticate"),
+        ({"spark.authenticate": "true"}, "does not encrypt"),
+        ({"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}, None),
+        ({"spark.authenticate": "true", "spark.ssl.rpc.enabled": "true"}, None),
+    ],
+)
+def test_a_cluster_that_does_not_authenticate_or_encrypt_is_named(settings: dict[str, str], words: str | None) -> None:
+    context = SimpleNamespace(master="spark://spark:7077", getConf=lambda: settings)
+    said = session.unguarded(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert (said is None) if words is None else words in str(said)
+
+
+def test_only_a_spark_of_this_process_is_local() -> None:
+    assert [session.is_local(each) for each in ("local", "local[2]", "local[*,3]")] == [True] * 3
+    assert [session.is_local(each) for each in ("local-cluster[2,1,512]", "spark://h:7077", "yarn")] == [False] * 3

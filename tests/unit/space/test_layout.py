@@ -11,7 +11,8 @@ import pytest
 from tidings.broker import grants, jwt
 from tidings.broker.keyring import Keyring
 from tidings.errors import ConfigError
-from tidings.space.administration import administer, create_space
+from tidings.space.administration import administer
+from tidings.space.creation import create_space
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, check_layout
 from tidings.wire.keys import ACCOUNT, OPERATOR
@@ -19,11 +20,18 @@ from tidings.wire.subjects import Subjects
 from tools.generated import seeded_key
 
 RANDOM = random.Random("layout")
-KEYS = Keyring(seeded_key(RANDOM, OPERATOR), *(seeded_key(RANDOM, ACCOUNT) for _ in range(4)))
+FIRST = [seeded_key(RANDOM, OPERATOR), *(seeded_key(RANDOM, ACCOUNT) for _ in range(4))]
 USER = seeded_key(RANDOM).id
+KEYS = Keyring(*[*FIRST, *(seeded_key(RANDOM, ACCOUNT) for _ in range(2))])
 MAIN = Subjects("main")
 #: layout -> digest of what its accounts and roles may do. Add a line; never change one that was released
-FROZEN = {2: "fed2b3a9145ffa38", 3: "e77c3418f5ed0997", 4: "fafc3ca093074f07"}
+FROZEN = {
+    2: "fed2b3a9145ffa38",
+    3: "e77c3418f5ed0997",
+    4: "fafc3ca093074f07",
+    5: "776fd14ebac4a805",
+    6: "37bba68ad260c0d4",
+}
 #: grants.AGENT_RIGHTS -> the same of an agent's token
 FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac", 3: "d36e585f328bb47c"}
 
@@ -45,7 +53,7 @@ def test_no_account_imports_a_service_without_a_wildcard() -> None:
         for each in claims.get("imports", ())
         if each["type"] == "service"
     }
-    assert {name for name, _ in imported} == {"AGENTS_main", "PIPE_main"}
+    assert {name for name, _ in imported} == {"AGENTS_main", "PIPE_main", "INVITE_main", "LINK_main"}
     assert [subject for subject, tokens in imported.items() if not tokens & {"*", ">"}] == []
 
 
@@ -53,7 +61,7 @@ def test_only_core_has_streams_and_what_is_imported_is_exported() -> None:
     found = accounts()
     assert [name for name, claims in found.items() if "disk_storage" in claims["limits"]] == ["CORE_main"]
     exported = {(each["subject"], each["type"]) for each in found["CORE_main"]["exports"]}
-    for name in ("AGENTS_main", "PIPE_main"):
+    for name in ("AGENTS_main", "PIPE_main", "INVITE_main", "LINK_main"):
         assert {(each["subject"], each["type"]) for each in found[name]["imports"]} <= exported
         assert {each["account"] for each in found[name]["imports"]} == {KEYS.core.id}
 
@@ -67,7 +75,8 @@ def test_the_broker_computes_the_shard_of_the_block_that_an_agent_asks_for() -> 
 
 def test_whoever_changes_what_an_account_or_a_role_may_do_raises_the_layout() -> None:
     """An older space keeps the tokens it has until the number is another one."""
-    tokens = KEYS.steward_token(MAIN, USER), KEYS.pipeline_token(MAIN, USER), KEYS.watcher_token(USER)
+    tokens = [KEYS.steward_token(MAIN, USER), KEYS.pipeline_token(MAIN, USER), KEYS.watcher_token(USER)]
+    tokens += [KEYS.worker_token(MAIN, USER), KEYS.peer_token(MAIN, USER, "acme", iat=1)]
     roles = [jwt.decode(token)["nats"] for token in tokens]
     assert {LAYOUT: digest([accounts(), roles])}.items() <= FROZEN.items()
 

@@ -1,17 +1,19 @@
 """Where a space listens: what can be said, and what is remembered."""
 
 import base64
+import errno
+import socket
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tidings.errors import UsageError
+from tidings.errors import BrokerFailed, UsageError
 from tidings.nats.address import parse_address
 from tidings.space import listening
-from tidings.space.administration import broker_config, create_space
+from tidings.space.creation import broker_config, create_space
 from tidings.space.home import SpaceHome
-from tidings.space.listening import address_for, listen_on, parse_listen, public_host
+from tidings.space.listening import address_for, listen_on, parse_listen, public_host, websocket_on
 
 
 @pytest.mark.parametrize(
@@ -67,16 +69,63 @@ def test_a_bundle_for_elsewhere_says_whom_to_trust_whatever_address_it_is_given(
 ) -> None:
     home = SpaceHome(tmp_path, "main")
     plain = create_space(home, port=None, open_space=False, budget=None)
-    assert address_for(plain, "nats://tunnel:7") == "nats://tunnel:7"
+    assert address_for(plain, ["nats://tunnel:7"]) == "nats://tunnel:7"
     info = listen_on(home, "0.0.0.0:4333")
-    by_name = parse_address(address_for(info, "tls://broker.example:443"))
+    by_name = parse_address(address_for(info, ["tls://broker.example:443"]))
     assert (by_name.host, by_name.port, by_name.name) == ("broker.example", 443, "main.tidings.internal")
     assert by_name.authority == base64.b64decode(info.authority)
     whole = info.url_at("elsewhere")
-    assert address_for(info, whole) == whole
+    assert address_for(info, [whole]) == whole
     monkeypatch.setattr(listening, "public_host", lambda info: info.host)
     with pytest.raises(UsageError, match="does not say by which address"):
-        address_for(info, None)
+        address_for(info, [])
+
+
+def test_where_it_takes_websockets_is_remembered_beside_it(tmp_path: Path) -> None:
+    home = SpaceHome(tmp_path, "main")
+    made = create_space(home, port=None, open_space=False, budget=None)
+    assert websocket_on(home, None) == made
+    assert "websocket {" not in broker_config(home, made).render()
+    taking = websocket_on(home, "127.0.0.2:8443")
+    assert taking == home.read_info() == websocket_on(home, None)
+    assert (taking.url, taking.address) == (made.url, made.address), "programs of this machine go on as they did"
+    assert taking.addresses == f"{made.address} and wss://127.0.0.2:8443"
+    found = parse_address(taking.ws_url_at("mesh.example"))
+    assert (found.url, found.name) == ("wss://mesh.example:8443", "main.tidings.internal")
+    assert found.authority == base64.b64decode(taking.authority)
+    rendered = broker_config(home, taking).render()
+    assert (
+        'websocket { listen: "127.0.0.2:8443", same_origin: true, handshake_timeout: "3s", tls { cert_file:' in rendered
+    )
+    assert "no_tls" not in rendered
+    assert 'listen: "127.0.0.1:' in rendered
+    both = listen_on(home, "127.0.0.2:4333")
+    assert both.authority == taking.authority
+    given = [parse_address(url).url for url in address_for(both, []).split(",")]
+    assert given == ["tls://127.0.0.2:4333", "wss://127.0.0.2:8443"]
+    chosen = address_for(both, ["mesh.example", "wss://mesh.example"])
+    assert [parse_address(url).url for url in chosen.split(",")] == [
+        "tls://mesh.example:4333",
+        "wss://mesh.example:8443",
+    ]
+    assert chosen.count("authority=") == 2
+    with pytest.raises(UsageError, match="port 4333 is the broker's own"):
+        websocket_on(home, "127.0.0.2:4333")
+    assert websocket_on(home, "off").ws == ""
+    assert websocket_on(home, "127.0.0.3").ws_port == 8443, "addresses in bundles stay good"
+
+
+def test_a_port_that_only_an_administrator_may_use_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = SpaceHome(tmp_path, "main")
+    made = create_space(home, port=None, open_space=False, budget=None)
+
+    def refuse(_self: socket.socket, _address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tidings.broker.server.socket.socket", type("Refusing", (socket.socket,), {"bind": refuse}))
+    with pytest.raises(BrokerFailed, match="may not listen on port 443: choose one above 1023"):
+        websocket_on(home, "127.0.0.2:443")
+    assert home.read_info() == made
 
 
 def test_a_space_that_never_listened_is_read_by_the_version_before_and_one_of_a_later_version_here(
@@ -84,6 +133,6 @@ def test_a_space_that_never_listened_is_read_by_the_version_before_and_one_of_a_
 ) -> None:
     home = SpaceHome(tmp_path, "main")
     create_space(home, port=None, open_space=False, budget=None)
-    assert not {"listen", "authority", "certificate"} & set(tomllib.loads(home.info_path.read_text()))
+    assert not {"listen", "authority", "certificate", "ws", "ws_port"} & set(tomllib.loads(home.info_path.read_text()))
     home.info_path.write_text(home.info_path.read_text() + 'moon = "full"\n')
     assert home.read_info().name == "main"

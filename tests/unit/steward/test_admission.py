@@ -4,8 +4,10 @@ from tidings.steward.fair_queue import (
     BYTES_AHEAD,
     MOST_BYTES_AHEAD,
     MOST_REQUESTS_AHEAD,
+    REMEMBERED,
     REQUESTS,
     REQUESTS_AHEAD,
+    SILENT,
     Admission,
 )
 
@@ -37,3 +39,15 @@ def test_who_floods_is_cut_and_not_only_refused() -> None:
     assert said.index("never") > MOST_REQUESTS_AHEAD
     assert Admission().judge("mal", 2 * MOST_BYTES_AHEAD, 0.0) == "never"
     assert said[: REQUESTS_AHEAD // 2] == ["yes"] * (REQUESTS_AHEAD // 2)
+
+
+def test_many_senders_are_looked_through_a_few_times_and_not_once_for_each_that_is_new() -> None:
+    admission, looks = Admission(), 0
+    before = admission._levels
+    for n in range(8 * REMEMBERED):
+        admission.judge(f"agent{n}", 100, n / 100_000)
+        looks, before = looks + (admission._levels is not before), admission._levels
+    assert 0 < looks <= 4
+    for n in range(9 * REMEMBERED):
+        admission.judge(f"later{n}", 100, 2 * SILENT)
+    assert not any(sender.startswith("agent") for sender in admission._levels), "who is silent is forgotten"

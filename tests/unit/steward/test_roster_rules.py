@@ -49,15 +49,15 @@ class Clock:
 
 def test_the_directory_holds_everybody_who_is_not_revoked_before_anyone_beat() -> None:
     clock = Clock()
-    assert [(row.name, row.status) for row in clock.table.after("")] == [("ada", "offline"), ("bob", "offline")]
-    assert clock.table.after(ADA)[0].name == "bob"
+    assert [(row.name, row.status) for row in clock.table.page()[0]] == [("ada", "offline"), ("bob", "offline")]
+    assert clock.table.page(ADA)[0][0].name == "bob"
 
 
 def test_whoever_was_answered_a_row_that_no_delta_told_hears_when_it_is_gone() -> None:
     clock = Clock()
     clock.access["UCAT"] = Access(op="1", name="cat")
     clock.table.admit(["UCAT"])
-    assert [row.name for row in clock.table.after(BOB)] == ["cat"], "a snapshot has it before the next delta"
+    assert [row.name for row in clock.table.page(BOB)[0]] == ["cat"], "a snapshot has it before the next delta"
     del clock.access["UCAT"]
     clock.table.admit(["UCAT"])
     assert clock.table.news() == ([], ["UCAT"])
@@ -227,6 +227,28 @@ def test_pages_keep_every_row_in_order_and_bounded() -> None:
     assert all(len(msgspec.json.encode(page)) <= 1002 for page in found)
     assert pages([]) == []
     assert pages(rows[:1], limit=1) == [rows[:1]]
+
+
+def test_a_snapshot_looks_at_each_row_once_however_many_pages_it_has() -> None:
+    access = {f"U{n:03}": Access(op="1", name=f"agent{n}") for n in range(50)}
+    asked: list[str] = []
+
+    def access_of(owner: str) -> Access | None:
+        asked.append(owner)
+        return access.get(owner)
+
+    table = RosterTable(access_of, ttl=25)
+    table.admit([*access, "UGONE"])
+    found: list[Agent] = []
+    more, count = True, 0
+    while more:
+        page, more = table.page(found[-1].id if found else "", limit=1000)
+        found, count = [*found, *page], count + 1
+    assert [row.id for row in found] == sorted(access)
+    assert found == [row for part in pages(found, limit=1000) for row in part]
+    assert count == len(pages(found, limit=1000)) > 5
+    assert len(asked) <= len(access) + count + 1, "the first row of the next page is looked at twice"
+    assert RosterTable(access.get, ttl=25).page() == ([], False)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch:
 
     with pytest.raises(LookupError) as refused:
         handlers_of(One())
-    assert "declared in wire/operations.py and not handled: access get, admin acknowledge" in str(refused.value)
+    missing = "accept link, accept offer, accept redeem, access get, admin acknowledge"
+    assert f"in wire/operations.py and not handled: {missing}" in str(refused.value)
     assert "member list" not in str(refused.value)
     monkeypatch.setattr(requests, "OPERATIONS", {("member", "list"): OPERATIONS["member", "list"]})
     assert set(handlers_of(One())) == {("member", "list")}

@@ -9,6 +9,7 @@ from tidings.broker.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
 from tidings.endpoint.frame_mailbox import GAP_PATIENCE
 from tidings.endpoint.mailbox import PULL_BYTES
 from tidings.endpoint.tasks import MAX_RESULT
+from tidings.link.compare import FEWEST_IDS, MOST_IDS
 from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
 from tidings.steward.receipts import MOST_RECEIPTS
@@ -53,6 +54,7 @@ PHRASES = [
     f"`wait` up to {TASK_WAIT:.0f}",
     f"names at most {roster.MAX_LEVELS} patterns",
     f"at most {roster.MAX_ACTIVITY}",
+    f"at least {FEWEST_IDS} if there are `more`, at most {MOST_IDS:,}",
     signing.SIGNATURE_HEADER,
     *(f"`{word.decode()}`" for word in (ACK, NAK, IN_PROGRESS, TERM)),
     *(f"`{kind}`" for kind in signing.KINDS),

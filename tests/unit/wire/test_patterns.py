@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tidings.wire.patterns import covers, covers_any, covers_pattern, pattern_regex
+from tidings.wire.patterns import covers, covers_any, covers_pattern, may_meet, pattern_regex
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,23 @@ def test_a_pattern_covers_a_narrower_pattern(wide: str, narrow: str, expected: b
 
 def test_nothing_is_covered_by_no_pattern() -> None:
     assert not covers_any([], "general")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("general", "general", True),
+        ("general", "other", False),
+        (">", "general", True),
+        ("team.>", "team", False),
+        ("team.>", "team.a.b", True),
+        ("team.>", "*.a", True),
+        ("team.*", "team.a.b", False),
+        ("team.*.c", "team.a.>", True),
+        ("team.*.c", "team.a.d", False),
+        ("team.a", "team.a.>", False),
+        ("team..a", "team.>", False),
+    ],
+)
+def test_two_patterns_meet_if_a_channel_is_in_both(one: str, other: str, expected: bool) -> None:
+    assert may_meet(one, other) is may_meet(other, one) is expected

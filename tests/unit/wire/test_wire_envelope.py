@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.wire.envelope import REASONS, Received, Refused, open_record
+from tidings.wire.envelope import REASONS, ClaimedOrigin, Received, Refused, open_record
 from tidings.wire.headers import Fields
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Sender, compose
@@ -158,3 +158,109 @@ def test_hostile_records_are_refused_and_nothing_is_raised(subject: str, headers
 @given(st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode(errors="replace")))
 def test_arbitrary_signed_bytes_are_malformed_and_nothing_is_raised(payload: bytes) -> None:
     assert reason(PLACES["chat"][0], signed("chat", "team.backend", payload), payload) == "malformed"
+
+
+# --- what came over a link ---
+
+WEST = seeded_key(RANDOM, ACCOUNT).id
+SAID_THERE = ClaimedOrigin("west", WEST, "random", "west.random", 1)
+
+
+def linked(
+    said: str = f"{WEST} random", *more: tuple[str, str], signed_for: tuple[str, str] = (WEST, "random"), **made: object
+) -> Fields:
+    payload = made.get("payload", MESSAGE.raw)
+    key = made.get("key", ADA)
+    assert isinstance(payload, bytes)
+    assert isinstance(key, KeyPair)
+    return (("Td-Sig", sign(key, signed_for[0], "chat", signed_for[1], payload)), ("Td-Origin", said), *more)
+
+
+def opened_via(
+    headers: Fields,
+    payload: bytes = MESSAGE.raw,
+    *,
+    channel: str = "west.random",
+    asked: list[ClaimedOrigin] | None = None,
+) -> Received | Refused:
+    def admits(admission: ClaimedOrigin) -> bool:
+        if asked is not None:
+            asked.append(admission)
+        return admission == SAID_THERE
+
+    return open_record(MAIN, SPACE, MAIN.via("west", ADA.id, channel), headers, payload, admits)
+
+
+def test_a_message_of_another_space_opens_for_who_knows_the_link_and_for_nobody_else() -> None:
+    headers = linked()
+    opened = opened_via(headers)
+    assert isinstance(opened, Received)
+    assert (opened.kind, opened.sender, opened.destination) == ("chat", ADA.id, "west.random")
+    assert (opened.origin, opened.link, opened.admission) == (WEST, "west", SAID_THERE)
+    assert opened.message.raw == MESSAGE.raw
+    assert reason(MAIN.via("west", ADA.id, "west.random"), headers) == "wrong_kind"
+
+
+def test_of_a_message_that_was_said_here_no_link_is_asked() -> None:
+    subject, destination = PLACES["chat"]
+    opened = open_record(MAIN, SPACE, subject, signed("chat", destination), MESSAGE.raw, lambda _: False)
+    assert isinstance(opened, Received)
+    assert (opened.origin, opened.link) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("why", "headers", "expected"),
+    [
+        ("for this space", linked(signed_for=(SPACE, "random")), "signature"),
+        ("for the name it has here", linked(signed_for=(WEST, "west.random")), "signature"),
+        ("words of another channel", linked(signed_for=(WEST, "secrets")), "signature"),
+        ("another space of the same name", linked(signed_for=(OTHER, "random")), "signature"),
+        ("somebody else", linked(key=MAL), "signature"),
+        ("a channel that is not let in", linked(f"{WEST} secrets", signed_for=(WEST, "secrets")), "link"),
+        ("a space that is not let in", linked(f"{OTHER} random", signed_for=(OTHER, "random")), "link"),
+        ("more hops than may be", linked(f"{WEST} random", ("Td-Hops", "2")), "link"),
+        ("no hops", linked(f"{WEST} random", ("Td-Hops", "0")), "link"),
+        ("hops beyond any", linked(f"{WEST} random", ("Td-Hops", "10")), "link"),
+        ("hops twice", linked(f"{WEST} random", ("Td-Hops", "1"), ("td-hops", "1")), "link"),
+        ("two origins", linked(f"{WEST} random", ("td-origin", f"{WEST} random")), "link"),
+        ("no channel", linked(WEST), "link"),
+        ("no origin", (("Td-Sig", sign(ADA, WEST, "chat", "random", MESSAGE.raw)),), "link"),
+        ("a reserved header", linked(f"{WEST} random", ("Nats-Sequence", "1")), "header"),
+        ("two signatures", (*linked(), ("td-sig", "x")), "header"),
+    ],
+)
+def test_a_forged_message_of_another_space_is_refused(why: str, headers: Fields, expected: str) -> None:
+    found = opened_via(headers)
+    assert isinstance(found, Refused), why
+    assert (found.reason, bool(found.detail)) == (expected, True)
+
+
+def test_what_was_said_here_never_comes_in_over_a_link_whatever_the_link_says() -> None:
+    headers = linked(f"{SPACE} general", signed_for=(SPACE, "general"))
+    found = open_record(MAIN, SPACE, MAIN.via("west", ADA.id, "general"), headers, MESSAGE.raw, lambda _: True)
+    assert isinstance(found, Refused)
+    assert found.reason == "link"
+
+
+def test_a_link_is_asked_only_of_what_its_sender_signed() -> None:
+    """Whoever makes readers ask the steward needs messages that somebody signed."""
+    asked: list[ClaimedOrigin] = []
+    opened_via(linked(key=MAL), asked=asked)
+    assert asked == []
+    opened_via(linked(), asked=asked)
+    assert asked == [SAID_THERE]
+
+
+def test_a_message_under_another_name_than_the_links_is_refused() -> None:
+    found = opened_via(linked(), channel="general")
+    assert isinstance(found, Refused)
+    assert found.reason == "link"
+
+
+def test_size_strict_json_and_claimed_sender_hold_for_messages_of_other_spaces() -> None:
+    large, lies = b" " * (MAX_PAYLOAD + 1), compose(Sender(BOB.id, "bob"), text="I am bob").raw
+    twice = MESSAGE.raw[:-1] + b',"id":"' + MESSAGE.id.encode() + b'"}'
+    for payload, expected in ((large, "too_large"), (twice, "malformed"), (lies, "sender_mismatch")):
+        found = opened_via(linked(payload=payload), payload)
+        assert isinstance(found, Refused)
+        assert found.reason == expected

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
@@ -11,12 +12,14 @@ from msgspec.structs import replace
 import schema
 from golden import cast, grammar
 from tidings.errors import BadSignature, MalformedMessage, WireError
+from tidings.space.rulebook import Rulebook
 from tidings.wire import ids, keys, names, seal, signing, strict_json, subjects, tags
-from tidings.wire.envelope import Received, open_record
+from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.headers import Headers, own_fields, refused_headers
 from tidings.wire.marks import record_mark
 from tidings.wire.message import decode
 from tidings.wire.patterns import covers_pattern
+from tidings.wire.rulings import Link
 
 SHIPPED: dict[str, Any] = json.loads((schema.FOLDER / "vectors.json").read_text())
 MESSAGE_SCHEMA: dict[str, Any] = json.loads((schema.FOLDER / "message.schema.json").read_text())
@@ -120,6 +123,25 @@ def test_what_was_sealed_is_opened_and_says_what_it_said() -> None:
         assert cast.BOB.shared_with(vector["sender"]).hex() == vector["shared_hex"]
         opened = seal.open_sealed(cast.BOB, vector["sender"], decode(vector["sealed"].encode()))
         assert opened == replace(decode(vector["message"].encode()), raw=vector["sealed"].encode())
+
+
+@pytest.mark.parametrize("vector", SHIPPED["linked"], ids=why)
+def test_a_record_that_came_over_a_link_opens_or_not_as_the_vectors_say(vector: dict[str, Any]) -> None:
+    rules = Rulebook("LOG_main")
+    for row in sorted(SHIPPED["links"], key=lambda each: int(each["seq"])):
+        rules.put_link(row["seq"], msgspec.convert({**row, "op": "told"}, Link))
+    fields = Headers.parse(vector["block"].encode()).fields
+    asked = (subjects.Subjects("main"), SHIPPED["keys"]["space"]["id"], vector["subject"], fields)
+    found = open_record(*asked, vector["payload"].encode(), rules.admits_at(vector["seq"], int(vector["time_ns"])))
+    assert (found.reason if isinstance(found, Refused) else None) == vector["refused"]
+    unknown = open_record(*asked, vector["payload"].encode())
+    assert isinstance(unknown, Refused)
+    assert unknown.reason == "wrong_kind"
+    if isinstance(found, Received):
+        record = rules.link_at(found.link, vector["seq"])
+        assert record is not None
+        space = record.space if record.origin == found.origin else ""
+        assert names.foreign_name(found.message.sender.name, found.sender, space, found.origin) == vector["shown"]
 
 
 @pytest.mark.parametrize("vector", SHIPPED["records"], ids=why)

@@ -105,7 +105,8 @@ async def access_times(stage: Stage) -> ProbeOutcome:
 async def channel_traffic(stage: Stage) -> ProbeOutcome:
     s = stage.subjects
     payload, headers = stage.signed(stage.vic, stage.secret, "secret")
-    await stage.vic.send(line(s.chat(stage.vic.id, stage.secret), payload, headers=headers))
+    # acknowledged, so that the log has it before the state of the space is taken down
+    await stage.vic.request(s.chat(stage.vic.id, stage.secret), payload, headers=headers)
     return await _pinned(stage, KNOWN_TRAFFIC, f"{s.root}.chat.*.{stage.secret}")
 
 

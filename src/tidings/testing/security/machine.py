@@ -101,7 +101,7 @@ def _listening() -> list[tuple[int, str]]:
 def secrets_of(home: SpaceHome) -> list[str]:
     """Folders and files that are nobody else's."""
     folders = (home.home, home.root, home.keys, home.creds, home.checkpoint, home.lake, home.run, home.logs, home.store)
-    return [str(path) for path in (*folders, home.pipeline_creds, home.run / "spark", home.info_path)]
+    return [str(path) for path in (*folders, home.pipeline_creds, home.link_creds, home.run / "spark", home.info_path)]
 
 
 @PROBES.probe("S1", "As another user of the machine, use what the space's programs listen on, or read their files.")

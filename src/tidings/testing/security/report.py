@@ -10,10 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from tidings.testing.security.stage import Stage
+from typing import Any, Literal
 
 Outcome = Literal["refused", "held", "known", "BROKEN"]
 
@@ -41,14 +38,18 @@ def broken(evidence: str) -> ProbeOutcome:
     return ProbeOutcome("BROKEN", evidence)
 
 
+#: gets the stage of its suite
+Attempt = Callable[[Any], Awaitable[ProbeOutcome]]
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing that is tried. `title` says what, `finding` which weakness it would be."""
+    """One thing that is tried, on the stage of its suite. `title` says what, `finding` which weakness it would be."""
 
     name: str
     finding: str
     title: str
-    run: Callable[[Stage], Awaitable[ProbeOutcome]]
+    run: Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class Report:
 class Collection(list[Probe]):
     """The probes of one module, in the order they are written."""
 
-    def probe(self, finding: str, title: str) -> Callable[[Callable[[Stage], Awaitable[ProbeOutcome]]], Any]:
-        def add(run: Callable[[Stage], Awaitable[ProbeOutcome]]) -> Any:
+    def probe(self, finding: str, title: str) -> Callable[[Attempt], Any]:
+        def add(run: Attempt) -> Any:
             self.append(Probe(run.__name__, finding, title, run))
             return run
 

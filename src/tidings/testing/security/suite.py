@@ -10,6 +10,7 @@ from tidings.testing.security import (
     blocks,
     control,
     headers,
+    links,
     machine,
     mailboxes,
     pipeline,
@@ -29,11 +30,13 @@ PROBES: list[Probe] = [
     *blocks.PROBES,
     *tasks.PROBES,
     *pipeline.PROBES,
+    *links.PROBES,
     *machine.PROBES,
     *control.PROBES,
     *sizes.PROBES,
     *replies.PROBES,
     *pipeline.REPLIES,
+    *links.REPLIES,
 ]
 
 

@@ -1,0 +1,311 @@
+"""`tidings invite`, `tidings accept` and `tidings invitation`: an agent on another machine, by one line to paste."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.agent import DEFAULT_CHANNEL, ManageOption, PostOption, ReadOption, RoleOption, lifetime_of, listed
+from tidings.cli.amounts import seconds
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.errors import UsageError
+from tidings.space.agents import as_patterns
+from tidings.wire.names import check_agent_name
+
+if TYPE_CHECKING:
+    from tidings.space.invitations import Invitation
+
+app = typer.Typer(no_args_is_help=True, help="Invitations that were made: list and revoke them.")
+
+
+def invite(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the agent; without, whoever accepts chooses.", metavar="NAME")
+    ] = None,
+    read: ReadOption = None,
+    post: PostOption = None,
+    manage: ManageOption = None,
+    role: RoleOption = None,
+    description: Annotated[str, typer.Option(help="One line about it.")] = "",
+    expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    uses: Annotated[int, typer.Option(help="How many agents may accept it.")] = 1,
+    agent_expires: Annotated[
+        str | None, typer.Option(help="For how long a credential of the agent holds, such as 7d.", metavar="TIME")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="For an agent that exists: its key is where this is accepted.")
+    ] = False,
+    url: Annotated[str | None, typer.Option(help="Address by which it reaches the space.", metavar="URL")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Invite an agent from another machine: prints a line that `tidings accept` takes there.
+
+    The line is a secret until it is used: give it to one person, by a way you trust. It opens nothing but the place it
+    promises; the agent's key is made where it is accepted, and never travels. The space must listen for other machines
+    (`tidings up --listen ADDR`); one that does not can only invite on its own machine.
+
+    Examples:
+
+      tidings invite bob                                   may read and post to general
+
+      tidings invite bob --read 'team.>' --post team.backend --role reviewer --expires 1d
+
+      tidings invite bob --replace                         bob lost its key; what is unread for it is dropped, and told
+
+      tidings invite --uses 5                              five agents, each with a name of its own choice
+
+      tidings invite bob --url tls://broker.example:4222   reached by another name than this machine knows
+    """
+    where = place(space, home)
+    if replace and (name is None or any(given is not None for given in (read, post, manage, role, agent_expires))):
+        raise UsageError(
+            "--replace is for an agent that exists, with the rights it has: `tidings invite NAME --replace`"
+        )
+    promised = None if replace else _promised(where, name, read, post, manage, role, description, uses, agent_expires)
+    holds = seconds("--expires", expires)
+    made, line, info = asyncio.run(_invite(where, promised or str(name), holds, url))
+    if as_json:
+        output.data({**_public(made), "line": line})
+        return
+    whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
+    output.say(
+        f"{whom} may read {listed(made.read)} and post to {listed(made.post)}, accepted by {moment_of(made.expires)}"
+    )
+    if not (info.listen or info.ws or info.servers):
+        output.say(
+            "note: this space listens on this machine only, and so the line works here; `tidings up --listen ADDR`"
+        )
+    output.line(line)
+    output.hint("tidings invitation list")
+
+
+def _promised(
+    where: Place,
+    name: str | None,
+    read: list[str] | None,
+    post: list[str] | None,
+    manage: list[str] | None,
+    role: list[str] | None,
+    description: str,
+    uses: int,
+    agent_expires: str | None,
+) -> Invitation:
+    from tidings.space.invitations import Invitation
+
+    everything = (">",) if where.home.read_info().open else DEFAULT_CHANNEL
+    return Invitation(
+        id="",
+        issued=0,
+        expires=0,
+        uses=uses,
+        name=check_agent_name(name) if name is not None else "",
+        read=everything if read is None else as_patterns(read),
+        post=everything if post is None else as_patterns(post),
+        manage=as_patterns(manage or ()),
+        roles=tuple(dict.fromkeys(role or ())),
+        description=description,
+        lifetime=lifetime_of(agent_expires) or 0,
+    )
+
+
+async def _invite(where: Place, promised: Invitation | str, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
+    from tidings.space.administration import administer
+    from tidings.space.inviting import Inviter, reach_of
+
+    async with administer(where.home, "inviting an agent") as admin:
+        inviter = Inviter(admin)
+        wanted = inviter.replacing(promised, 1) if isinstance(promised, str) else promised
+        made, line = inviter.invite(wanted, holds, reach_of(admin, url))
+        return made, str(line), admin.info
+
+
+def accept(
+    line: Annotated[
+        str | None,
+        typer.Argument(help="The invitation; without, it is read from standard input.", metavar="LINE"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What to be called, if it leaves that to you.", metavar="NAME")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Accept an invitation: from then on commands, the host, MCP and programs here can be that agent.
+
+    A key is made here and stays here. If you are interrupted, or the space is away, accept the same line again. Others
+    on this machine may see the arguments of a command: leave the line out and paste it when asked, to keep it to
+    yourself.
+
+    Examples:
+
+      tidings accept 'tidings:main@192.0.2.7:4222#AQEk...'
+
+      tidings accept --name bob                            asks for the line, or reads it from a pipe
+
+      tidings who --space main --as bob
+    """
+    from tidings.endpoint.accepting import accept as accept_line
+    from tidings.wire.invitations import check_kind, parse_invitation
+
+    invited = parse_invitation(read_line(line))
+    check_kind(invited, for_link=False)
+    where = place(invited.space, home, name)
+    wanted = check_agent_name(name) if name is not None else ""
+    found = asyncio.run(accept_line(where.home, invited, wanted, output.say))
+    if as_json:
+        output.data({"name": found.name, "id": found.id, "space": invited.space, "url": found.address})
+        return
+    output.say(f"you are agent {found.name} of space {invited.space} ({found.address})")
+    output.line(found.id)
+    output.hint(f"tidings who --space {invited.space} --as {found.name}")
+
+
+def read_line(line: str | None) -> str:
+    if line is not None and line != "-":
+        return line
+    if sys.stdin.isatty():
+        output.say("paste the invitation:")
+    return sys.stdin.readline(4_096) if sys.stdin.isatty() else sys.stdin.read(65_536)
+
+
+@app.command("list")
+def list_invitations(
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Used, expired and revoked ones too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the invitations of a space. The line itself is shown once, when it is made.
+
+    Of one for a link, `read` is what the other space may read, and `post` what comes from there.
+
+    Examples:
+
+      tidings invitation list
+
+      tidings invitation list --all --json
+    """
+    where = place(space, home)
+    known = [each for each in _known(where) if every or each.state(time.time()) == "open"]
+    if as_json:
+        output.data([_public(each) for each in known])
+        return
+    rows = [
+        (
+            each.id[:12],
+            "link" if each.link else "agent",
+            _name(each) or "-",
+            each.state(time.time()),
+            f"{len(each.taken)} of {each.uses}",
+            moment_of(each.expires),
+            *_rights(each),
+        )
+        for each in known
+    ]
+    output.table(
+        ("invitation", "for", "name", "state", "used", "until", "read", "post"),
+        rows,
+        empty=f"space {where.home.name} has no open invitations: `tidings invite NAME`",
+    )
+    output.hint("tidings invitation revoke ID" if rows else "tidings invite NAME")
+
+
+@app.command("revoke")
+def revoke(
+    invitation: Annotated[str, typer.Argument(help="The invitation, or the name it is for.", metavar="ID")],
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke an invitation: nobody can accept it any more. An agent it already made stays (`tidings agent revoke`), and
+    so does a link (`tidings link remove`).
+
+    Examples:
+
+      tidings invitation revoke UDXB5CKSO4DC
+
+      tidings invitation revoke bob
+    """
+    where = place(space, home)
+    found, untold = asyncio.run(_revoke(where, _meant(_known(where), invitation)))
+    if as_json:
+        output.data({**_public(found), "untold": untold})
+        return
+    kind = "link" if found.link else "agent"
+    made = f"; {len(found.taken)} accepted it before and stay: `tidings {kind} list`" if found.taken else ""
+    output.say(f"invitation {found.id[:12]}{f' of {_name(found)}' if _name(found) else ''} is revoked{made}")
+    if untold:
+        output.say(f"{untold}; the steward refuses whoever comes with it")
+    output.hint("tidings invitation list --all")
+
+
+async def _revoke(where: Place, invitation: Invitation) -> tuple[Invitation, str]:
+    """It, and who was not told, in words."""
+    from tidings.space.administration import administer
+    from tidings.space.inviting import Inviter
+
+    async with administer(where.home, "revoking an invitation") as admin:
+        now = admin.invitations.get(invitation.id) or invitation
+        return await Inviter(admin).revoke(now), admin.untold
+
+
+def _known(where: Place) -> list[Invitation]:
+    from tidings.space.invitations import Invitations
+
+    return Invitations.below(where.home, where.home.read_info().id).all()
+
+
+def _meant(known: list[Invitation], text: str) -> Invitation:
+    found = [each for each in known if each.id.startswith(text.upper()) and len(text) >= 4]
+    found = found or [each for each in known if _name(each) == text and each.state(time.time()) == "open"]
+    if len(found) != 1:
+        many = f"{len(found)} invitations are" if found else "no invitation is"
+        raise UsageError(f"{many} meant by {text!r}: `tidings invitation list --all` shows them with their ids")
+    return found[0]
+
+
+def _name(invitation: Invitation) -> str:
+    """Of the agent, or of the other space."""
+    return invitation.link.called if invitation.link else invitation.name
+
+
+def _rights(invitation: Invitation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What whoever accepts may read here, and what comes from there."""
+    if invitation.link is None:
+        return invitation.read, invitation.post
+    from tidings.wire.link_terms import read_offer
+
+    offer = read_offer(invitation.link.offer, invitation.link.signature)
+    return offer.shares, tuple(invitation.link.takes.values())
+
+
+def _public(invitation: Invitation) -> dict[str, Any]:
+    read, post = _rights(invitation)
+    link = {"link": invitation.link.link, "takes": invitation.link.takes} if invitation.link else {}
+    return {
+        "id": invitation.id,
+        "name": _name(invitation),
+        **link,
+        "state": invitation.state(time.time()),
+        "uses": invitation.uses,
+        "taken": list(invitation.taken),
+        "issued": moment_of(invitation.issued),
+        "expires": moment_of(invitation.expires),
+        "roles": list(invitation.roles),
+        "read": list(read),
+        "post": list(post),
+        "manage": list(invitation.manage),
+        "why": invitation.why,
+    }
+
+
+def moment_of(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

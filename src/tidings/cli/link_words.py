@@ -1,0 +1,173 @@
+"""Links in words: how one is, what it tells, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from tidings.cli import output
+
+#: differences that are named
+MOST_SHOWN = 20
+Facts = Mapping[str, Any]
+
+
+def state(link: Facts) -> str:
+    """In one word or two, for a table."""
+    live, ledger = link["live"], link["ledger"]
+    if link["state"] in ("off", "ending"):
+        return "ended"
+    if not link["takes"]:
+        return "over" if _is_over(link) else "shares only"
+    if live is not None:
+        return str(live["status"])
+    if ledger and ledger["paused"] is not None:
+        return "paused"
+    return "waiting" if link["reached"] is None else "not carried"
+
+
+def _is_over(link: Facts) -> bool:
+    return bool(link["channels"] or link["beyond"]) and link["until"] is not None
+
+
+def mapping(channels: Facts) -> str:
+    return ", ".join(theirs if theirs == ours else f"{theirs} as {ours}" for theirs, ours in channels.items()) or "-"
+
+
+def moment(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else "-"
+
+
+def lag(link: Facts) -> str:
+    live = link["live"]
+    if live is None:
+        return "-"
+    if not live["lag_records"]:
+        return "nothing" if live["head"] else "-"
+    seconds = f", {output.age(0.0, live['lag_seconds'])}" if live["lag_seconds"] else ""
+    return f"{live['lag_records']:,} records{seconds}"
+
+
+def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
+    """Everything of one, for a table of two columns."""
+    live, ledger = link["live"] or {}, link["ledger"] or {}
+    yield "link", link["link"]
+    yield "space", f"{link['space'] or '-'}, {link['origin']}"
+    yield "state", state(link)
+    yield "until", moment(link["until"]) if link["until"] else None
+    yield "takes in", mapping(link["channels"])
+    for origin, channels in link["beyond"].items():
+        yield f"from behind it, {origin[:12]}", mapping(channels)
+    yield "shares", link["shares"]
+    yield "hops", link["hops"]
+    yield "reached at", link["reached"]
+    yield "connection", live.get("connectivity")
+    yield "behind", lag(link)
+    yield "handled through", _through(live, ledger)
+    yield "last record taken", output.age(ledger["handled_at"], now) + " ago" if ledger.get("handled_at") else None
+    yield "paused", ledger.get("paused")
+    yield "records", counted(ledger.get("counts", {})) if ledger else None
+    yield "in quarantine", ledger.get("quarantined")
+    yield "to be fetched again", ledger.get("owed")
+    for each in ledger.get("omitted", []):
+        named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
+        yield "left out", f"{named}: {each['reason']}"
+    yield "why", link["words"] or live.get("words") or link["why"]
+
+
+def _through(live: Facts, ledger: Facts) -> str | None:
+    handled = (live.get("handled") or {}).get("seq", ledger.get("handled"))
+    if handled is None:
+        return None
+    return f"{handled:,} of {live['head']:,}" if live.get("head") else f"{handled:,}"
+
+
+_KINDS = {
+    "admitted": "let in",
+    "duplicate": "here already",
+    "omitted": "left out",
+    "quarantined": "in quarantine",
+    "obligation": "to be fetched again",
+}
+
+
+def counted(counts: Facts) -> str:
+    return ", ".join(f"{count:,} {_KINDS.get(kind, kind)}" for kind, count in counts.items()) or "none yet"
+
+
+# --- what it tells ---
+
+
+def event(said: Facts) -> str:
+    """One line of `link show --follow`."""
+    words = _EVENTS.get(said["event"])
+    return f"{moment(said.get('at'))}  {words(said) if words is not None else said['event']}"
+
+
+def _status(said: Facts) -> str:
+    behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
+    return f"{said['status']}, {said['connectivity']}{behind}" + (f": {said['words']}" if said["words"] else "")
+
+
+def _advanced(said: Facts) -> str:
+    handled, head = said["handled"]["seq"], said["head"]
+    share = f" ({handled / head:.0%})" if head else ""
+    others = {name: said[name] for name in ("duplicates", "omitted", "quarantined") if said[name]}
+    more = "".join(f", {count:,} {_OTHERS[name]}" for name, count in others.items())
+    return f"{handled:,} of {head:,}{share}: {said['admitted']:,} let in{more}"
+
+
+_OTHERS = {"duplicates": "here already", "omitted": "left out", "quarantined": "in quarantine"}
+
+
+def _gap(said: Facts) -> str:
+    before, after = said["before"]["seq"], said["now"]["seq"]
+    words = f"a gap ({said['kind']}): the other log cannot go on from {before:,}, and goes on from {after:,}"
+    return words + (f"; {said['reread']:,} records are read again" if said["reread"] else "")
+
+
+def _repaired(said: Facts) -> str:
+    if not said["lacking"] and not said["extra"]:
+        return f"compared up to {said['through']['seq']:,}: equal"
+    return (
+        f"compared up to {said['through']['seq']:,}: {said['lacking']:,} are there and not here, {said['extra']:,} the "
+        f"other way; {said['fetching']:,} are fetched"
+    )
+
+
+_EVENTS: dict[str, Callable[[Facts], str]] = {
+    "status": _status,
+    "status_changed": lambda e: f"{e['before']} -> {e['now']}" + (f": {e['words']}" if e["words"] else ""),
+    "connectivity_changed": lambda e: f"connection {e['before']} -> {e['now']}",
+    "pull_advanced": _advanced,
+    "gap_detected": _gap,
+    "local_log_set_back": lambda e: f"the log here was set back: {e['lost']:,} messages are fetched again",
+    "repair_started": lambda e: f"comparing up to {e['through']['seq']:,}",
+    "repair_completed": _repaired,
+    "repair_failed": lambda e: f"comparing failed: {e['words']}",
+    "degraded_poll_entered": lambda e: f"asked now and then only: {e['words']}",
+    "not_carried": lambda e: "it is carried no longer" + (f": {e['words']}" if e["words"] else ""),
+}
+
+
+# --- what differs ---
+
+
+def verified(name: str, answer: Facts) -> Iterator[str]:
+    total = sum(answer["counts"].values())
+    if (rest := answer["head"] - answer["through"]) > 0:
+        yield f"{rest:,} records of the other log are not handled yet, and were not compared"
+    if answer["equal"]:
+        yield f"equal: every record that {name} shares up to {answer['through']:,} is accounted for here"
+        yield f"{total:,} records: {counted(answer['counts'])}"
+        return
+    yield (
+        f"not equal: {answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not there "
+        f"any more (up to {answer['through']:,})"
+    )
+    for each in answer["differences"][:MOST_SHOWN]:
+        for side, words in (("lacking", "not here"), ("extra", "not there")):
+            if count := each[f"{side}_count"]:
+                seqs = ", ".join(str(seq) for seq, *_ in each[side][:MOST_SHOWN])
+                yield f"{each['channel']} on {each['day']}: {count:,} {words}: {seqs}" + (", …" if count > 20 else "")

@@ -1,0 +1,227 @@
+"""The story that `tidings demo links` tells: two spaces are linked, cut apart while both go on talking, and healed.
+
+Each is reached by the other through a proxy of this process, which is what is cut. A scene that does not end as
+promised raises `UnhealthyError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidings.cli import link_words, output
+from tidings.demo.story import heading
+from tidings.errors import TidingsError, UnhealthyError
+
+if TYPE_CHECKING:
+    import tidings
+    from tidings.endpoint.link_accepting import AcceptedLink
+    from tidings.space.home import SpaceHome
+    from tidings.testing.proxy import FaultProxy
+
+#: seconds for a message on its way; and until a link that was cut has caught up, which asks again after a growing pause
+PATIENCE, HEAL_PATIENCE = 20.0, 60.0
+LOOK_EVERY = 0.1
+CHANNEL = "general"
+#: how long an offer can be accepted, in seconds
+OFFERED_FOR = 600
+MORNING = {"west": "good morning from the west", "east": "and a good day from the east"}
+APART = {
+    "west": ("can you hear me?", "we go on without you", "it is noon here"),
+    "east": ("the west is silent", "we decided: the blue one", "it is night here"),
+}
+
+
+class Said(NamedTuple):
+    """A message of a channel, as a space holds it."""
+
+    who: str
+    text: str
+
+
+@dataclass
+class Side:
+    """One of the two, and the agent who speaks there."""
+
+    home: SpaceHome
+    speaker: str
+    proxy: FaultProxy
+    agent: tidings.Endpoint | None = None
+    link: str = ""
+    #: what its agent said, in order
+    said: list[Said] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.home.name
+
+    async def say(self, text: str) -> None:
+        assert self.agent is not None
+        await self.agent.send(CHANNEL, text)
+        self.said.append(Said(f"{self.speaker}@{self.name}", text))
+        output.line(f"  {self.speaker} says in {self.name}: {text}")
+
+    async def hears(self, text: str) -> None:
+        """Its agent is told who said it, and in which space."""
+        assert self.agent is not None
+        try:
+            heard = await self.agent.next_message(PATIENCE)
+        except TimeoutError as error:
+            raise UnhealthyError(
+                f"{self.speaker} in {self.name} should have heard {text!r}, and heard nothing"
+            ) from error
+        if heard.text != text or not heard.origin:
+            raise UnhealthyError(f"{self.speaker} in {self.name} should have heard {text!r}, and heard {heard}")
+        await heard.ack()
+        output.line(f"  {self.speaker} in {self.name} hears {heard.sender.name}: {heard.text}")
+
+    async def held(self) -> list[Said]:
+        """The channel as this space holds it, oldest first; who spoke here is named as elsewhere."""
+        assert self.agent is not None
+        past = await self.agent.history(CHANNEL, 100)
+        names = [each.sender.name if each.origin else f"{each.sender.name}@{self.name}" for each in past]
+        return [Said(name, each.text) for name, each in zip(names, past, strict=True)][::-1]
+
+
+async def tell(west: SpaceHome, east: SpaceHome) -> None:
+    """The whole story, on two spaces that run."""
+    import tidings
+    from tidings.testing.proxy import fault_proxy
+
+    async with AsyncExitStack() as stack:
+        sides = []
+        for home, speaker in ((west, "ada"), (east, "bob")):
+            proxy = await stack.enter_async_context(fault_proxy(home.read_info().port))
+            sides.append(Side(home, speaker, proxy))
+            await _add(home, speaker)
+        await _link(*sides)
+        for side in sides:
+            here = tidings.connect(side.name, name=side.speaker, channels=[CHANNEL], home=side.home.home)
+            side.agent = await stack.enter_async_context(here)
+        await _talk(*sides)
+        await _cut_apart(*sides)
+        await _heal(*sides)
+        await _compare(*sides)
+
+
+async def _add(home: SpaceHome, name: str) -> None:
+    from tidings.space.administration import administer
+    from tidings.space.agents import AgentFile
+
+    async with administer(home, "demo") as admin:
+        await admin.add(AgentFile(name, read=(CHANNEL,), post=(CHANNEL,)))
+    output.line(f"  {name} is an agent of {home.name}")
+
+
+async def _link(west: Side, east: Side) -> None:
+    """As `tidings link invite` and `tidings link accept` do it."""
+    heading(f"Their operators link them: one makes a line, the other accepts it. Both share #{CHANNEL}")
+    line = await _invite(west)
+    output.line(f"  west offers it: {line.partition('#')[0]}#…")
+    accepted = await _accept(east, line)
+    west.link = east.link = accepted.record.link
+    output.line(f"  east accepts: link {east.link}, in which it is called {accepted.known_as}")
+    for here, there in ((west, east), (east, west)):
+        await _until_carried(here, there)
+
+
+async def _invite(west: Side) -> str:
+    from tidings.space.administration import administer
+    from tidings.space.inviting import reach_of
+    from tidings.space.link_inviting import LinkInviter, LinkTerms
+
+    terms = LinkTerms(shares=(CHANNEL,), takes={CHANNEL: CHANNEL}, called="east")
+    async with administer(west.home, "demo") as admin:
+        _, line = LinkInviter(admin).invite(terms, OFFERED_FOR, reach_of(admin, west.proxy.url))
+    return str(line)
+
+
+async def _accept(east: Side, line: str) -> AcceptedLink:
+    from tidings.endpoint.link_accepting import LinkWishes, accept_link
+    from tidings.wire.invitations import parse_invitation
+
+    wishes = LinkWishes(called="west", urls=(east.proxy.url,))
+    return await accept_link(east.home, parse_invitation(line), wishes, lambda _proposal: None)
+
+
+async def _until_carried(here: Side, there: Side) -> None:
+    """The worker that `tidings up` starts for a link that takes something in has come to the end of the other log."""
+    deadline = time.monotonic() + PATIENCE
+    shown = "nothing"
+    while shown != "live":
+        if time.monotonic() > deadline:
+            raise UnhealthyError(f"what {there.name} shares should be carried to {here.name}, and is {shown}")
+        await asyncio.sleep(LOOK_EVERY)
+        try:
+            shown = link_words.state((await _ask(here, "status"))["links"][0])
+        except TidingsError as error:
+            shown = str(error)
+    output.line(f"  a worker of {here.name} takes over what {there.name} shares: {shown}")
+
+
+async def _ask(side: Side, do: str) -> dict[str, Any]:
+    from tidings.link.local_socket import ask
+
+    return await ask(side.home.link_socket, do, within=PATIENCE, link=side.link)
+
+
+async def _talk(west: Side, east: Side) -> None:
+    heading("An agent of each speaks, and is heard in the other space")
+    for speaker, listener in ((west, east), (east, west)):
+        await speaker.say(MORNING[speaker.name])
+        await listener.hears(MORNING[speaker.name])
+
+
+async def _cut_apart(west: Side, east: Side) -> None:
+    heading("The way between them is cut, and both go on talking")
+    for side in (west, east):
+        side.proxy.refuse = True
+        side.proxy.cut()
+    for said_west, said_east in zip(APART["west"], APART["east"], strict=True):
+        await west.say(said_west)
+        await east.say(said_east)
+    held = [set(await side.held()) for side in (west, east)]
+    common = held[0] & held[1]
+    if common != {west.said[0], east.said[0]}:
+        raise UnhealthyError(f"they are cut apart, and both hold {sorted(common)}")
+    output.line(f"  west holds {len(held[0])} messages and east {len(held[1])}; {len(common)} are in both")
+
+
+async def _heal(west: Side, east: Side) -> None:
+    heading("The way is there again")
+    for side in (west, east):
+        side.proxy.refuse = False
+    healed = time.monotonic()
+    everything = {*west.said, *east.said}
+    with output.working("catching up"):
+        while (held := [await west.held(), await east.held()]) and any(set(each) != everything for each in held):
+            if time.monotonic() > healed + HEAL_PATIENCE:
+                raise UnhealthyError(f"{sorted(everything)} was said; west holds {held[0]}, east {held[1]}")
+            await asyncio.sleep(LOOK_EVERY)
+    output.line(f"  after {time.monotonic() - healed:.1f} s both hold all {len(everything)}:")
+    for name, messages in zip(("west", "east"), held, strict=True):
+        output.line(f"  {name} holds, in its order:")
+        for each in messages:
+            output.line(f"    {each.who}: {each.text}")
+        _check_order(name, messages, west, east)
+    output.line("  each once, and what one of them said is in the same order in both")
+
+
+def _check_order(name: str, held: list[Said], *sides: Side) -> None:
+    for side in sides:
+        of_one = [each for each in held if each in side.said]
+        if of_one != side.said:
+            raise UnhealthyError(f"{side.speaker} said {side.said}, and {name} holds {of_one}")
+
+
+async def _compare(west: Side, east: Side) -> None:
+    heading("Both compare by digests what the other shares with what came (`tidings link verify`)")
+    for here, there in ((west, east), (east, west)):
+        answer = await _ask(here, "verify")
+        if not answer["equal"] or answer["counts"] != {"admitted": len(there.said)}:
+            raise UnhealthyError(f"{here.name} should have all that {there.name} shares: {answer}")
+        for words in link_words.verified(there.name, answer):
+            output.line(f"  {here.name}: {words}")

@@ -1,0 +1,306 @@
+"""Accepting an invitation: a key is made here, its place is asked for, and what comes back becomes a bundle.
+
+    line -> certificate of the server, checked by the key in the line -> one request -> bundle below `imported/`
+
+The seed of the new key is written before anything is asked and never travels; whoever is interrupted finds it again by
+accepting the same line, and gets the same answer. What the server shows is first only looked at: nothing is said to it
+until its certificate was signed by the authority whose key is in the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tidings.backoff import Backoff
+from tidings.broker import jwt
+from tidings.broker.certificate_files import server_name
+from tidings.broker.client import close_quietly, connect
+from tidings.broker.invitation_token import token_of
+from tidings.broker.private_files import locked, private_dir, read_private, write_private
+from tidings.endpoint.identity import Identity, bundle_identity
+from tidings.errors import (
+    AuthRevoked,
+    BrokerUnreachable,
+    ConfigError,
+    ConflictError,
+    InvalidName,
+    NameTaken,
+    OutcomeUnknown,
+    UntrustedServer,
+    WireError,
+)
+from tidings.nats.address import Address
+from tidings.nats.errors import ProtocolError
+from tidings.nats.proxy import END, MAX_ANSWER, check_tunnel, proxy_for, tunnel_request
+from tidings.space.control import ControlClient
+from tidings.space.home import SpaceHome
+from tidings.wire.invitations import InvitationLine, Trust, acceptance, check_kind
+from tidings.wire.keys import KeyPair
+from tidings.wire.operations import ACCEPT_WAIT
+from tidings.wire.subjects import INVITATION_SERVICE, Subjects
+
+PATIENCE = 5.0
+#: how often it is asked again while the space is busy or does not answer
+ATTEMPTS = 4
+AGAIN = Backoff(1.0, 5.0)
+Tell = Callable[[str], None]
+
+
+async def accept(home: SpaceHome, line: InvitationLine, name: str, tell: Tell = lambda _text: None) -> Identity:
+    """Become the agent that a line promises. `name`: what to be called, if the line leaves that open."""
+    check_kind(line, for_link=False)
+    for folder in (home.home, home.home / "accepting"):
+        private_dir(folder)
+    with locked(home.home / "accepting" / "lock", "accepting an invitation", wait=ACCEPT_WAIT):
+        if (already := _accepted(home, line)) is not None:
+            return already
+        return await _accept(home, line, name, tell)
+
+
+def _accepted(home: SpaceHome, line: InvitationLine) -> Identity | None:
+    """Who this home became by the same line before."""
+    for path in (home.imported(name) for name in home.imports()):
+        if json.loads(read_private(path)).get("invitation") == line.key.id:
+            return bundle_identity(path)
+    return None
+
+
+async def _accept(home: SpaceHome, line: InvitationLine, name: str, tell: Tell) -> Identity:
+    key = _kept_key(home, line)
+    if why := _no_room(home, name, key):
+        raise ConflictError(f"{why}: accept the line into another home (--home)")
+    url = (await asyncio.to_thread(where_of, line)).full_url
+    signature = base64.b64encode(key.sign(acceptance(line.space, line.key.id, key.id, name))).decode()
+    asked = {"id": key.id, "name": name, "sig": signature}
+    answer = await ask(line, url, key, "redeem", asked, tell)
+    found = _bundle(line, key, answer)
+    kept = home.imported(found["agent"]["name"])
+    before = _replaced(kept, found, answer)
+    why = None if before else _no_room(home, found["agent"]["name"], key, found["space_id"])
+    if why:
+        kept = _key_file(home, line).with_suffix(".tidings.json")
+    for folder in (home.home, kept.parent.parent, kept.parent):
+        private_dir(folder)
+    if before is not None:
+        aside = home.home / "accepting" / f"{before}.replaced.json"
+        write_private(aside, read_private(kept))
+        tell(f"the key that {found['agent']['name']} had here is void; its bundle is kept as {aside}")
+    write_private(kept, json.dumps(found, indent=1) + "\n")
+    _key_file(home, line).unlink(missing_ok=True)
+    if why:
+        raise ConflictError(f"{why}. The place is yours, and its bundle is {kept}: {_ways_in(home, found, kept)}")
+    return bundle_identity(kept)
+
+
+def _replaced(kept: Path, found: dict[str, Any], answer: dict[str, Any]) -> str | None:
+    """Whose place in this home the new key takes: that of the very agent it was invited to replace."""
+    if not kept.exists():
+        return None
+    held = bundle_identity(kept)
+    same = (held.space_id, held.steward_key) == (found["space_id"], found["steward_key"])
+    return held.id if same and held.id in answer.get("succeeds", ()) else None
+
+
+def _ways_in(home: SpaceHome, found: dict[str, Any], kept: Path) -> str:
+    """What can be done with a bundle that has no room here; `agent import` takes the place of one of the same space."""
+    elsewhere = f"`tidings agent import {kept} --home DIR` takes it into another home"
+    held = home.imported(found["agent"]["name"])
+    if home.exists or bundle_identity(held).space_id != found["space_id"]:
+        return elsewhere
+    return f"`tidings agent import {kept}` puts it into the place of the one here, and {elsewhere}"
+
+
+def _no_room(home: SpaceHome, name: str, key: KeyPair, space_id: str | None = None) -> str | None:
+    """Why this home cannot have the agent. Asked before anybody is, and once more when it is known who it is."""
+    if home.exists and space_id not in (None, home.read_info().id):
+        return f"{home.home} has another space {home.name} of its own"
+    if name and (home.agent_creds(name).exists() or _is_anothers(home.imported(name), key)):
+        return f"there is an agent {name} of a space {home.name} in {home.home} already"
+    return None
+
+
+def _is_anothers(kept: Path, key: KeyPair) -> bool:
+    return kept.exists() and bundle_identity(kept).id != key.id
+
+
+def _key_file(home: SpaceHome, line: InvitationLine) -> Path:
+    return home.home / "accepting" / f"{line.key.id}.seed"
+
+
+def _kept_key(home: SpaceHome, line: InvitationLine) -> KeyPair:
+    """The key that will be the agent: on disk before anybody hears of it."""
+    path = _key_file(home, line)
+    if not path.exists():
+        write_private(path, KeyPair.generate().seed + "\n")
+    try:
+        return KeyPair(read_private(path).strip())
+    except InvalidName as error:
+        raise ConfigError(
+            f"{path} is damaged: remove it and accept again. If the invitation is used by then, its key was in there: "
+            "ask for another"
+        ) from error
+
+
+# --- whom to trust ---
+
+
+def where_of(line: InvitationLine) -> Address:
+    """The address with whom to trust there."""
+    plain = Address(line.host, line.port, websocket=line.websocket)
+    match line.trust:
+        case Trust.PLAIN:
+            return plain
+        case Trust.SYSTEM:
+            return plain._replace(tls=True, tls_first=not line.greets_first, name=line.host)
+    return _trusting(line, _certificate(line))
+
+
+def _trusting(line: InvitationLine, authority: bytes) -> Address:
+    return Address(line.host, line.port, True, authority, server_name(line.space), True, line.websocket)
+
+
+def _certificate(line: InvitationLine) -> bytes:
+    """What the server shows, if the authority of the line signed it. Whose it is, the next handshake proves."""
+    from tidings.broker.certificates import is_signed_by
+
+    shown = _look(line)
+    if not is_signed_by(shown, line.authority):
+        raise UntrustedServer(
+            f"{line.host}:{line.port} is not the space that invited you, and was told nothing: its certificate is by "
+            "another authority. Something else listens there, or somebody is in between"
+        )
+    return shown
+
+
+def _look(line: InvitationLine) -> bytes:
+    """The certificate, unchecked; nothing is said."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        with (
+            _reach(Address(line.host, line.port, tls=True, websocket=line.websocket)) as plain,
+            context.wrap_socket(plain, server_hostname=server_name(line.space)) as wrapped,
+        ):
+            return wrapped.getpeercert(binary_form=True) or b""
+    except ssl.SSLError as error:
+        raise UntrustedServer(
+            f"what listens at {line.host}:{line.port} does not speak TLS as the space that invited you does "
+            f"({error.reason or error}), and was told nothing"
+        ) from error
+    except ProtocolError as error:
+        raise BrokerUnreachable(f"{line.host}:{line.port} cannot be reached: {error}") from error
+    except OSError as error:
+        raise BrokerUnreachable(
+            f"nobody answers at {line.host}:{line.port} ({error.strerror or error}): is the space up with `--listen`, "
+            "and can this machine reach it?"
+        ) from error
+
+
+def _reach(address: Address) -> socket.socket:
+    """A connection, through the proxy that a websocket of this machine goes through if there is one."""
+    proxy = proxy_for(address)
+    if proxy is None:
+        return socket.create_connection((address.host, address.port), PATIENCE)
+    plain = socket.create_connection((proxy.host, proxy.port), PATIENCE)
+    try:
+        plain.sendall(tunnel_request(proxy, address))
+        answer = b""
+        while END not in answer and len(answer) < MAX_ANSWER and (more := plain.recv(MAX_ANSWER)):
+            answer += more
+        check_tunnel(proxy, answer)
+    except BaseException:
+        plain.close()
+        raise
+    return plain
+
+
+# --- asking ---
+
+
+async def ask(
+    line: InvitationLine, url: str, key: KeyPair, do: str, asked: dict[str, str], tell: Tell
+) -> dict[str, Any]:
+    """What the space that invited answers to this key, asked again while it is busy or does not answer."""
+    delays = AGAIN.delays()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            said = await _ask_once(line, url, do, asked)
+            return dict(json.loads(key.open_sealed(base64.b64decode(said["sealed"]))))
+        except NameTaken:
+            raise
+        except (ConflictError, OutcomeUnknown, BrokerUnreachable) as error:
+            if attempt == ATTEMPTS:
+                raise
+            tell(f"{error}; asking again")
+        except AuthRevoked as error:
+            raise AuthRevoked(_not_taken(line)) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise WireError("the space answered with something that is no answer to this") from error
+        await asyncio.sleep(next(delays))
+    raise AssertionError("unreachable")
+
+
+def _not_taken(line: InvitationLine) -> str:
+    """Why a server does not let the holder of a line in, as far as it can be known from here."""
+    if line.expires < time.time():
+        return "the space takes this invitation no more: it has expired; ask for another"
+    return (
+        "the space does not take this invitation: it was revoked, has expired by the clock of its server, or that "
+        "server lacks the account of whoever is invited. Ask who invited you: `tidings invitation list` shows there "
+        "whether it is open, and `tidings up` names an account that lacks"
+    )
+
+
+async def _ask_once(line: InvitationLine, url: str, do: str, asked: dict[str, str]) -> dict[str, Any]:
+    creds = jwt.credentials(token_of(line), line.key)
+    connection = await connect(url, creds, line.key.id, name="whoever was invited", reconnect=False)
+    try:
+        control = ControlClient(connection, Subjects(line.space), line.key.id, timeout=ACCEPT_WAIT + PATIENCE)
+        return await control.call(INVITATION_SERVICE, do, **asked)
+    finally:
+        await close_quietly(connection)
+
+
+def _bundle(line: InvitationLine, key: KeyPair, answer: dict[str, Any]) -> dict[str, Any]:
+    """The same as `tidings agent export` writes, with the address by which the space was reached."""
+    try:
+        agent, token = dict(answer["agent"]), str(answer["jwt"])
+        anchors = {name: str(answer[name]) for name in ("space_id", "steward_key")}
+        url = addresses_of(line, answer)
+        if agent["id"] != key.id or jwt.decode(token)["sub"] != key.id:
+            raise WireError("the space gave a place to another key than ours")
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"the space answered with something that is no place in it ({error})") from error
+    creds = jwt.credentials(token, key)
+    place = {"tidings": 1, "space": line.space, **anchors, "url": url, "agent": agent, "creds": creds}
+    return place | {"invitation": line.key.id}
+
+
+def addresses_of(line: InvitationLine, answer: dict[str, Any]) -> str:
+    """The one by which it was reached, and then the other way in at the same host; or all servers that others run."""
+    if servers := str(answer.get("servers", "")):
+        return servers
+    used = where_of(line) if line.trust is not Trust.AUTHORITY else _trusting(line, _authority(line, answer))
+    other = int(answer.get("port" if line.websocket else "ws_port", 0))
+    if not other or not used.tls:
+        return used.full_url
+    return f"{used.full_url},{used._replace(port=other, websocket=not line.websocket).full_url}"
+
+
+def _authority(line: InvitationLine, answer: dict[str, Any]) -> bytes:
+    from tidings.broker.certificates import compressed_key
+
+    trusted = base64.b64decode(str(answer["authority"]))
+    # its successor, if there is one, comes behind it
+    if compressed_key(trusted[: int(answer["authority_bytes"])]) != line.authority:
+        raise UntrustedServer("the authority that the space named is not the one that invited you")
+    return trusted

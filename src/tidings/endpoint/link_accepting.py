@@ -1,0 +1,398 @@
+"""Accepting a link: another space's offer is read and agreed to, and both spaces write it down.
+
+    line -> offer, signed by the other space -> shown to our operator -> our link record, with a user for its worker
+         -> acceptance, signed by our space -> the other space's record, and a token for our worker -> how it is reached
+
+Each step is on disk before the next one (`links/accepting/<invitation>.json`): whoever is interrupted accepts the same
+line again, and it goes on from there with what was agreed. If the other space refuses, our record is ended again. The
+key of our worker's user is made here and never travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidings import failpoints
+from tidings.broker import jwt
+from tidings.broker.private_files import locked, private_dir, read_private, write_private
+from tidings.endpoint.accepting import Tell, addresses_of, ask, where_of
+from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, UsageError, WireError
+from tidings.nats.address import parse_addresses
+from tidings.space.administration import Administrator, administer
+from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.link_inviting import check_unlinked, keep_peer, steward_key_of, taken_names
+from tidings.space.link_peers import LinkPeers, PeerAccess
+from tidings.space.linking import Linker, terms_of
+from tidings.space.listening import address_for
+from tidings.wire.invitations import InvitationLine, check_kind, is_loopback
+from tidings.wire.keys import KeyPair
+from tidings.wire.link_terms import (
+    LinkAcceptance,
+    LinkOffer,
+    SignedAcceptance,
+    agreed,
+    asking,
+    hash_of,
+    minimal,
+    read_offer,
+    renamed,
+    restricted,
+    signed_acceptance,
+)
+from tidings.wire.names import check_space
+from tidings.wire.operations import ACCEPT_WAIT
+from tidings.wire.patterns import covers_any, covers_pattern
+from tidings.wire.rulings import Link
+
+
+@dataclass(frozen=True, slots=True)
+class LinkWishes:
+    """What the operator who accepts wants otherwise than it is offered; never more."""
+
+    #: what the other space is called here; empty: by its own name
+    called: str = ""
+    #: channels of theirs -> what they are called here
+    names: dict[str, str] = field(default_factory=dict)
+    #: take only this of what they share, share only this of what they want; None: all of it
+    only: tuple[str, ...] | None = None
+    share: tuple[str, ...] | None = None
+    until: int | None = None
+    direct: bool = True
+    roster: bool = True
+    #: where the other space reaches ours, if our space does not know
+    urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What is about to be agreed, for the operator to look at."""
+
+    offer: LinkOffer
+    #: our link record as it would be
+    record: Link
+    #: where the other space will find ours; empty: nowhere
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLink:
+    record: Link
+    #: what the other space calls ours
+    known_as: str
+    peer: PeerAccess
+    #: where the other space will find ours; empty: nowhere
+    url: str
+    #: why it could not be reached there when the other space tried; empty: it could, or need not be
+    unreached: str = ""
+    #: was it there before?
+    already: bool = False
+
+
+class _Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the acceptance of one line is."""
+
+    #: of our worker's user at the other broker; empty once the credential has it
+    seed: str
+    #: the link that we are making, once the operator agreed to it
+    link: str = ""
+    offer: str = ""
+    signature: str = ""
+    #: what we said, or are about to say
+    said: SignedAcceptance | None = None
+    #: what the other space calls ours, once it is done
+    known_as: str = ""
+    unreached: str = ""
+    done: bool = False
+
+
+#: shown what is about to be agreed; raises if that is not wanted
+Agree = Callable[[Proposal], None]
+
+
+async def accept_link(
+    home: SpaceHome, line: InvitationLine, wishes: LinkWishes, agree: Agree, tell: Tell = lambda _text: None
+) -> AcceptedLink:
+    """Link this space with the one that made the line."""
+    check_kind(line, for_link=True)
+    home.read_info()
+    for folder in (home.linked, home.link_accepting):
+        private_dir(folder)
+    with locked(home.link_accepting / "lock", "accepting a link", wait=ACCEPT_WAIT):
+        return await _Acceptor(home, line, tell).run(wishes, agree)
+
+
+class _Acceptor:
+    def __init__(self, home: SpaceHome, line: InvitationLine, tell: Tell) -> None:
+        self.home, self.line, self.tell = home, line, tell
+        self.path = home.link_accepting / f"{line.key.id}.json"
+        self.progress = self._read()
+
+    async def run(self, wishes: LinkWishes, agree: Agree) -> AcceptedLink:
+        if self.progress.done:
+            return await self._found()
+        if self.progress.said is None:
+            await self._agree(wishes, agree)
+        else:
+            self.tell(f"going on with link {self.progress.link}, with what was agreed before")
+            await self._check_ours()
+        return await self._have_it_accepted()
+
+    # --- what is on disk ---
+
+    def _read(self) -> _Progress:
+        if not self.path.exists():
+            self._put(_Progress(seed=KeyPair.generate().seed))
+        return _progress_in(self.path)
+
+    def _put(self, progress: _Progress) -> None:
+        write_private(self.path, msgspec.json.encode(progress).decode() + "\n")
+        self.progress = progress
+
+    def _change(self, **changes: Any) -> None:
+        self._put(msgspec.structs.replace(self.progress, **changes))
+
+    @property
+    def key(self) -> KeyPair:
+        return KeyPair(self.progress.seed)
+
+    @property
+    def offer(self) -> LinkOffer:
+        return read_offer(self.progress.offer, self.progress.signature)
+
+    async def _found(self) -> AcceptedLink:
+        """The same line again."""
+        link = self.progress.link
+        async with administer(self.home, "looking at a link") as admin:
+            row, peer = admin.links.get(link), LinkPeers.below(self.home).get(link)
+        if row is None or row.state != "on" or peer is None:
+            raise UsageError(f"this line made link {link}, which was removed since: ask for another invitation")
+        return self._accepted(terms_of(row), peer, already=True)
+
+    def _accepted(self, record: Link, peer: PeerAccess, *, already: bool = False) -> AcceptedLink:
+        known = self.progress
+        return AcceptedLink(record, known.known_as, peer, self._url, known.unreached, already)
+
+    @property
+    def _url(self) -> str:
+        """Where we said that we are."""
+        assert self.progress.said is not None
+        return msgspec.json.decode(self.progress.said.text, type=LinkAcceptance).url
+
+    # --- our side ---
+
+    async def _agree(self, wishes: LinkWishes, agree: Agree) -> None:
+        if self.progress.link:  # interrupted before anybody was told
+            await _end(self.home, self.progress.link, "its acceptance was interrupted")
+        text, signature = await self._ask_offer()
+        offer, info = self._checked(read_offer(text, signature)), self.home.read_info()
+        await self._give_up_others(offer)
+        async with administer(self.home, "looking at links") as admin:
+            proposal = self._proposal(admin, offer, info, wishes)
+        agree(proposal)
+        async with administer(self.home, "accepting a link") as admin:
+            self._check_free(admin, offer, proposal.record.space)
+            self._change(link=offer.link, offer=text, signature=signature)
+            failpoints.reach("link_accept.after_kept")
+            row = (await Linker(admin).set(proposal.record)).row
+            failpoints.reach("link_accept.after_record")
+            acceptance = self._acceptance(offer, hash_of(text), proposal, info, row.token)
+            self._change(said=signed_acceptance(admin.keyring.core, self.key, acceptance))
+        failpoints.reach("link_accept.after_said")
+
+    async def _ask_offer(self) -> tuple[str, str]:
+        signature = self.key.sign(asking(self.line.space, self.line.key.id, self.key.id))
+        asked = {"id": self.key.id, "sig": base64.b64encode(signature).decode()}
+        answer = await ask(self.line, await self._where(), self.key, "offer", asked, self.tell)
+        return str(answer.get("offer", "")), str(answer.get("signature", ""))
+
+    async def _where(self) -> str:
+        return (await asyncio.to_thread(where_of, self.line)).full_url
+
+    def _checked(self, offer: LinkOffer) -> LinkOffer:
+        if (offer.invitation, offer.space) != (self.line.key.id, self.line.space):
+            raise DeniedError("the space answered with an offer that is not this line's: ask for another invitation")
+        if offer.space_id == self.home.read_info().id:
+            raise UsageError("this line is of this very space: the operator of another one accepts it")
+        return offer
+
+    async def _give_up_others(self, offer: LinkOffer) -> None:
+        """Lines of the same space whose acceptance was never finished: their links are ended, this one takes over."""
+        for path in self.home.link_accepting.glob("U*.json"):
+            other = _progress_in(path)
+            if path == self.path or other.done or not other.link:
+                continue
+            if read_offer(other.offer, other.signature).space_id == offer.space_id:
+                await _end(self.home, other.link, "another invitation of the same space was accepted")
+                path.unlink()
+                self.tell(f"gave up link {other.link}, which was never finished")
+
+    def _proposal(self, admin: Administrator, offer: LinkOffer, info: SpaceInfo, wishes: LinkWishes) -> Proposal:
+        called = check_space(wishes.called) if wishes.called else offer.space
+        self._check_free(admin, offer, called)
+        channels, shares = _chosen(offer, wishes)
+        until = _earlier(offer.until, wishes.until)
+        record = Link(
+            op="-",
+            link=offer.link,
+            state="on",
+            origin=offer.space_id,
+            space=called,
+            steward=offer.steward,
+            channels=channels,
+            shares=shares,
+            hops=offer.hops,
+            until=until,
+            peer=offer.user,
+            direct=offer.direct if wishes.direct else "off",
+            roster=offer.roster if wishes.roster else "off",
+        )
+        proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
+        agreed(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
+        return proposal
+
+    def _check_free(self, admin: Administrator, offer: LinkOffer, called: str) -> None:
+        row = admin.links.get(offer.link)
+        if row is not None and self.progress.link != offer.link:
+            raise DeniedError(f"there was a link {offer.link} here before: ask for another invitation")
+        if row is None or row.state not in ("setting", "on"):
+            check_unlinked(admin.links, offer.space_id)
+        own = row.terms.get("space") if row is not None else None
+        if called in taken_names(admin.info.name, admin.links) and called != own:
+            raise UsageError(
+                f"{called} is what this space or one that it is linked with is called here: choose what to call the "
+                "other space, `tidings link accept LINE --as NAME`"
+            )
+
+    def _own_address(self, info: SpaceInfo, urls: tuple[str, ...]) -> str:
+        """Where the other space may look for ours: with TLS, or both on one machine."""
+        if urls:
+            return address_for(info, urls)
+        local = is_loopback(self.line.host)
+        known = address_for(info, ()) if info.listen or info.ws or info.servers else info.url
+        found = [each for each in parse_addresses(known) if (local if is_loopback(each.host) else each.tls)]
+        return ",".join(each.full_url for each in found)
+
+    def _acceptance(
+        self, offer: LinkOffer, offered: str, proposal: Proposal, info: SpaceInfo, token: str
+    ) -> LinkAcceptance:
+        record = proposal.record
+        return LinkAcceptance(
+            invitation=offer.invitation,
+            link=offer.link,
+            space=info.name,
+            space_id=info.id,
+            steward=steward_key_of(self.home),
+            user=self.key.id,
+            shares=record.shares,
+            until=record.until,
+            hops=record.hops,
+            direct=record.direct,
+            roster=record.roster,
+            offer=offered,
+            takes=minimal(record.channels),
+            url=proposal.url,
+            token=token,
+        )
+
+    async def _check_ours(self) -> None:
+        """Our record is as it was when we said so."""
+        async with administer(self.home, "accepting a link") as admin:
+            await Linker(admin).finish()
+            row = admin.links.get(self.progress.link)
+        if row is None or row.state != "on":
+            raise UsageError(f"link {self.progress.link} was removed here since: ask for another invitation")
+
+    # --- the other side ---
+
+    async def _have_it_accepted(self) -> AcceptedLink:
+        said = self.progress.said
+        assert said is not None
+        try:
+            asked = {"id": self.key.id, **said._asdict()}
+            answer = await ask(self.line, await self._where(), self.key, "link", asked, self.tell)
+        except (DeniedError, UsageError) as error:
+            await self._take_back(error)
+            raise
+        failpoints.reach("link_accept.after_answer")
+        return await self._keep(answer)
+
+    async def _take_back(self, error: Exception) -> None:
+        """It will not come to it: what we wrote is ended. The key stays, for the same line with other terms."""
+        link = self.progress.link
+        await _end(self.home, link, f"the other space refused: {error}")
+        self._put(_Progress(seed=self.progress.seed))
+        if isinstance(error, AuthRevoked):
+            self.tell(
+                f"if the other space lists a link {link}, it is to be removed there: `tidings link remove {link}`"
+            )
+
+    async def _keep(self, answer: dict[str, Any]) -> AcceptedLink:
+        offer = self.offer
+        try:
+            token, called = str(answer["jwt"]), check_space(str(answer["called"]))
+            url = addresses_of(self.line, answer)
+            if answer["link"] != offer.link or jwt.decode(token)["sub"] != self.key.id:
+                raise WireError("the space linked something else, or with another key than ours")
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"the space answered with something that is no link ({error})") from error
+        peer = PeerAccess(link=offer.link, space=offer.space, id=offer.space_id, steward=offer.steward, url=url)
+        async with administer(self.home, "accepting a link") as admin:
+            row = admin.links.get(offer.link)
+            if row is None or row.state != "on":
+                raise ConflictError(f"link {offer.link} was removed here meanwhile: it is to be removed there too")
+            keep_peer(LinkPeers.below(self.home), peer, jwt.credentials(token, self.key))
+            failpoints.reach("link_accept.after_peer")
+            self._change(done=True, seed="", known_as=called, unreached=str(answer.get("unreached", ""))[:300])
+        return self._accepted(terms_of(row), peer)
+
+
+def _progress_in(path: Path) -> _Progress:
+    try:
+        return msgspec.json.decode(read_private(path), type=_Progress)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is damaged: remove it, and ask for another invitation") from error
+
+
+async def _end(home: SpaceHome, link: str, why: str) -> None:
+    async with administer(home, "giving up a link") as admin:
+        if admin.links.get(link) is not None:
+            await Linker(admin).end(link, why)
+        LinkPeers.below(home).forget(link)
+
+
+def _chosen(offer: LinkOffer, wishes: LinkWishes) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What we take under which names, and what we share: of what is offered and wanted, as much as we like."""
+    channels = renamed({each: each for each in offer.shares}, wishes.names)
+    if wishes.only is not None:
+        taken = restricted(channels, wishes.only)
+        _check_chosen("--only", wishes.only, taken, offer.shares)
+        channels = taken
+    shares = offer.wants
+    if wishes.share is not None:
+        shares = minimal([each for each in wishes.share if covers_any(offer.wants, each)])
+        shares = minimal([*shares, *(each for each in offer.wants if covers_any(wishes.share, each))])
+        _check_chosen("--share", wishes.share, shares, offer.wants)
+    if not channels and not shares:
+        raise UsageError("nothing would pass: take or share something of what is offered, or do not accept it")
+    return channels, shares
+
+
+def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tuple[str, ...]) -> None:
+    """Each of what was named must stand for something."""
+    for each in wanted:
+        if not any(covers_pattern(each, one) or covers_pattern(one, each) for one in found):
+            raise UsageError(f"{option} {each}: that is not offered; it is {', '.join(offered) or 'nothing'}")
+
+
+def _earlier(offered: int | None, wanted: int | None) -> int | None:
+    if wanted is not None and wanted <= time.time():
+        raise UsageError("the link would have ended already: name a later time, or none")
+    return min((each for each in (offered, wanted) if each is not None), default=None)

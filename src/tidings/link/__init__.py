@@ -1,0 +1,1 @@
+"""The worker that carries messages between two spaces."""

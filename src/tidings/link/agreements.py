@@ -1,0 +1,71 @@
+"""From a link record to the link of the ledger it stands for: which ones take something in, and under which key."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+
+from tidings.broker.private_files import lock_holder
+from tidings.errors import StoreBusy
+from tidings.link import ledger as books
+from tidings.link.definition import LinkDefinition
+from tidings.link.ledger import LinkRow
+from tidings.link.schema import MIGRATIONS
+from tidings.space.home import SpaceHome
+from tidings.store.database import Database
+from tidings.wire.links import authorization_epoch
+from tidings.wire.rulings import Link
+
+SECRET_BYTES = 32
+
+
+def takes_something(record: Link, now: float) -> bool:
+    """Does it let anything in at this moment?"""
+    return record.state == "on" and bool(record.channels or record.beyond) and not record.has_ended(int(now * 1e9))
+
+
+def definition_of(space: str, record: Link) -> LinkDefinition:
+    """`space`: the id of the space the record is of."""
+    return LinkDefinition(
+        link=record.link,
+        space=space,
+        peer=record.origin,
+        authority=authorization_epoch(record),
+        channels=record.channels,
+        beyond=record.beyond,
+        hops=record.hops,
+        until=record.until,
+    )
+
+
+def open_store(home: SpaceHome) -> Database:
+    """The ledger of a space. One process has it at a time."""
+    try:
+        return Database(home.link_store, MIGRATIONS)
+    except StoreBusy as error:
+        holder = lock_holder(home.link_store.with_name(f"{home.link_store.name}.lock")) or "another process"
+        raise StoreBusy(
+            f"links of space {home.name} are carried by another process ({holder.split(' (')[0]}): one does it at a "
+            "time; `tidings link list` shows how they are"
+        ) from error
+
+
+def find_row(connection: sqlite3.Connection, definition: LinkDefinition) -> LinkRow | None:
+    """What the ledger has of a link as it is agreed now."""
+    return next((row for row in books.links(connection, definition.space) if row.key == definition.key), None)
+
+
+def opened(connection: sqlite3.Connection, definition: LinkDefinition, now: int) -> LinkRow:
+    """The same, made if it is not there. A link that is paused stays so when another agreement takes effect."""
+    if (found := find_row(connection, definition)) is not None:
+        return books.open_link(connection, definition, b"", now) if found.definition != definition else found
+    before = [row for row in books.links(connection, definition.space) if row.definition.link == definition.link]
+    row = books.open_link(connection, definition, os.urandom(SECRET_BYTES), now)
+    if before and before[-1].paused is not None:
+        books.pause(connection, row.row, before[-1].paused, now)
+    return books.find(connection, row.row)
+
+
+def milliseconds() -> int:
+    return int(time.time() * 1000)

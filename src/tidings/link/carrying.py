@@ -1,0 +1,98 @@
+"""One link while a worker carries it: its connection to the peer, its direction, and the credential it stays with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tidings.broker import jwt
+from tidings.broker.aio import end_tasks
+from tidings.broker.private_files import read_private
+from tidings.errors import TidingsError
+from tidings.link.compare import Comparison
+from tidings.link.definition import LinkDefinition
+from tidings.link.engine import LIVE, Direction, Mode
+from tidings.link.events import Listener
+from tidings.link.held import HeldRecords
+from tidings.link.ledger import BookedLink
+from tidings.link.ports import Verify
+from tidings.link.running import LoopClock, RunningDirection
+from tidings.link.spaces import SharedLog, Spaces
+from tidings.space.link_peers import PeerAccess
+
+#: seconds between two looks whether the credential ends before long
+LOOK_AT_CREDENTIAL = 30.0
+log = logging.getLogger(__name__)
+
+
+class CarriedLink:
+    """`listener` hears everything its direction tells. It begins with `start`, and begins once."""
+
+    def __init__(
+        self,
+        definition: LinkDefinition,
+        access: PeerAccess,
+        creds: Path,
+        ledger: BookedLink,
+        spaces: Spaces,
+        *,
+        verify: Verify,
+        mode: Mode = LIVE,
+        listener: Listener = lambda _event: None,
+    ) -> None:
+        self.definition, self.access, self.ledger = definition, access, ledger
+        self._creds = creds
+        # who looks every so often does not want to be woken
+        self._wake: Callable[[], None] = (lambda: self.direction.wake()) if mode == LIVE else (lambda: None)
+        self.source: SharedLog = spaces.source(access, creds, lambda: self._wake())
+        self.direction = Direction(
+            definition,
+            ledger,
+            self.source,
+            spaces.destination(definition.link),
+            LoopClock(),
+            verify=verify,
+            comparison=Comparison(HeldRecords(ledger), self.source),
+            mode=mode,
+        )
+        self.direction.listen(listener)
+        self._running = RunningDirection(self.direction)
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._running.start()
+        self._keeping = asyncio.create_task(self._keep_credential(), name=f"credential of {self.definition.link}")
+
+    async def stop(self, deadline: float) -> None:
+        """It finishes what it is at, for at most `deadline` seconds. Others go on meanwhile."""
+        self._wake = lambda: None
+        if self._keeping is not None:
+            await end_tasks([self._keeping])
+        try:
+            if not await self._running.stop(deadline):
+                log.warning("link %s was broken off after %.0f s", self.definition.link, deadline)
+        finally:
+            await self.source.close()
+
+    async def _keep_credential(self) -> None:
+        """The peer answers a newer token when it is greeted. One that ends before long is fetched while it holds."""
+        while True:
+            await asyncio.sleep(LOOK_AT_CREDENTIAL)
+            try:
+                if half_is_over(read_private(self._creds), time.time()):
+                    await self.source.hello()
+            except (TidingsError, OSError) as error:
+                log.warning("the credential of link %s could not be renewed: %s", self.definition.link, error)
+
+
+def half_is_over(creds: str, now: float) -> bool:
+    """Of the time a credential holds for; one that does not end is never due."""
+    with suppress(TidingsError, ValueError, KeyError, TypeError):
+        claims = jwt.decode(jwt.split_credentials(creds)[0])
+        begun, ends = int(claims["iat"]), int(claims.get("exp") or 0)
+        return bool(ends) and now >= begun + (ends - begun) / 2
+    return False

@@ -1,0 +1,167 @@
+"""What a direction of a link says of itself: a status derived from facts, and events for whoever listens.
+
+Nothing is decided by a status. Connectivity is another fact than the status, and is unknown after every start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tidings.wire.links import GapKind, Token
+
+log = logging.getLogger(__name__)
+
+Status = Literal["initializing", "live", "repairing", "degraded_poll", "paused"]
+Connectivity = Literal["unknown", "online", "offline"]
+
+
+@dataclass(frozen=True)
+class StatusFacts:
+    """What a status is made of."""
+
+    #: an operator, or an authority, does not let it go on
+    held_back: bool = False
+    #: failures in a row, and how many of them are tried again soon
+    failures: int = 0
+    patience: int = 3
+    #: something the token has passed is fetched, or read again
+    repairing: bool = False
+    #: the end of the peer's log was reached once since the start
+    reached_the_end: bool = False
+
+
+def status_of(facts: StatusFacts) -> Status:
+    if facts.held_back:
+        return "paused"
+    if facts.failures >= facts.patience:
+        return "degraded_poll"
+    if facts.repairing:
+        return "repairing"
+    return "live" if facts.reached_the_end else "initializing"
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """`words` say why it is paused or failing. Lag: sequences of the peer's log that are not handled, and how long ago
+    the last handled record was said if there are any."""
+
+    status: Status
+    connectivity: Connectivity
+    words: str
+    handled: Token | None
+    received: Token | None
+    head: int
+    lag_records: int
+    lag_seconds: float
+    last_activity: float | None
+    owed: int
+    quarantined: int
+
+
+@dataclass(frozen=True)
+class LinkEvent:
+    link: str
+    at: float
+
+
+@dataclass(frozen=True)
+class StatusChanged(LinkEvent):
+    before: Status
+    now: Status
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class ConnectivityChanged(LinkEvent):
+    before: Connectivity
+    now: Connectivity
+
+
+@dataclass(frozen=True)
+class PullAdvanced(LinkEvent):
+    """Said after it is on disk."""
+
+    handled: Token
+    head: int
+    admitted: int = 0
+    duplicates: int = 0
+    omitted: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True)
+class GapDetected(LinkEvent):
+    """From `before` the peer's log cannot go on; it goes on at `now`. `reread` records are read again, `vanished`
+    cannot be any more. Of a range that was removed, nobody knows how many records it had."""
+
+    kind: GapKind
+    before: Token
+    now: Token
+    reread: int = 0
+    vanished: int = 0
+    #: the peer did not notice; it was found by comparing, and what was read since may be out of order
+    by_comparing: bool = False
+
+
+@dataclass(frozen=True)
+class LocalLogSetBack(LinkEvent):
+    """The log here is an older one than before: so many messages are fetched again."""
+
+    lost: int
+
+
+@dataclass(frozen=True)
+class RepairStarted(LinkEvent):
+    through: Token
+
+
+@dataclass(frozen=True)
+class RepairCompleted(LinkEvent):
+    """`lacking` and `extra` differ from the peer; `fetching` of them are asked for. What differs and is not fetched is
+    only reported: it has its disposition."""
+
+    through: Token
+    lacking: int = 0
+    extra: int = 0
+    fetching: int = 0
+
+
+@dataclass(frozen=True)
+class RepairFailed(LinkEvent):
+    words: str
+
+
+@dataclass(frozen=True)
+class DegradedPollEntered(LinkEvent):
+    words: str
+
+
+Listener = Callable[[LinkEvent], None]
+
+
+class Listeners:
+    """They are told in the order in which they came. One that raises is logged, and harms nobody."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """What is returned removes it again."""
+        entry: Listener = lambda event: listener(event)  # noqa: E731  the same one may listen twice
+        self._listeners.append(entry)
+
+        def remove() -> None:
+            if entry in self._listeners:
+                self._listeners.remove(entry)
+
+        return remove
+
+    def tell(self, event: LinkEvent) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception:  # Boundary: a listener is somebody else's code.
+                log.exception("a listener of link %s failed on %s", event.link, type(event).__name__)

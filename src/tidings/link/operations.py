@@ -1,0 +1,322 @@
+"""What an operator may ask of the links of a space, and what is answered, as JSON has it.
+
+The worker answers while it runs (`worker.py`). While none runs a command does the same with the ledger in its own
+hands, and the lock of the ledger keeps them from being two. A link is named by its id; what was agreed about it is on
+disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
+from tidings.link import ledger as books
+from tidings.link import waiting
+from tidings.link.agreements import definition_of, find_row, milliseconds, open_store, opened
+from tidings.link.carrying import CarriedLink
+from tidings.link.compare import Comparison, Difference
+from tidings.link.definition import LinkDefinition
+from tidings.link.held import HeldRecords
+from tidings.link.ledger import BookedLink, LinkRow
+from tidings.link.source import PeerSource
+from tidings.link.spaces import SharedLog
+from tidings.link.waiting import Quarantined
+from tidings.space.home import SpaceHome
+from tidings.space.link_ledger import AgreedLink, LinkLedger
+from tidings.space.link_peers import LinkPeers
+from tidings.space.linking import terms_of
+from tidings.store.database import Database
+
+#: records that are named in an answer about what differs
+MOST_NAMED = 100
+PAUSED = "paused by the operator"
+Answer = dict[str, Any]
+
+
+class Carrying(NamedTuple):
+    """What a worker that runs knows besides: the links it carries, why it does not carry others, and how to set one
+    aside for a moment."""
+
+    carried: Callable[[str], CarriedLink | None] = lambda _link: None
+    words: Callable[[str], str] = lambda _link: ""
+    aside: Callable[[str], AbstractAsyncContextManager[None]] = lambda _link: nullcontext()
+
+
+class LinkOperations:
+    """`do` is one of `OPERATIONS`."""
+
+    def __init__(self, home: SpaceHome, database: Database, carrying: Carrying = Carrying()) -> None:  # noqa: B008
+        self.home, self.database, self._carrying = home, database, carrying
+        self.space = home.read_info().id
+        self.agreed = LinkLedger.below(home, self.space)
+        self.peers = LinkPeers.below(home)
+
+    async def do(self, do: str, **arguments: Any) -> Answer:
+        if do not in OPERATIONS:
+            raise UsageError(f"a worker of links does not know how to {do[:40]!r}")
+        answer: Answer = await getattr(self, do)(**arguments)
+        return answer
+
+    # --- looking ---
+
+    async def status(self, link: str | None = None, whole: bool = False) -> Answer:
+        """Every link, or one. `whole`: with what became of its records, which takes longer the more there are."""
+        rows = self.agreed.rows() if link is None else [self._agreed(link)]
+        return {"links": [await self._described(row, whole) for row in rows]}
+
+    async def _described(self, row: AgreedLink, whole: bool) -> Answer:
+        record, carried = terms_of(row), self._carrying.carried(row.link)
+        facts = describe(self.home, row)
+        found = await self.database.read(lambda c: find_row(c, definition_of(self.space, record)))
+        if found is not None:
+            facts["ledger"] = await self.database.read(lambda c: _ledger_facts(c, found, whole))
+        facts["words"] = self._carrying.words(row.link)
+        facts["live"] = msgspec.to_builtins(carried.direction.status()) if carried is not None else None
+        return facts
+
+    async def quarantined(self, link: str, after: int = 0, limit: int = 100) -> Answer:
+        row = await self._row(link)
+        found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, after, limit))
+        return {"records": [_put_aside(each) for each in found], "count": (await self._count(row))}
+
+    async def quarantined_record(self, link: str, seq: int) -> Answer:
+        row = await self._row(link)
+        found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, seq - 1, 1))
+        if not found or found[0].record.seq != seq:
+            raise UnknownMessage(f"record {seq} is not in quarantine: list it to see what is")
+        return {"record": _put_aside(found[0], payload=True)}
+
+    async def _count(self, row: LinkRow) -> int:
+        count, _ = await self.database.read(lambda c: books.quarantined(c, row.row))
+        return count
+
+    # --- changing ---
+
+    async def pause(self, link: str, reason: str = PAUSED) -> Answer:
+        row = await self._row(link)
+        await self.database.write(lambda c: books.pause(c, row.row, reason, milliseconds()))
+        self._look_now(link)
+        return {"was": row.paused}
+
+    async def resume(self, link: str) -> Answer:
+        row = await self._row(link)
+        await self.database.write(lambda c: books.resume(c, row.row))
+        self._look_now(link)
+        return {"was": row.paused}
+
+    async def retry(self, link: str, seqs: list[int] | None = None) -> Answer:
+        """Records in quarantine are tried now; None is all of them."""
+        row = await self._row(link)
+        count = await self.database.write(lambda c: waiting.retry_quarantined(c, row.row, seqs, milliseconds()))
+        if seqs and not count:
+            raise UnknownMessage(f"none of {', '.join(map(str, seqs))} is in quarantine: list it to see what is")
+        self._look_now(link)
+        return {"count": count}
+
+    async def drop(self, link: str, seq: int, reason: str) -> Answer:
+        row = await self._row(link)
+        await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason))
+        self._look_now(link)
+        return {"left": await self._count(row)}
+
+    async def rebuild(self, link: str) -> Answer:
+        """Everything is read again; what is here already is found, and not let in twice."""
+        row = await self._row(link)
+        async with self._carrying.aside(link):
+            await self.database.write(lambda c: books.rebuild(c, row.row))
+        return {"handled": row.handled.seq if row.handled is not None else 0}
+
+    async def forget(self, link: str) -> Answer:
+        """Delete all the ledger has of a link, under whichever agreement. What it brought stays in the log."""
+
+        def job(connection: sqlite3.Connection) -> int:
+            rows = [row for row in books.links(connection, self.space) if row.definition.link == link]
+            for row in rows:
+                books.delete(connection, row.row)
+            return len(rows)
+
+        async with self._carrying.aside(link):
+            return {"count": await self.database.write(job)}
+
+    def _look_now(self, link: str) -> None:
+        if (carried := self._carrying.carried(link)) is not None:
+            carried.direction.ask()
+
+    # --- comparing ---
+
+    async def verify(self, link: str) -> Answer:
+        """What the peer shares against what the ledger has, by digests, up to where it was handled."""
+        row, carried = await self._row(link), self._carrying.carried(link)
+        if row.handled is None:
+            raise ConflictError(f"nothing came over link {link} yet: there is nothing to compare")
+        if carried is not None:
+            answer = await self._compared(row, carried.source)
+            if not answer["equal"]:
+                carried.direction.ask(repair=True)
+            return answer
+        async with self._peer(link) as peer:
+            return await self._compared(row, peer)
+
+    @asynccontextmanager
+    async def _peer(self, link: str) -> AsyncIterator[SharedLog]:
+        access = self.peers.get(link)
+        if access is None:
+            raise ConflictError(no_access(link))
+        source = PeerSource(access.url, self.peers.creds(link), access.space)
+        try:
+            yield source
+        finally:
+            await source.close()
+
+    async def _compared(self, row: LinkRow, peer: SharedLog) -> Answer:
+        assert row.handled is not None
+        comparison = Comparison(HeldRecords(BookedLink(self.database, row.row)), peer)
+        found, head = await comparison.divergence(row.handled.seq), (await peer.hello()).head
+        differences = [each async for each in comparison.between(found)]
+        counts = await self.database.read(lambda c: books.counts(c, row.row))
+        return {
+            "equal": not found.days,
+            "floor": found.floor,
+            "through": found.through,
+            #: where the other log ends: what lies between was not handled yet, and not compared
+            "head": max(head, found.through),
+            "counts": counts,
+            "differences": [_difference(each) for each in differences],
+            "lacking": sum(len(each.lacking) for each in differences),
+            "extra": sum(len(each.extra) for each in differences),
+        }
+
+    # --- finding ---
+
+    def _agreed(self, link: str) -> AgreedLink:
+        found = self.agreed.get(link)
+        if found is None:
+            raise UsageError(f"there is no link {link} in space {self.home.name}: `tidings link list`")
+        return found
+
+    async def _row(self, link: str) -> LinkRow:
+        """Of the ledger; a link that takes something in has one from the first time it is asked about."""
+        record = terms_of(self._agreed(link))
+        definition = definition_of(self.space, record)
+        found = await self.database.read(lambda c: find_row(c, definition))
+        if found is None and not (record.channels or record.beyond):
+            raise UsageError(f"nothing comes in over link {link}: it shares only, and there is nothing to do for it")
+        return found or await self._made(definition)
+
+    async def _made(self, definition: LinkDefinition) -> LinkRow:
+        return await self.database.write(lambda c: opened(c, definition, milliseconds()))
+
+
+OPERATIONS = frozenset(
+    {
+        "status",
+        "quarantined",
+        "quarantined_record",
+        "pause",
+        "resume",
+        "retry",
+        "drop",
+        "rebuild",
+        "forget",
+        "verify",
+    }
+)
+
+
+def no_access(link: str) -> str:
+    return f"how the other space of link {link} is reached is not known here: its operator gives that with a line"
+
+
+@asynccontextmanager
+async def alone(home: SpaceHome) -> AsyncIterator[LinkOperations]:
+    """The ledger in our own hands, while no worker runs."""
+    database = open_store(home)
+    try:
+        yield LinkOperations(home, database)
+    finally:
+        database.close()
+
+
+def describe(home: SpaceHome, row: AgreedLink) -> Answer:
+    """A link as it was agreed, which needs nobody's answer."""
+    record = terms_of(row)
+    fields = msgspec.to_builtins(record)
+    terms = {name: fields[name] for name in ("space", "channels", "beyond", "shares", "hops", "until")}
+    return {
+        "link": row.link,
+        "origin": row.origin,
+        "state": row.state,
+        **terms,
+        "direct": record.direct,
+        "roster": record.roster,
+        "user": row.peer or None,
+        "why": row.why,
+        "reached": _reached(home, row.link),
+        "takes": row.takes(milliseconds() / 1000),
+        "ledger": None,
+        "live": None,
+        "words": "",
+    }
+
+
+def _reached(home: SpaceHome, link: str) -> str | None:
+    try:
+        access = LinkPeers.below(home).get(link)
+    except TidingsError:
+        return None
+    return access.address if access is not None else None
+
+
+def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> Answer:
+    owed, kept = waiting.counts(connection, row.row)
+    facts: Answer = {
+        "handled": row.handled.seq if row.handled is not None else None,
+        "epoch": row.handled.epoch if row.handled is not None else None,
+        "received": row.received.seq if row.received is not None else None,
+        "handled_at": row.handled_at / 1000 if row.handled_at is not None else None,
+        "said_at": row.handled_time / 1e9 if row.handled_time else None,
+        "paused": row.paused,
+        "owed": owed,
+        "quarantined": kept,
+    }
+    if whole:
+        facts["counts"] = books.counts(connection, row.row)
+        facts["omitted"] = [each._asdict() for each in books.omissions(connection, row.row, limit=20)]
+    return facts
+
+
+def _put_aside(each: Quarantined, *, payload: bool = False) -> Answer:
+    record = each.record
+    found: Answer = {
+        "seq": record.seq,
+        "reason": each.reason,
+        "words": each.words,
+        "origin": record.origin,
+        "channel": record.channel,
+        "sender": record.sender,
+        "bytes": len(record.payload),
+        "attempts": each.attempts,
+        "since": each.first_at / 1000,
+    }
+    if payload:
+        found |= {"signature": record.signature, "hops": record.hops, "said_at": record.time_ns / 1e9}
+        found["payload"] = base64.b64encode(record.payload).decode()
+    return found
+
+
+def _difference(each: Difference) -> Answer:
+    lacking, extra = each.lacking, each.extra
+    return {
+        "channel": each.channel,
+        "day": each.day,
+        "lacking": [[one.seq, one.sender, one.id] for one in lacking[:MOST_NAMED]],
+        "extra": [[one.seq, one.sender, one.id] for one in extra[:MOST_NAMED]],
+        "lacking_count": len(lacking),
+        "extra_count": len(extra),
+    }

@@ -1,0 +1,155 @@
+"""The tables of `links.db`, and the rules that hold whatever the code does.
+
+A token is of the peer's log; a disposition is one of five, each with what it needs; what is omitted has a reason of a
+short list or an operator's; a payload is kept exactly while its record is in quarantine. Times are milliseconds since
+1970 by the clock of this worker.
+
+`life` of a disposition is 0, or the number of the life of the peer's log it belongs to: when that log was set back,
+what stays of the part it lost is kept under the number of that life. A later version of the schema is a step that is
+added at the end; a step that was released is never edited.
+"""
+
+from __future__ import annotations
+
+from tidings.store.database import Migrations
+
+#: "Tdlk"
+APPLICATION_ID = 0x54646C6B
+
+_FIRST = """
+CREATE TABLE space (
+  space TEXT PRIMARY KEY,
+  -- message ids are made with it, so that nobody can burn them in advance
+  secret BLOB NOT NULL CHECK (typeof(secret) = 'blob' AND length(secret) = 32),
+  -- how far `present` knows the log here, and of which epoch
+  epoch TEXT NOT NULL DEFAULT '',
+  through INTEGER NOT NULL DEFAULT 0 CHECK (through >= 0),
+  -- the index is being read anew: what the log lost is not known before its end
+  anew INTEGER NOT NULL DEFAULT 0 CHECK (anew IN (0, 1)),
+  -- how often it was: what was let in before is not known to be there
+  lives INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+
+CREATE TABLE present (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  origin TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  id TEXT NOT NULL,
+  hash TEXT NOT NULL,
+  link TEXT NOT NULL,
+  channel TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  PRIMARY KEY (space, origin, sender, id)
+) WITHOUT ROWID;
+
+CREATE TABLE link (
+  row INTEGER PRIMARY KEY AUTOINCREMENT,
+  space TEXT NOT NULL REFERENCES space (space),
+  peer TEXT NOT NULL CHECK (peer <> space),
+  scope TEXT NOT NULL,
+  authority TEXT NOT NULL,
+  definition TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  handled_space TEXT CHECK (handled_space = peer),
+  handled_epoch TEXT,
+  handled_seq INTEGER CHECK (handled_seq >= 0),
+  handled_mark TEXT,
+  received_space TEXT CHECK (received_space = peer),
+  received_epoch TEXT,
+  received_seq INTEGER,
+  received_mark TEXT,
+  -- pages that were received after the handled ones
+  received_pages INTEGER NOT NULL DEFAULT 0 CHECK (received_pages >= 0),
+  -- when the last handled record was said, by the peer's log
+  handled_time INTEGER NOT NULL DEFAULT 0,
+  handled_at INTEGER,
+  lives INTEGER NOT NULL DEFAULT 0,
+  paused_at INTEGER,
+  pause_reason TEXT,
+  UNIQUE (space, peer, scope, authority),
+  CHECK ((handled_seq IS NULL) = (handled_epoch IS NULL) AND (handled_seq IS NULL) = (handled_mark IS NULL)
+    AND (handled_seq IS NULL) = (handled_space IS NULL)),
+  CHECK ((paused_at IS NULL) = (pause_reason IS NULL))
+);
+
+CREATE TABLE disposition (
+  link INTEGER NOT NULL REFERENCES link (row) ON DELETE CASCADE,
+  life INTEGER NOT NULL DEFAULT 0,
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  origin TEXT NOT NULL DEFAULT '',
+  channel TEXT NOT NULL DEFAULT '',
+  sender TEXT NOT NULL DEFAULT '',
+  id TEXT NOT NULL DEFAULT '',
+  hash TEXT NOT NULL DEFAULT '',
+  day TEXT NOT NULL DEFAULT '',
+  kind TEXT NOT NULL,
+  reason TEXT NOT NULL DEFAULT '',
+  local_seq INTEGER,
+  PRIMARY KEY (link, life, seq),
+  CHECK (CASE kind
+    WHEN 'admitted' THEN local_seq IS NOT NULL AND id <> ''
+    WHEN 'duplicate' THEN local_seq IS NOT NULL AND id <> ''
+    WHEN 'omitted' THEN local_seq IS NULL
+      AND (reason IN ('not_shared', 'echo', 'vanished', 'hops') OR reason LIKE 'operator: _%')
+    WHEN 'quarantined' THEN local_seq IS NULL AND reason <> ''
+    WHEN 'obligation' THEN local_seq IS NULL AND reason <> ''
+    ELSE 0 END)
+) WITHOUT ROWID;
+CREATE INDEX disposition_omitted ON disposition (link, seq) WHERE kind = 'omitted';
+CREATE INDEX disposition_day ON disposition (link, channel, day, seq) WHERE life = 0 AND id <> '';
+
+-- what was removed there before it was asked for: nobody knows how many messages these were
+CREATE TABLE omitted_range (
+  link INTEGER NOT NULL REFERENCES link (row) ON DELETE CASCADE,
+  life INTEGER NOT NULL DEFAULT 0,
+  first INTEGER NOT NULL,
+  last INTEGER NOT NULL CHECK (last >= first),
+  reason TEXT NOT NULL CHECK (reason = 'too_old'),
+  at INTEGER NOT NULL,
+  PRIMARY KEY (link, life, first)
+) WITHOUT ROWID;
+
+CREATE TABLE obligation (
+  link INTEGER NOT NULL,
+  life INTEGER NOT NULL DEFAULT 0,
+  seq INTEGER NOT NULL,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  next_at INTEGER NOT NULL,
+  PRIMARY KEY (link, life, seq),
+  FOREIGN KEY (link, life, seq) REFERENCES disposition (link, life, seq) ON DELETE CASCADE ON UPDATE CASCADE
+) WITHOUT ROWID;
+CREATE INDEX obligation_due ON obligation (link, next_at, seq);
+
+CREATE TABLE quarantine (
+  link INTEGER NOT NULL,
+  life INTEGER NOT NULL DEFAULT 0,
+  seq INTEGER NOT NULL,
+  payload BLOB NOT NULL,
+  bytes INTEGER NOT NULL,
+  signature TEXT NOT NULL,
+  hops INTEGER NOT NULL,
+  time_ns INTEGER NOT NULL,
+  mark TEXT NOT NULL,
+  words TEXT NOT NULL,
+  first_at INTEGER NOT NULL,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  next_at INTEGER NOT NULL,
+  PRIMARY KEY (link, life, seq),
+  FOREIGN KEY (link, life, seq) REFERENCES disposition (link, life, seq) ON DELETE CASCADE ON UPDATE CASCADE
+);
+CREATE INDEX quarantine_due ON quarantine (link, next_at, seq);
+CREATE INDEX quarantine_size ON quarantine (link, bytes);
+
+CREATE TRIGGER disposition_closed BEFORE UPDATE OF kind ON disposition
+WHEN NOT (OLD.kind IN ('quarantined', 'obligation')
+  OR ((OLD.kind IN ('admitted', 'duplicate') OR OLD.reason = 'vanished') AND NEW.kind = 'obligation'))
+BEGIN SELECT RAISE(ABORT, 'what became of a record is said once, unless a log lost it, or has it again'); END;
+
+CREATE TRIGGER quarantine_ends AFTER UPDATE OF kind ON disposition WHEN NEW.kind <> 'quarantined'
+BEGIN DELETE FROM quarantine WHERE link = NEW.link AND life = NEW.life AND seq = NEW.seq; END;
+
+CREATE TRIGGER obligation_ends AFTER UPDATE OF kind ON disposition WHEN NEW.kind <> 'obligation'
+BEGIN DELETE FROM obligation WHERE link = NEW.link AND life = NEW.life AND seq = NEW.seq; END;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST,))

@@ -1,0 +1,52 @@
+"""The spaces a worker is between, as it needs them: its own, and those that share something with it.
+
+`NatsSpaces` reaches both over their brokers. A test gives the worker other ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from tidings.link.compare import PeerSide
+from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
+from tidings.link.ports import Destination, Source
+from tidings.link.source import PeerSource
+from tidings.space.home import SpaceHome
+from tidings.space.link_peers import PeerAccess
+
+
+class SharedLog(Source, PeerSide, Protocol):
+    """The log of another space, on a connection that is closed when the link ends."""
+
+    async def close(self) -> None: ...
+
+
+class Spaces(Protocol):
+    async def links(self) -> LocalLinks:
+        """The link records in force here."""
+        ...
+
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog: ...
+
+    def destination(self, link: str) -> Destination: ...
+
+    async def close(self) -> None: ...
+
+
+class NatsSpaces:
+    def __init__(self, home: SpaceHome) -> None:
+        self._local = LocalSpace(lambda: home.read_info().url, home.link_creds, home.name)
+
+    async def links(self) -> LocalLinks:
+        return await self._local.links()
+
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog:
+        return PeerSource(access.url, creds, access.space, on_wake=on_wake)
+
+    def destination(self, link: str) -> Destination:
+        return LocalDestination(self._local, link)
+
+    async def close(self) -> None:
+        await self._local.close()

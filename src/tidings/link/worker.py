@@ -1,0 +1,255 @@
+"""The worker: carries every link of a space that takes something in, and answers what operators ask about them.
+
+    steward: which links are in force -> started, stopped or started anew, each by itself -> looked at again soon
+
+It knows nothing but the ledger and what it is told: whoever kills it loses nothing. A steward that is away changes
+nothing about links that are carried; each finds out by itself how its two ends are. One worker has a ledger at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from tidings.errors import TidingsError, UsageError
+from tidings.link.agreements import definition_of, milliseconds, open_store, opened, takes_something
+from tidings.link.carrying import CarriedLink
+from tidings.link.destination import LocalLinks
+from tidings.link.engine import LIVE, Mode
+from tidings.link.events import LinkEvent, Listeners
+from tidings.link.ledger import BookedLink
+from tidings.link.local_socket import LocalServer
+from tidings.link.operations import Carrying, LinkOperations, no_access
+from tidings.link.spaces import NatsSpaces, Spaces
+from tidings.link.verifying import ThreadedVerify
+from tidings.space.home import SpaceHome
+from tidings.space.link_peers import LinkPeers, PeerAccess
+from tidings.store.database import Database
+from tidings.wire.rulings import Link
+
+#: seconds between two looks at the records
+LOOK_EVERY = 2.0
+#: seconds a link has to finish what it is at
+DEADLINE = 8.0
+#: seconds after which who follows a link is told how it is, if that changed; and events that wait for a slow one
+TELL_EVERY, MOST_WAITING = 1.0, 1_000
+log = logging.getLogger(__name__)
+
+
+class LinkWorker:
+    """`run` carries links until `stop`. `tell` hears sentences for people."""
+
+    def __init__(
+        self,
+        home: SpaceHome,
+        spaces: Spaces | None = None,
+        *,
+        mode: Mode = LIVE,
+        tell: Callable[[str], None] = log.info,
+        look_every: float = LOOK_EVERY,
+        deadline: float = DEADLINE,
+    ) -> None:
+        self.home, self.mode, self.deadline = home, mode, deadline
+        self.ready = asyncio.Event()
+        self._spaces: Spaces = spaces or NatsSpaces(home)
+        self._tell, self._look_every = tell, look_every
+        self._peers = LinkPeers.below(home)
+        self._listeners = Listeners()
+        self._carried: dict[str, CarriedLink] = {}
+        #: why a link that should be carried is not
+        self._words: dict[str, str] = {}
+        self._steward_words = ""
+        self._stopping, self._look_now = asyncio.Event(), asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._verify = ThreadedVerify()
+        self._database: Database | None = None
+        self._since = time.time()
+
+    # ------------------------------------------------------------------------------------------------ its life
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._look_now.set()
+
+    async def run(self) -> None:
+        """`StoreBusy` if another worker has the ledger."""
+        self._database = await asyncio.to_thread(open_store, self.home)
+        carrying = Carrying(self._carried.get, lambda link: self._words.get(link, ""), self._set_aside)
+        self._operations = LinkOperations(self.home, self._database, carrying)
+        server = LocalServer(self.home.link_socket, self._answer)
+        try:
+            await server.start()
+            while not self._stopping.is_set():
+                await self.look()
+                self.ready.set()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._look_now.wait(), self._look_every)
+                self._look_now.clear()
+        finally:
+            await server.close()
+            await self._end_all()
+            await self._spaces.close()
+            self._verify.close()
+            await asyncio.to_thread(self._database.close)
+
+    async def _end_all(self) -> None:
+        async with self._changing:
+            await self._stop(tuple(self._carried))
+
+    # ---------------------------------------------------------------------------------------- which links it carries
+
+    async def look(self) -> None:
+        """Ask which links are in force, and carry those that take something in, as they are agreed now."""
+        try:
+            found = await self._spaces.links()
+        except TidingsError as error:
+            self._note_steward(str(error))
+            return
+        self._note_steward("")
+        async with self._changing:
+            await self._settle(found)
+
+    def _note_steward(self, words: str) -> None:
+        if words and words != self._steward_words:
+            self._tell(f"which links are in force is not known, and is asked again: {words}")
+        self._steward_words = words
+
+    async def _settle(self, found: LocalLinks) -> None:
+        now = time.time()
+        wanted = {each.record.link: each.record for each in found.links if takes_something(each.record, now)}
+        self._words = {link: words for link, words in self._words.items() if link in wanted}
+        ready = {link: agreed for link, record in wanted.items() if (agreed := self._agreed(record)) is not None}
+        gone = [
+            link
+            for link, carried in self._carried.items()
+            if link not in ready
+            or carried.definition != definition_of(found.facts.space, ready[link][0])
+            # it is told of another place, or another user, by being started anew
+            or carried.access != ready[link][1]
+        ]
+        await self._stop(gone)
+        for link, (record, access) in ready.items():
+            if link not in self._carried:
+                await self._start(found.facts.space, record, access)
+
+    def _agreed(self, record: Link) -> tuple[Link, PeerAccess] | None:
+        """With how its other space is reached, if that is known and is the space of the record."""
+        try:
+            access = self._peers.get(record.link)
+        except TidingsError as error:
+            self._refuse(record.link, str(error))
+            return None
+        if access is None:
+            self._refuse(record.link, no_access(record.link))
+        elif access.id != record.origin:
+            self._refuse(record.link, f"it is with {record.origin}, and what is kept here leads to {access.id}")
+        else:
+            return record, access
+        return None
+
+    def _refuse(self, link: str, words: str) -> None:
+        if self._words.get(link) != words:
+            log.warning("link %s is not carried: %s", link, words)
+        self._words[link] = words
+
+    async def _start(self, space: str, record: Link, access: PeerAccess) -> None:
+        assert self._database is not None
+        definition = definition_of(space, record)
+        try:
+            row = await self._database.write(lambda c: opened(c, definition, milliseconds()))
+            carried = CarriedLink(
+                definition,
+                access,
+                self._peers.creds(record.link),
+                BookedLink(self._database, row.row),
+                self._spaces,
+                verify=self._verify,
+                mode=self.mode,
+                listener=self._heard,
+            )
+        except TidingsError as error:
+            self._refuse(record.link, str(error))
+            return
+        self._words.pop(record.link, None)
+        self._carried[record.link] = carried
+        carried.start()
+        self._tell(f"link {record.link}: what {record.space or access.space} shares is carried here")
+
+    async def _stop(self, links: Iterable[str]) -> None:
+        stopped = {link: self._carried.pop(link) for link in links if link in self._carried}
+        if stopped:
+            await asyncio.gather(*(each.stop(self.deadline) for each in stopped.values()), return_exceptions=True)
+        for link in stopped:
+            self._tell(f"link {link} is carried no longer as it was")
+
+    @asynccontextmanager
+    async def _set_aside(self, link: str) -> AsyncIterator[None]:
+        """Not carried while something is done to its ledger; looked at again at once."""
+        async with self._changing:
+            await self._stop([link])
+            yield
+        self._look_now.set()
+
+    # ------------------------------------------------------------------------------------------- what it is asked
+
+    def _heard(self, event: LinkEvent) -> None:
+        log.info("%s", event)
+        self._listeners.tell(event)
+
+    async def _answer(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        do = request.pop("do")
+        if do == "follow":
+            async for each in self._follow(str(request.get("link"))):
+                yield each
+        elif do == "look":
+            await self.look()
+            yield {}
+        else:
+            try:
+                answer = await self._operations.do(do, **request)
+            except TypeError as error:
+                raise UsageError(f"{do} cannot be asked so: {error}") from error
+            yield {**answer, **(self._facts() if do == "status" else {})}
+
+    def _facts(self) -> dict[str, Any]:
+        every = self.mode.every
+        return {"since": self._since, "every": every, "steward": self._steward_words}
+
+    async def _follow(self, link: str) -> AsyncGenerator[dict[str, Any]]:
+        """How a link is, and everything it tells, until whoever asks goes away or the link is carried no more."""
+        heard: asyncio.Queue[LinkEvent] = asyncio.Queue(MOST_WAITING)
+
+        def hear(event: LinkEvent) -> None:
+            if event.link == link and not heard.full():
+                heard.put_nowait(event)
+
+        remove, said = self._listeners.add(hear), None
+        try:
+            while True:
+                carried = self._carried.get(link)
+                if carried is None:
+                    yield {"event": "not_carried", "words": self._words.get(link, "")}
+                    return
+                status = msgspec.to_builtins(carried.direction.status())
+                if status != said:
+                    said = status
+                    yield {"event": "status", "at": time.time(), **status}
+                with suppress(TimeoutError):
+                    yield event_fields(await asyncio.wait_for(heard.get(), TELL_EVERY))
+                while not heard.empty():
+                    yield event_fields(heard.get_nowait())
+        finally:
+            remove()
+
+
+def event_fields(event: LinkEvent) -> dict[str, Any]:
+    """`{"event": "pull_advanced", "link": ..., "at": ...}`, and what else it says."""
+    name = "".join(f"_{each.lower()}" if each.isupper() else each for each in type(event).__name__).lstrip("_")
+    fields: dict[str, Any] = msgspec.to_builtins(event)
+    return {"event": name, **fields}

@@ -1,0 +1,319 @@
+"""What an administrator does to agree on a link with another space by one line: offer it, and take what was accepted.
+
+    key of our user over there -> signed offer -> line
+    acceptance -> taken by its key (written first) -> link record -> how the other space is reached
+
+A key that has taken an offer gets the same answer however often it asks, for the same terms; another key gets none.
+Nothing here is wider than the offer that the owner made: an acceptance only says how much of it is taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tidings import failpoints
+from tidings.broker import jwt
+from tidings.broker.client import close_quietly, connect
+from tidings.broker.private_files import private_dir, read_private, write_private
+from tidings.errors import AuthRevoked, ConfigError, DeniedError, InvalidName, TidingsError, UsageError, WireError
+from tidings.nats.address import parse_addresses
+from tidings.nats.errors import Unwritable
+from tidings.space.administration import Administrator
+from tidings.space.home import SpaceHome
+from tidings.space.invitations import Invitation, LinkPromise
+from tidings.space.inviting import Inviter, Reach
+from tidings.space.link_ledger import AgreedLink, LinkLedger
+from tidings.space.link_peers import LinkPeers, PeerAccess
+from tidings.space.linking import Linker
+from tidings.wire.invitations import InvitationLine, is_loopback
+from tidings.wire.keys import KeyPair
+from tidings.wire.link_terms import (
+    AgreedTerms,
+    LinkAcceptance,
+    LinkOffer,
+    SignedAcceptance,
+    agreed,
+    check_patterns,
+    minimal,
+    read_acceptance,
+    read_offer,
+    restricted,
+    signed_offer,
+)
+from tidings.wire.links import channel_map
+from tidings.wire.names import MAX_TOKEN, check_space
+from tidings.wire.rulings import Link, Switch
+
+#: seconds for which the other space is tried when a link is made
+REACHED_WITHIN = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTerms:
+    """What the owner of a space would agree on."""
+
+    shares: tuple[str, ...] = ()
+    #: channels of the other space -> what they will be called here
+    takes: dict[str, str] | None = None
+    #: what the other space will be called; empty: by its own name
+    called: str = ""
+    until: int | None = None
+    hops: int = 1
+    direct: Switch = "off"
+    roster: Switch = "off"
+
+
+class LinkKeys:
+    """Seeds of our users at brokers of spaces that were offered a link: on disk before anybody hears of them."""
+
+    def __init__(self, home: SpaceHome) -> None:
+        self.folder = home.link_keys
+
+    def make(self, link: str) -> KeyPair:
+        key = KeyPair.generate()
+        for folder in (self.folder.parent, self.folder):
+            private_dir(folder)
+        write_private(self._path(link), key.seed + "\n")
+        return key
+
+    def get(self, link: str) -> KeyPair:
+        path = self._path(link)
+        try:
+            return KeyPair(read_private(path).strip())
+        except (ConfigError, InvalidName, OSError) as error:
+            raise DeniedError(f"the key that belongs to link {link} is lost: ask for another invitation") from error
+
+    def forget(self, link: str) -> None:
+        self._path(link).unlink(missing_ok=True)
+
+    def _path(self, link: str) -> Path:
+        return self.folder / f"{link}.seed"
+
+
+class LinkInviter:
+    """Links that are offered and accepted, under the admin lock."""
+
+    def __init__(self, admin: Administrator) -> None:
+        self.admin = admin
+        self.inviter = Inviter(admin)
+        self.keys = LinkKeys(admin.home)
+        self.peers = LinkPeers.below(admin.home)
+
+    def invite(self, terms: LinkTerms, seconds: int, reach: Reach) -> tuple[Invitation, InvitationLine]:
+        """Offer a link to the holder of a new line."""
+        self._check(terms)
+        line = self.inviter.new_line(seconds, reach, for_link=True)
+        link = new_link_id()
+        offer = LinkOffer(
+            invitation=line.key.id,
+            link=link,
+            space=self.admin.info.name,
+            space_id=self.admin.info.id,
+            steward=steward_key_of(self.admin.home),
+            user=self.keys.make(link).id,
+            shares=minimal(terms.shares),
+            wants=minimal(terms.takes or ()),
+            until=terms.until,
+            hops=terms.hops,
+            direct=terms.direct,
+            roster=terms.roster,
+        )
+        text, signature = signed_offer(self.admin.keyring.core, offer)
+        promise = LinkPromise(link, text, signature, terms.takes or {}, terms.called, is_loopback(reach.host))
+        self._forget_keys()
+        return self.inviter.promise(Invitation("", 0, 0, link=promise), line), line
+
+    def _check(self, terms: LinkTerms) -> None:
+        if not terms.shares and not terms.takes:
+            raise UsageError(
+                "say what is to pass: `--share PATTERN` for what they may read, `--take THEIRS` for what you read of "
+                "theirs, `--both CHANNEL` for one that you have in common"
+            )
+        check_patterns(terms.shares)
+        channel_map(terms.takes or {})
+        if terms.until is not None and terms.until <= time.time():
+            raise UsageError("the link would have ended already: name a later time, or none")
+        if terms.called:
+            self._check_name(terms.called)
+
+    def _check_name(self, name: str) -> None:
+        check_space(name)
+        if name in taken_names(self.admin.info.name, self.admin.links):
+            raise UsageError(
+                f"{name} is what this space or one that it is linked with is called here: choose another name"
+            )
+        for each in self.admin.invitations.all():
+            if each.link is not None and each.link.called == name and each.state(time.time()) == "open":
+                raise UsageError(
+                    f"{name} is what invitation {each.id[:12]} calls the other space: choose another name, or "
+                    f"`tidings invitation revoke {each.id[:12]}`"
+                )
+
+    def _forget_keys(self) -> None:
+        """Of offers that nobody can accept any more."""
+        for each in self.admin.invitations.all():
+            if each.link is not None and not each.link.agreed and each.state(time.time()) != "open":
+                self.keys.forget(each.link.link)
+
+    async def redeem(self, invitation_id: str, user: str, said: SignedAcceptance) -> AgreedLink:
+        """Make the link that was accepted. The same key again, with the same terms, finds it made."""
+        linker = Linker(self.admin)
+        await linker.finish()
+        invitation = self.admin.invitations.get(invitation_id)
+        if invitation is None or invitation.link is None:
+            raise DeniedError("there is no such invitation to a link: ask for another")
+        if why := invitation.refuses(user, time.time()):
+            raise DeniedError(why)
+        promise = invitation.link
+        offer, acceptance, terms = judged(promise, user, said, steward_key_of(self.admin.home))
+        row = self.admin.links.get(promise.link)
+        if row is not None:
+            check_unchanged(row, promise, said)
+        else:
+            check_unlinked(self.admin.links, acceptance.space_id)
+            invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
+            failpoints.reach("link_redeem.after_taken")
+            name = promise.called or self._free_name(acceptance)
+            row = (await linker.set(_record(offer, acceptance, terms, promise, name))).row
+            failpoints.reach("link_redeem.after_record")
+        await self._keep_peer(invitation, acceptance)
+        return row
+
+    def _free_name(self, acceptance: LinkAcceptance) -> str:
+        """What it calls itself; if that is somebody's already, with the beginning of its id."""
+        if acceptance.space not in taken_names(self.admin.info.name, self.admin.links):
+            return acceptance.space
+        behind = f"-{acceptance.space_id[1:7].lower()}"
+        return acceptance.space[: MAX_TOKEN - len(behind)] + behind
+
+    async def _keep_peer(self, invitation: Invitation, acceptance: LinkAcceptance) -> None:
+        """How our worker reaches the other space, if it can. The key goes where it is used."""
+        link = acceptance.link
+        if not is_kept(self.peers, acceptance):
+            creds = jwt.credentials(acceptance.token, self.keys.get(link))
+            if acceptance.url and acceptance.shares and invitation.link is not None:
+                why = await _unreached(acceptance.url, creds, acceptance.space)
+                self.admin.invitations.put(invitation, link=replace(invitation.link, unreached=why))
+            keep_peer(self.peers, peer_of(acceptance), creds)
+            failpoints.reach("link_redeem.after_peer")
+        self.keys.forget(link)
+
+
+async def _unreached(url: str, creds: str, space: str) -> str:
+    """Why our worker will not get there, as far as one attempt tells."""
+    user = jwt.split_credentials(creds)[1].id
+    try:
+        connection = await connect(url, creds, user, name=f"link with {space}", reconnect=False, timeout=REACHED_WITHIN)
+    except TidingsError as error:
+        return str(error)[:300]
+    await close_quietly(connection)
+    return ""
+
+
+def new_link_id() -> str:
+    return base64.b32encode(os.urandom(8)).decode()[:12].lower()
+
+
+def steward_key_of(home: SpaceHome) -> str:
+    """By which our records are known now; `space.toml` has the first one, from which rotations lead here."""
+    return KeyPair(read_private(home.creds / "steward.key").strip()).id
+
+
+def judged(
+    promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
+) -> tuple[LinkOffer, LinkAcceptance, AgreedTerms]:
+    """What was offered, what came back, and what comes of both; DeniedError if that is nothing."""
+    offer = read_offer(promise.offer, promise.signature)
+    if offer.steward != steward_key:
+        raise DeniedError("the space has another key of its steward since it invited you: ask for another invitation")
+    acceptance = read_acceptance(promise.offer, user, said)
+    terms = agreed(offer, acceptance)
+    if terms.until is not None and terms.until <= time.time():
+        raise DeniedError("the link would have ended already: ask for another invitation")
+    _check_address(acceptance.url, local=promise.local)
+    try:
+        named = jwt.decode(acceptance.token)["sub"]
+    except (WireError, KeyError):
+        named = None
+    if named != offer.user:
+        raise DeniedError("the token is not one of the user that the offer names")
+    return offer, acceptance, terms
+
+
+def _check_address(url: str, *, local: bool) -> None:
+    """Where we will connect to because somebody else said so: never in plain, and never to ourselves by accident."""
+    try:
+        addresses = parse_addresses(url) if url else []
+    except Unwritable as error:
+        raise DeniedError(f"this is no address that the space could be reached at: {error}") from error
+    for each in addresses:
+        if is_loopback(each.host) and not local:
+            raise DeniedError(f"{each.url} leads to your own machine from there: name another address with --url")
+        if not each.tls and not is_loopback(each.host):
+            raise DeniedError(f"{each.url} would be spoken to in plain: let your space listen with TLS (`--listen`)")
+
+
+def check_unchanged(row: AgreedLink, promise: LinkPromise, said: SignedAcceptance) -> None:
+    """A link that was made by an acceptance is made by that one only."""
+    if row.state in ("ending", "off"):
+        raise AuthRevoked(f"link {row.link} was removed since: ask for another invitation")
+    if promise.agreed != said.text:
+        raise DeniedError("this invitation was accepted with other terms, by the same key: repeat those, or ask again")
+
+
+def check_unlinked(ledger: LinkLedger, space_id: str) -> None:
+    for row in ledger.rows():
+        if row.origin == space_id and row.state not in ("ending", "off"):
+            raise DeniedError(
+                f"there is a link between these two spaces already ({row.link}): remove it on both sides first "
+                f"(`tidings link remove {row.link}`)"
+            )
+
+
+def taken_names(own: str, ledger: LinkLedger) -> set[str]:
+    """What no other space can be called here."""
+    live = (row for row in ledger.rows() if row.state not in ("ending", "off"))
+    return {own, *(str(row.terms.get("space", "")) for row in live)}
+
+
+def peer_of(other: LinkAcceptance) -> PeerAccess | str:
+    """How the other space is reached; only its link if it is not."""
+    if not other.url:
+        return other.link
+    return PeerAccess(link=other.link, space=other.space, id=other.space_id, steward=other.steward, url=other.url)
+
+
+def is_kept(peers: LinkPeers, other: LinkAcceptance) -> bool:
+    return peers.get(other.link) is not None if other.url else peers.creds(other.link).exists()
+
+
+def keep_peer(peers: LinkPeers, peer: PeerAccess | str, creds: str) -> None:
+    """The credential alone if nobody knows where the other space is."""
+    if isinstance(peer, PeerAccess):
+        peers.put(peer, creds)
+        return
+    for folder in (peers.folder.parent, peers.folder):
+        private_dir(folder)
+    write_private(peers.creds(peer), creds)
+
+
+def _record(offer: LinkOffer, acceptance: LinkAcceptance, terms: AgreedTerms, promise: LinkPromise, name: str) -> Link:
+    return Link(
+        op="-",
+        link=offer.link,
+        state="on",
+        origin=acceptance.space_id,
+        space=name,
+        steward=acceptance.steward,
+        channels=restricted(promise.takes, terms.gets),
+        shares=terms.gives,
+        hops=terms.hops,
+        until=terms.until,
+        peer=acceptance.user,
+        direct=terms.direct,
+        roster=terms.roster,
+    )

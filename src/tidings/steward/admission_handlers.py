@@ -1,0 +1,109 @@
+"""What this space's own worker of links may ask: which links there are, and what came in by them.
+
+The worker admits by publishing, and nobody is asked for that; a record counts if the link record in force at its
+sequence lets it in. To admit nothing twice, however long ago it came, the worker keeps an index of what is in the log,
+and reads it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.errors import UsageError
+from tidings.steward.context import SpaceContext
+from tidings.steward.gate import LogGate
+from tidings.steward.link_records import links_in_force, links_on
+from tidings.steward.link_scope import admitted, identity_of, own_fields
+from tidings.steward.marks import Marks
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.writer import RulingWriter
+from tidings.wire.digests import payload_hash
+from tidings.wire.links import authorization_epoch
+from tidings.wire.subjects import Via
+
+#: rows of one answer, and bytes that are read for it
+MOST_ROWS, MOST_SCANNED = 1_000, 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionHandlers:
+    space: SpaceContext
+    writer: RulingWriter
+    marks: Marks
+    gate: LogGate
+
+    @handles("admission", "links")
+    async def links(self, request: ControlRequest) -> Answer:
+        """The link records in force, on or off, and the log as it is."""
+        del request
+        rows = [{**_plain(record), "seq": seq} for _, seq, record in links_in_force(self.space)]
+        return {**await self._log(), "name": self.space.info.name, "links": rows}
+
+    @handles("admission", "facts")
+    async def facts(self, request: ControlRequest) -> Answer:
+        """The log as it is: what was acknowledged before this was asked is at or before `head`. `after`: a sequence
+        that was acknowledged; a replica that does not have it yet is not believed. `link`: under which record it lets
+        something in now, by sequence and name; 0 is none."""
+        found, link = await self._log(request.optional("after", int) or 0), request.optional("link", str)
+        if link is None:
+            return found
+        async with self.writer.lock:  # a record that is under way counts
+            on = next((each for each in links_on(self.space) if each[0] == link), None)
+        if on is None:
+            return found | {"agreed": 0, "authority": ""}
+        return found | {"agreed": on[1], "authority": authorization_epoch(on[2])}
+
+    async def _log(self, known: int = 0) -> dict[str, Any]:
+        state = self.gate.state
+        return {
+            "space": self.space.info.id,
+            "epoch": self.marks.file.epoch,
+            "head": await self.space.log_head(known),
+            "floor": self.space.table.floor,
+            "open": state is None or state.open,
+        }
+
+    @handles("admission", "index")
+    async def index(self, request: ControlRequest) -> Answer:
+        """What came in after a sequence and counts: [sequence, link, origin, its channel there, sender, id, hash]."""
+        after = request.optional("after", int) or 0
+        limit = min(request.optional("limit", int) or MOST_ROWS, MOST_ROWS)
+        if after < 0 or limit < 1:
+            raise UsageError("admission index needs `after`, a sequence, and a positive `limit`")
+        epoch, head = self.marks.file.epoch, await self.space.log_head(after)
+        found, through = await self._read(max(after + 1, self.space.table.floor, 1), head, limit)
+        async with self.writer.lock:  # rulings that were under way while we read are in the table
+            pass
+        rows = [row for row in map(self._row, found) if row is not None]
+        return {"epoch": epoch, "rows": rows, "through": max(after, through), "head": head}
+
+    async def _read(self, start: int, end: int, limit: int) -> tuple[list[StoredRecord], int]:
+        s, size = self.space.subjects, 0
+        found: list[StoredRecord] = []
+        pages = self.space.js.read(s.log_stream, f"{s.root}.via.>", start, end, page=limit, max_bytes=MOST_SCANNED)
+        async for records in pages:
+            found += records
+            size += sum(len(record.payload) for record in records)
+            if len(found) >= limit or size > MOST_SCANNED:
+                return found[:limit], found[:limit][-1].seq
+        return found, end
+
+    def _row(self, record: StoredRecord) -> list[Any] | None:
+        parsed, fields = self.space.subjects.parse(record.subject), own_fields(record)
+        if not isinstance(parsed, Via) or fields is None or record.seq < self.space.table.floor:
+            return None
+        came = admitted(self.space.table.rules, self.space.info.id, record, parsed, fields)
+        said = identity_of(record.payload) if came is not None else None
+        if came is None or said is None or said.sender != parsed.sender:
+            return None
+        hashed = payload_hash(record.payload).hex()
+        return [record.seq, came.link, came.origin, came.channel, parsed.sender, said.id, hashed]
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    return {name: value for name, value in fields.items() if name not in ("op", "v", "at")}

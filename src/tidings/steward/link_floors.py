@@ -1,0 +1,82 @@
+"""How far each linked space has handled the log: what retention keeps for it.
+
+It is said by the other space with every page, kept in memory, and written to the state bucket now and then. A link that
+never asked holds the log from its record on. Whoever stays away holds it for a while only: retention bounds that by age
+and by bytes, and the other space finds a gap then. What is written of a link that ended counts no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidings.errors import ConflictError
+from tidings.space.state import StateBucket
+from tidings.steward.context import SpaceContext
+from tidings.steward.link_records import links_in_force, links_on
+
+
+def link_floor_key(link: str) -> str:
+    return f"floor.link.{link}"
+
+
+@dataclass(slots=True)
+class LinkFloors:
+    space: SpaceContext
+    #: link -> first sequence that it still needs, as it last said
+    _said: dict[str, int] = field(default_factory=dict)
+    #: what is written
+    _written: dict[str, int] = field(default_factory=dict)
+    #: links that ended -> the record that says so; nothing is left to write of them
+    _ended: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def state(self) -> StateBucket:
+        return self.space.state
+
+    def note(self, link: str, needed: int) -> None:
+        """A page was asked for. Whoever began anew needs more than it did."""
+        self._said[link] = needed
+
+    async def floors(self) -> dict[str, int]:
+        """Of every link that shares something now, by the name that retention has for it."""
+        return {
+            f"link.{link}": await self._floor(link, seq) for link, seq, record in links_on(self.space) if record.shares
+        }
+
+    async def _floor(self, link: str, since: int) -> int:
+        if link not in self._said:
+            entry = await self.state.get(link_floor_key(link))
+            known = int(entry.value["seq"]) if entry is not None and not entry.value.get("ended") else since
+            self._said[link] = self._said.get(link, known)
+        return self._said[link]
+
+    async def run(self) -> None:
+        """Write down what changed, and that links ended."""
+        on = {link for link, _, record in links_on(self.space) if record.shares}
+        for link, seq in list(self._said.items()):
+            if link in on and self._written.get(link) != seq:
+                await self._put(link, {"seq": seq})
+                self._written[link] = seq
+        for link, seq, _ in list(links_in_force(self.space)):
+            if link in on:
+                self._ended.pop(link, None)
+            elif self._ended.get(link) != seq:
+                await self._end(link)
+                self._ended[link] = seq
+
+    async def _end(self, link: str) -> None:
+        self._said.pop(link, None)
+        self._written.pop(link, None)
+        entry = await self.state.get(link_floor_key(link))
+        if entry is not None and not entry.value.get("ended"):
+            await self._put(link, {"seq": 0, "ended": True})
+
+    async def _put(self, link: str, value: dict[str, object]) -> None:
+        key = link_floor_key(link)
+        while True:
+            entry = await self.state.get(key)
+            try:
+                await self.state.put(key, value, entry.revision if entry else 0)
+            except ConflictError:
+                continue  # a steward before us wrote its last word
+            return

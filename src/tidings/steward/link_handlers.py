@@ -1,0 +1,455 @@
+"""What the worker of a linked space may ask: pages of what is shared with it, single records, and digests.
+
+The broker pins who asks; the link is the one whose record names that user. What is shared is decided by the record in
+force when the answer is made, page by page and record by record: a link that was ended or narrowed meanwhile shows
+nothing more. A page goes on from a token of the asker's, and says why if it cannot: the log was set back, made anew, or
+has removed what follows. `handled` of a page, or else `after`, is how far the other space has handled the log;
+retention waits for that, for a while (`link_floors.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.errors import BrokerUnreachable, ConflictError, DeniedError, UsageError
+from tidings.space.link_ledger import LinkLedger
+from tidings.steward.context import SpaceContext, now
+from tidings.steward.fair_queue import ConcurrencyLimit
+from tidings.steward.link_floors import LinkFloors
+from tidings.steward.link_records import links_in_force
+from tidings.steward.link_scope import LinkScope, identity_of
+from tidings.steward.marks import Marks
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.writer import RulingWriter
+from tidings.wire.digests import (
+    BUCKETS,
+    BucketsAnswer,
+    ChannelDigests,
+    DayDigests,
+    DigestAnswer,
+    IdsAnswer,
+    RecordIdentity,
+    bucket_of,
+    day_of,
+    is_day,
+    payload_hash,
+)
+from tidings.wire.link_pages import page_fields, record_row
+from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
+from tidings.wire.marks import Stamp, record_mark
+from tidings.wire.names import check_channel
+from tidings.wire.rulings import Link
+
+#: of a page; one record may be larger
+PAGE_BYTES = 256 * 1024
+MOST_RECORDS = 1_000
+#: read at a time for a page, so that little more is read than fits; and bytes of that
+READ_AT_ONCE, MOST_SCANNED = 200, 2 * PAGE_BYTES
+#: records of an answer to `fetch`, and rows of one to `ids`
+MOST_FETCHED, MOST_IDS = 256, 1_000
+#: pages under way: of one link, and of all
+EACH, AT_ONCE = 1, 2
+#: seconds for which a digest is worked on before whoever asked is told to ask again; it goes on from there
+SCAN_SECONDS = 10.0
+#: records read at a time for a digest: others are served in between
+SCANNED_AT_ONCE = 250
+#: digests that were begun and not finished yet
+MOST_SCANS = 16
+#: how often a cluster may say that the log ends before a token until that is believed
+LAGS_BELIEVED = 3
+
+
+class GrantedLink(NamedTuple):
+    link: str
+    seq: int
+    record: Link
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The log as a token is held against it."""
+
+    space: str
+    epoch: str
+    #: the first sequence that is there, or may be
+    floor: int
+    head: int
+
+
+def gap_before_reading(token: Token, facts: LogFacts, agreed: int | None) -> LinkGap | None:
+    """Why nothing can follow a token, as far as that is seen without its record. `agreed`: up to where the log of its
+    epoch is that of now; None if it is the same."""
+
+    def gap(kind: GapKind, known: int = 0) -> LinkGap:
+        return LinkGap(kind=kind, oldest=max(0, facts.floor - 1), head=facts.head, epoch=facts.epoch, agreed=known)
+
+    if token.space != facts.space:
+        return gap(GapKind.STREAM)
+    if agreed is not None and (token.epoch or token.seq):  # who knows nothing yet names no epoch
+        return gap(GapKind.EPOCH, min(agreed, token.seq))
+    if token.seq > facts.head:
+        return gap(GapKind.TOO_NEW)
+    if token.seq + 1 < facts.floor:
+        return gap(GapKind.TOO_OLD, token.seq)
+    return None
+
+
+class _Scan:
+    """A walk through what is shared, which may take several requests."""
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        #: everything before it was looked at
+        self.position = floor
+        self.days = ChannelDigests()
+        self.day = DayDigests()
+        self.ids: list[RecordIdentity] = []
+
+
+#: takes a shared record into a scan; False: it needs no more
+_Add = Callable[[_Scan, LinkedRecord], bool]
+
+
+class LinkHandlers:
+    def __init__(self, space: SpaceContext, writer: RulingWriter, marks: Marks, floors: LinkFloors) -> None:
+        self.space = space
+        self.writer = writer
+        self.marks = marks
+        self.floors = floors
+        self.turns = ConcurrencyLimit(AT_ONCE, EACH, "a page of this link is under way already: wait for it")
+        self.scanning = ConcurrencyLimit(1, EACH, "a digest of this link is being made already: wait for it")
+        self._scans: dict[tuple[object, ...], _Scan] = {}
+        #: link -> how often in a row the log of a cluster seemed to end before its token
+        self._lags: Counter[str] = Counter()
+
+    # --- who asks ---
+
+    def granted(self, user: str) -> GrantedLink:
+        """The link whose worker this is, if it lets anything pass now; DeniedError says why not."""
+        named = [GrantedLink(*each) for each in links_in_force(self.space) if each[2].peer == user]
+        found = next((each for each in named if each.record.state == "on"), named[0] if named else None)
+        if found is None:
+            raise DeniedError(f"no link of space {self.space.info.name} is with you: ask its owner for one")
+        if found.record.state != "on":
+            raise DeniedError(f"link {found.link} was ended by the owner of space {self.space.info.name}")
+        if found.record.has_ended(time.time_ns()):
+            raise DeniedError(f"link {found.link} ended when it was agreed to: ask for another, or a later end")
+        return found
+
+    def _scope(self, user: str) -> LinkScope:
+        """What it may see now, not when it asked."""
+        link, _, record = self.granted(user)
+        return LinkScope(self.space.subjects, self.space.info.id, self.space.table.rules, link, record)
+
+    @handles("link", "hello")
+    async def hello(self, request: ControlRequest) -> Answer:
+        """What this space is, what it shares with whoever asks, and a newer token of it if there is one."""
+        link, seq, _ = self.granted(request.sender)
+        head, floor = await self._ends(link, 0)
+        record = self.granted(request.sender).record
+        row = LinkLedger.below(self.space.home, self.space.info.id).get(link)
+        return {
+            "link": link,
+            "seq": seq,
+            "name": self.space.info.name,
+            "space": self.space.info.id,
+            "steward": self.space.table.steward_key,
+            "epoch": self.marks.file.epoch,
+            "head": head,
+            "floor": floor,
+            "shares": list(record.shares),
+            "hops": record.hops,
+            "until": record.until,
+            "direct": record.direct,
+            "roster": record.roster,
+            "time": now(),
+            "jwt": row.token if row is not None and row.peer == request.sender else "",
+        }
+
+    # --- pages ---
+
+    @handles("link", "page")
+    async def page(self, request: ControlRequest) -> Answer:
+        """What follows a token, oldest first."""
+        token = Token(
+            space=request.optional("space", str) or "",
+            epoch=request.optional("epoch", str) or "",
+            seq=request.optional("after", int) or 0,
+            mark=request.optional("mark", str) or "",
+        )
+        limit = min(request.optional("limit", int) or MOST_RECORDS, MOST_RECORDS)
+        if token.seq < 0 or limit < 1:
+            raise UsageError("a page of a link needs `after`, a sequence, and a positive `limit`")
+        said = request.optional("handled", int)
+        handled = token.seq if said is None else max(0, min(said, token.seq))
+        link = self.granted(request.sender).link
+        async with self.turns.turn(link):
+            return page_fields(await self._page(request.sender, link, token, limit, handled))
+
+    async def _page(self, user: str, link: str, token: Token, limit: int, handled: int) -> LinkPage:
+        facts = await self._facts(link, token.seq)
+        if (gap := await self._gap(token, facts)) is not None:
+            return LinkPage(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap)
+        self.floors.note(link, handled + 1)
+        found, reach = await self._read(self._scope(user).filters(), token.seq + 1, facts.head, limit)
+        await self._settled()
+        now_known = LogFacts(facts.space, self.marks.file.epoch, max(facts.floor, self.space.table.floor), facts.head)
+        if (gap := gap_before_reading(token, now_known, self._agreed(token))) is not None:
+            return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
+        kept, end = _fitting(self._scope(user), found, reach, limit)
+        through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
+        return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor)
+
+    async def _facts(self, link: str, after: int) -> LogFacts:
+        head, floor = await self._ends(link, after)
+        return LogFacts(self.space.info.id, self.marks.file.epoch, floor, head)
+
+    async def _ends(self, link: str, after: int) -> tuple[int, int]:
+        """(head, floor). Of a log with replicas the head is proven, unless `after` is beyond it time and again."""
+        try:
+            head = await self.space.log_head(after)
+        except BrokerUnreachable:
+            self._lags[link] += 1
+            if self._lags[link] < LAGS_BELIEVED:
+                raise
+            head = await self.space.log_head()
+        if head >= after:
+            self._lags.pop(link, None)
+        return head, await self._floor()
+
+    async def _floor(self) -> int:
+        """Retention's, unless the broker has less: somebody removed what ruling records tell of."""
+        table, s = self.space.table, self.space.subjects
+        first = int((await self.space.js.info(s.log_stream))["state"]["first_seq"])
+        if first <= table.floor:
+            return table.floor
+        # leases go while they are above the floor, and nothing else does
+        known = (seq for subject, seq in table.oldest.items() if subject != s.steward_lease and seq >= table.floor)
+        return first if any(seq < first for seq in known) else table.floor
+
+    def _agreed(self, token: Token) -> int | None:
+        return self.marks.agreed_since(token.epoch)
+
+    async def _gap(self, token: Token, facts: LogFacts) -> LinkGap | None:
+        found = gap_before_reading(token, facts, self._agreed(token))
+        if found is not None or not token.mark:
+            return found
+        contradicted, _ = await self.marks.compare([Stamp(token.seq, token.mark)], facts.head, facts.floor)
+        if not contradicted:
+            return None
+        return LinkGap(kind=GapKind.RECORD, oldest=max(0, facts.floor - 1), head=facts.head, epoch=facts.epoch)
+
+    async def _settled(self) -> None:
+        """Rulings that were under way while we read are in the table when this returns."""
+        async with self.writer.lock:
+            return
+
+    async def _read(self, filters: list[str], start: int, end: int, limit: int) -> tuple[list[StoredRecord], int]:
+        """Records from `start` on, oldest first, and how far these are all."""
+        found: dict[int, StoredRecord] = {}
+        reach = end
+        for each in filters:
+            taken = size = 0
+            async for records in self._pages(each, start, reach, min(limit + 1, READ_AT_ONCE), MOST_SCANNED):
+                found.update((record.seq, record) for record in records)
+                taken += len(records)
+                size += sum(map(_size_of, records))
+                if records and (taken > limit or size > PAGE_BYTES):
+                    reach = min(reach, records[-1].seq)
+                    break
+        return [found[seq] for seq in sorted(found) if seq <= reach], reach
+
+    def _pages(
+        self, subject_filter: str, start: int, end: int, page: int, size: int
+    ) -> AsyncIterator[list[StoredRecord]]:
+        stream = self.space.subjects.log_stream
+        return self.space.js.read(stream, subject_filter, max(1, start), end, page=page, max_bytes=size)
+
+    async def _mark(self, seq: int, found: list[StoredRecord], token: Token) -> str:
+        """Of the record at a sequence, whatever it is; empty if there is none."""
+        if seq == token.seq:
+            return token.mark
+        stored = next((record for record in reversed(found) if record.seq == seq), None)
+        if stored is None and seq:
+            stored = await self.space.js.at(self.space.subjects.log_stream, seq)
+        return record_mark(stored.time_ns, stored.subject, stored.payload) if stored is not None else ""
+
+    @handles("link", "fetch")
+    async def fetch(self, request: ControlRequest) -> Answer:
+        """Records by their sequences; `missing` are not there, or not shared. Neither: they did not fit."""
+        seqs = sorted(set(request.arguments.get("seqs") or ()))
+        if len(seqs) > MOST_FETCHED:
+            raise UsageError(f"at most {MOST_FETCHED} records are fetched at once")
+        link = self.granted(request.sender).link
+        async with self.turns.turn(link):
+            return await self._fetch(request.sender, link, seqs)
+
+    async def _fetch(self, user: str, link: str, seqs: list[int]) -> Answer:
+        head, floor = await self._ends(link, 0)
+        stored: list[tuple[int, StoredRecord | None]] = []
+        size = 0
+        for seq in seqs:
+            there = max(1, floor) <= seq <= head
+            record = await self.space.js.at(self.space.subjects.log_stream, seq) if there else None
+            size += _size_of(record) if record is not None else 0
+            if size > PAGE_BYTES and any(each is not None for _, each in stored):
+                break
+            stored.append((seq, record))
+        await self._settled()
+        scope, floor = self._scope(user), max(floor, self.space.table.floor)
+        found = {seq: scope.shared(each) if each is not None and seq >= floor else None for seq, each in stored}
+        return {
+            "epoch": self.marks.file.epoch,
+            "records": [record_row(each) for each in found.values() if each is not None],
+            "missing": [seq for seq, each in found.items() if each is None],
+        }
+
+    # --- digests ---
+
+    @handles("link", "digest")
+    async def digest(self, request: ControlRequest) -> Answer:
+        """What is shared, by channel and day, from the floor up to `through`."""
+        through = _through(request)
+
+        def add(scan: _Scan, record: LinkedRecord) -> bool:
+            said = identity_of(record.payload)
+            assert said is not None
+            scan.days.add(record.channel, said.sender, said.id, said.ts, payload_hash(record.payload))
+            return True
+
+        scan = await self._scanned(request, None, through, ("digest", through), add)
+        return DigestAnswer(scan.floor, through, scan.days.totals()).encode()
+
+    @handles("link", "buckets")
+    async def buckets(self, request: ControlRequest) -> Answer:
+        """The 256 digests of a channel and a day."""
+        through, channel, day = _through(request), check_channel(request.text("channel")), _day(request)
+
+        def add(scan: _Scan, record: LinkedRecord) -> bool:
+            if (named := _named_on(record, channel, day)) is not None:
+                scan.day.add(named.item)
+            return True
+
+        scan = await self._scanned(request, channel, through, ("buckets", channel, day, through), add)
+        return BucketsAnswer(scan.floor, through, scan.day.buckets).encode()
+
+    @handles("link", "ids")
+    async def ids(self, request: ControlRequest) -> Answer:
+        """Records of a channel, a day and some buckets, by sequence, above `after`."""
+        through, channel, day = _through(request), check_channel(request.text("channel")), _day(request)
+        after, wanted = request.optional("after", int) or 0, frozenset(request.arguments.get("buckets") or ())
+        if not wanted or not all(0 <= each < BUCKETS for each in wanted):
+            raise UsageError(f"ids needs `buckets`, each from 0 to {BUCKETS - 1}")
+
+        def add(scan: _Scan, record: LinkedRecord) -> bool:
+            named = _named_on(record, channel, day)
+            if named is not None and bucket_of(named.item) in wanted:
+                scan.ids.append(named)
+            return len(scan.ids) <= MOST_IDS
+
+        key = ("ids", channel, day, through, after, wanted)
+        scan = await self._scanned(request, channel, through, key, add, after=after)
+        return IdsAnswer(scan.floor, through, scan.ids[:MOST_IDS], more=len(scan.ids) > MOST_IDS).encode()
+
+    async def _scanned(
+        self,
+        request: ControlRequest,
+        channel: str | None,
+        through: int,
+        key: tuple[object, ...],
+        add: _Add,
+        *,
+        after: int = 0,
+    ) -> _Scan:
+        """Walk through what is shared. ConflictError if it takes longer: asked again, it goes on from there."""
+        granted = self.granted(request.sender)
+        key = (granted.link, granted.seq, self.marks.file.epoch, *key)
+        async with self.scanning.turn(granted.link):
+            head, floor = await self._ends(granted.link, 0)
+            scan = self._scans.pop(key, None)
+            if scan is None or scan.position < floor:  # what it had not come to yet was removed meanwhile
+                scan = _Scan(floor)
+                scan.position = max(floor, after + 1, 1)
+            if await self._walk(request.sender, channel, scan, min(through, head), add):
+                return scan
+            self._scans[key] = scan
+            while len(self._scans) > MOST_SCANS:
+                self._scans.pop(next(iter(self._scans)))
+        raise ConflictError(f"it is being made, and is at record {scan.position} of {through}: ask again")
+
+    async def _walk(self, user: str, channel: str | None, scan: _Scan, end: int, add: _Add) -> bool:
+        """Whether it came to the end, or needs no more."""
+        until = time.monotonic() + SCAN_SECONDS
+        while scan.position <= end:
+            filters = self._scope(user).filters(channel)
+            found, reach = await self._chunk(filters, scan.position, end)
+            await self._settled()
+            if self.space.table.floor > scan.position:
+                raise ConflictError("what is looked for was removed meanwhile: ask again")
+            scope = self._scope(user)
+            for record in found:
+                linked = scope.shared(record)
+                if linked is not None and not add(scan, linked):
+                    return True
+            scan.position = reach + 1
+            if time.monotonic() >= until and scan.position <= end:
+                return False
+        return True
+
+    async def _chunk(self, filters: list[str], start: int, end: int) -> tuple[list[StoredRecord], int]:
+        """The next records, and how far these are all."""
+        found: dict[int, StoredRecord] = {}
+        reach = end
+        for each in filters:
+            async for records in self._pages(each, start, reach, SCANNED_AT_ONCE, MOST_SCANNED):
+                found.update((record.seq, record) for record in records)
+                if records:
+                    reach = min(reach, records[-1].seq)
+                break
+        return [found[seq] for seq in sorted(found) if seq <= reach], reach
+
+
+def _named_on(record: LinkedRecord, channel: str, day: str) -> RecordIdentity | None:
+    """The record by what counts of it, if it is of that channel and day."""
+    said = identity_of(record.payload) if record.channel == channel else None
+    if said is None or day_of(said.ts) != day:
+        return None
+    return RecordIdentity(record.seq, said.sender, said.id, payload_hash(record.payload))
+
+
+def _through(request: ControlRequest) -> int:
+    through = request.optional("through", int)
+    if through is None or through < 0:
+        raise UsageError(f"link {request.do} needs `through`, a sequence")
+    return int(through)
+
+
+def _day(request: ControlRequest) -> str:
+    if not is_day(day := request.text("day")):
+        raise UsageError(f"link {request.do}: `day` is one such as 2025-11-15")
+    return day
+
+
+def _fitting(scope: LinkScope, found: list[StoredRecord], reach: int, limit: int) -> tuple[list[LinkedRecord], int]:
+    """What is shared of these, as much as fits and at least one; and how far that is all there is."""
+    kept: list[LinkedRecord] = []
+    size, seen = 0, 0
+    for record in found:
+        linked = scope.shared(record)
+        if linked is not None:
+            size += _size_of(record) + 96
+            if kept and (size > PAGE_BYTES or len(kept) == limit):
+                return kept, seen
+            kept.append(linked)
+        seen = record.seq
+    return kept, reach
+
+
+def _size_of(record: StoredRecord) -> int:
+    """About what it takes in an answer."""
+    return (len(record.payload) + 2) * 4 // 3 + len(record.own_block) + len(record.subject) + 160

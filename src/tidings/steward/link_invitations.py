@@ -1,0 +1,87 @@
+"""Another space accepts a link here: it is told what is offered, and what it accepts is checked and made.
+
+As with agents (`invitations.py`) everything that can be checked is before a process is started for anybody, and what is
+answered is sealed for the key that asked. What was offered is shown to every key that the invitation is still open for;
+the first whose acceptance is whole takes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tidings.errors import ConflictError, DeniedError
+from tidings.space.invitations import LinkPromise
+from tidings.space.link_inviting import check_unchanged, check_unlinked, is_kept, judged
+from tidings.space.link_ledger import AgreedLink, LinkLedger
+from tidings.space.link_peers import LinkPeers
+from tidings.steward.context import SpaceContext
+from tidings.steward.invitations import InvitationHandlers
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.wire.keys import sealed_for, verify
+from tidings.wire.link_terms import SignedAcceptance, asking, read_offer, signature_bytes
+from tidings.wire.names import check_agent_id
+
+
+@dataclass(frozen=True, slots=True)
+class LinkInvitationHandlers:
+    space: SpaceContext
+    invited: InvitationHandlers
+
+    @property
+    def ledger(self) -> LinkLedger:
+        return LinkLedger.below(self.space.home, self.space.info.id)
+
+    @handles("accept", "offer")
+    async def offer(self, request: ControlRequest) -> Answer:
+        """What the line offers. Nothing is taken by asking."""
+        user, said = (
+            check_agent_id(request.text("id")),
+            asking(self.space.info.name, request.sender, request.text("id")),
+        )
+        if not verify(user, said, signature_bytes(request.text("sig"))):
+            raise DeniedError("this request is not signed by the key that it names")
+        promise = self._promise(request.sender, user)
+        if read_offer(promise.offer, promise.signature).steward != self.space.table.steward_key:
+            raise DeniedError(
+                "the space has another key of its steward since it invited you: ask for another invitation"
+            )
+        return _sealed(user, {"offer": promise.offer, "signature": promise.signature})
+
+    @handles("accept", "link")
+    async def link(self, request: ControlRequest) -> Answer:
+        """Have the link made that is accepted. Asking again, for the same, answers the same."""
+        user = check_agent_id(request.text("id"))
+        said = SignedAcceptance(request.text("text"), request.text("sig"), request.text("proof"))
+        promise = self._promise(request.sender, user)
+        _, acceptance, _ = judged(promise, user, said, self.space.table.steward_key)
+        row = self.ledger.get(promise.link)
+        if row is None:
+            check_unlinked(self.ledger, acceptance.space_id)
+        else:
+            check_unchanged(row, promise, said)
+        if row is None or row.state != "on" or not is_kept(LinkPeers.below(self.space.home), acceptance):
+            asked = {"invitation": request.sender, "agent": user, **said._asdict()}
+            await self.invited.have_it_done(request.sender, user, {"redeem_link": asked})
+            row = self.ledger.get(promise.link)
+        if row is None or row.state != "on" or row.peer != user:
+            raise ConflictError("the link was made and removed again: ask for another invitation")
+        return _sealed(user, self._answer(row, self._promise(request.sender, user)))
+
+    def _promise(self, invitation: str, user: str) -> LinkPromise:
+        if user == invitation:
+            raise DeniedError("the key of an invitation is known to whoever has its line: make another one")
+        found = self.invited.promised(invitation, user)
+        if found.link is None:
+            raise DeniedError("this line invites an agent, and links no spaces: `tidings accept LINE`")
+        return found.link
+
+    def _answer(self, row: AgreedLink, promise: LinkPromise) -> dict[str, Any]:
+        made = {"link": row.link, "jwt": row.token, "called": row.terms["space"], "unreached": promise.unreached}
+        return made | self.invited.where()
+
+
+def _sealed(user: str, said: dict[str, Any]) -> Answer:
+    return {"sealed": base64.b64encode(sealed_for(user, json.dumps(said).encode())).decode()}

@@ -1,0 +1,122 @@
+"""Link records: what the owner of a space agreed with another, checked and written; and which of them are in force.
+
+What may come in by a link and what the other space may read is in one record, `td.S.link.<link>`. There is one for each
+other space. A link keeps its other space for ever: another one under the same name would inherit what was admitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tidings.errors import ConflictError, InvalidName, UsageError
+from tidings.steward.context import SpaceContext, now
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.writer import ADMIN, RulingWriter
+from tidings.wire.names import check_token, is_agent_id
+from tidings.wire.rulings import Link
+
+#: links of one space that are on
+MOST_LINKS = 64
+
+
+def links_in_force(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
+    """(link, sequence of its record, record) of each link that has one, on or off."""
+    position = space.position
+    for link, history in space.table.rules.links.items():
+        record, since = history.at(position), history.since(position)
+        if record is not None and since is not None:
+            yield link, since, record
+
+
+def links_on(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
+    """Those that let something pass now."""
+    moment = time.time_ns()
+    return (each for each in links_in_force(space) if each[2].state == "on" and not each[2].has_ended(moment))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecords:
+    space: SpaceContext
+    writer: RulingWriter
+
+    @handles("admin", "link_set")
+    async def link_set(self, request: ControlRequest) -> Answer:
+        """Write a link record; every field is said anew."""
+        record = _record(request)
+        subject = self.space.subjects.link(record.link)
+        async with self.writer.lock:
+            if (done := self.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
+                return {"seq": done.seq}
+            self._check(record)
+            return {"seq": await self.writer.write(subject, record)}
+
+    @handles("admin", "link_end")
+    async def link_end(self, request: ControlRequest) -> Answer:
+        """Write that nothing passes any more. Repeating it is harmless; of a link that never was it is nothing."""
+        link = check_token(request.text("link"), "link")
+        subject = self.space.subjects.link(link)
+        async with self.writer.lock:
+            found = next((each for each in links_in_force(self.space) if each[0] == link), None)
+            if found is None:
+                return {"seq": 0}
+            _, seq, before = found
+            if before.state == "off":
+                return {"seq": seq}
+            record = msgspec.structs.replace(before, op=request.op, at=now(), state="off")
+            return {"seq": await self.writer.write(subject, record)}
+
+    @handles("admin", "links")
+    async def links(self, request: ControlRequest) -> Answer:
+        """Which operation is in force for each: how a record that a log lost is found."""
+        del request
+        rows = links_in_force(self.space)
+        return {"links": {link: {"op": record.op, "seq": seq, "state": record.state} for link, seq, record in rows}}
+
+    def _check(self, record: Link) -> None:
+        own = self.space.info.id
+        if own in (record.origin, *record.beyond):
+            raise UsageError(f"link {record.link}: a space is not linked with itself, and takes nothing of its own in")
+        if record.space == self.space.info.name:
+            raise UsageError(f"link {record.link}: {record.space} is this space; call the other one something else")
+        if is_agent_id(record.link):
+            raise InvalidName(f"link {record.link}: a link is not called like a user")
+        if record.origin in record.beyond:
+            raise UsageError(f"link {record.link}: what comes from its own space is said in `channels`, not `beyond`")
+        if record.has_ended(time.time_ns()):
+            raise UsageError(f"link {record.link} would have ended already: name a later time, or none")
+        if record.shares and record.peer is None:
+            raise UsageError(f"link {record.link} shares something with nobody: it needs the other worker's user")
+        others = [each for link, _, each in links_in_force(self.space) if link != record.link and each.state == "on"]
+        self._check_identity(record)
+        if len(others) >= MOST_LINKS:
+            raise ConflictError(f"a space has at most {MOST_LINKS} links: end one first")
+        for each in others:
+            self._check_apart(record, each)
+
+    def _check_identity(self, record: Link) -> None:
+        before = self.space.table.link_at(record.link, self.space.position)
+        if before is not None and before.origin != record.origin:
+            raise ConflictError(
+                f"link {record.link} is with {before.origin}, on or off: a link with {record.origin} needs another name"
+            )
+
+    def _check_apart(self, record: Link, other: Link) -> None:
+        if other.origin == record.origin:
+            raise ConflictError(f"there is a link with {record.origin} already, {other.link}: change that one")
+        if record.space and record.space == other.space:
+            raise ConflictError(f"{record.space} is what the space of link {other.link} is called: choose another name")
+        if record.peer is not None and record.peer == other.peer:
+            raise ConflictError(f"user {record.peer} is the worker of link {other.link}: each link has one of its own")
+
+
+def _record(request: ControlRequest) -> Link:
+    fields: dict[str, Any] = {name: value for name, value in request.arguments.items() if value is not None}
+    try:
+        return msgspec.convert({**fields, "op": request.op, "at": now(), "state": "on"}, Link)
+    except (msgspec.ValidationError, ValueError, InvalidName) as error:
+        raise UsageError(f"this is not a link record: {error}") from error

@@ -1,0 +1,161 @@
+"""Two real spaces that are linked both ways, with workers in this process or as processes of their own.
+
+    async with linked_spaces(tmp_path) as both, worker(both.main), worker(both.acme):
+        ...
+
+Each shares its channel `general` and takes that of the other into its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linked_spaces import LINK, linked, say
+from tidings.broker.server import die_with_parent
+from tidings.link.local_socket import ask
+from tidings.link.worker import LinkWorker
+from tidings.space.link_peers import LinkPeers, PeerAccess
+from tidings.testing.real_space import RealSpace, real_space
+from tidings.wire import message as wire_message
+from tidings.wire.subjects import Via
+
+
+@dataclass
+class LinkedSpaces:
+    main: RealSpace
+    acme: RealSpace
+
+    async def agree(self, **terms: Any) -> None:
+        """Both operators agree, and each has the other's credential."""
+        for here, other in ((self.main, self.acme), (self.acme, self.main)):
+            await agree(here, other, **terms)
+
+
+async def agree(here: RealSpace, other: RealSpace, link: str = LINK, **terms: Any) -> None:
+    """The record of one side; the worker of the other one gets its credential."""
+    fields: dict[str, Any] = {"channels": {"general": "general"}, "shares": ["general"], **terms}
+    made = await linked(
+        here,
+        link,
+        origin=other.info.id,
+        space=other.info.name,
+        steward=other.info.steward_key,
+        **fields,
+    )
+    told = PeerAccess(
+        link=link, space=here.info.name, id=here.info.id, steward=here.info.steward_key, url=here.info.url
+    )
+    LinkPeers.below(other.home).put(told, made.creds)
+
+
+@asynccontextmanager
+async def linked_spaces(root: Path, *, agreed: bool = True, **terms: Any) -> AsyncIterator[LinkedSpaces]:
+    async with real_space(root / "a") as main, real_space(root / "b", name="acme") as acme:
+        both = LinkedSpaces(main, acme)
+        await main.add("ada")
+        await acme.add("bob")
+        if agreed:
+            await both.agree(**terms)
+        yield both
+
+
+@asynccontextmanager
+async def worker(space: RealSpace, **options: Any) -> AsyncIterator[LinkWorker]:
+    """In this process."""
+    running = LinkWorker(space.home, look_every=0.1, **options)
+    task = asyncio.create_task(running.run())
+    ready = asyncio.create_task(running.ready.wait())
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    try:
+        if task.done():
+            task.result()
+        yield running
+    finally:
+        running.stop()
+        await asyncio.wait_for(task, 30)
+
+
+class WorkerProcess:
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+
+    @classmethod
+    async def start(cls, space: RealSpace, **environ: str) -> WorkerProcess:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tidings.link",
+            "--home",
+            str(space.home.home),
+            "--space",
+            space.home.name,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | environ,
+            preexec_fn=die_with_parent,
+        )
+        return cls(child)
+
+    async def said(self) -> dict[str, Any]:
+        assert self.child.stdout is not None
+        return dict(json.loads(await asyncio.wait_for(self.child.stdout.readline(), 30)))
+
+    async def kill(self) -> None:
+        if self.child.returncode is None:
+            self.child.send_signal(signal.SIGKILL)
+        await self.child.wait()
+
+    async def end(self) -> int:
+        if self.child.returncode is None:
+            self.child.terminate()
+        return await asyncio.wait_for(self.child.wait(), 30)
+
+
+@asynccontextmanager
+async def worker_process(space: RealSpace, **environ: str) -> AsyncIterator[WorkerProcess]:
+    running = await WorkerProcess.start(space, **environ)
+    try:
+        yield running
+    finally:
+        await running.kill()
+
+
+async def came(space: RealSpace) -> list[str]:
+    """The texts that links brought into the log of a space, in its order."""
+    found = []
+    async with space.core() as js:
+        state = (await js.info(space.subjects.log_stream))["state"]
+        pages = js.read(space.subjects.log_stream, f"{space.subjects.root}.via.>", 1, state["last_seq"])
+        async for records in pages:
+            for record in records:
+                assert isinstance(space.subjects.parse(record.subject), Via)
+                found.append(wire_message.decode(record.payload).text)
+    return found
+
+
+async def until_came(space: RealSpace, texts: list[str], within: float = 30.0) -> None:
+    """Exactly these came, in this order."""
+    deadline = asyncio.get_running_loop().time() + within
+    while (found := await came(space)) != texts and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.05)
+    assert found == texts
+
+
+async def said(space: RealSpace, name: str, *texts: str) -> None:
+    async with space.agent(name) as agent:
+        await say(agent, "general", *texts)
+
+
+async def status(space: RealSpace, link: str = LINK, **how: Any) -> dict[str, Any]:
+    """What its worker answers of a link."""
+    answer = await ask(space.home.link_socket, "status", link=link, within=10, **how)
+    return dict(answer["links"][0])

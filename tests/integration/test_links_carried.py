@@ -1,0 +1,338 @@
+"""Workers of links between two real spaces: live, killed, cut off and back, paused, changed and removed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import tidings
+from carried_links import (
+    LinkedSpaces,
+    WorkerProcess,
+    agree,
+    came,
+    linked_spaces,
+    said,
+    status,
+    until_came,
+    worker,
+    worker_process,
+)
+from linked_spaces import LINK, linked, unlinked
+from tidings.endpoint.connecting import connect_directly
+from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
+from tidings.link.engine import Mode
+from tidings.link.local_socket import ask, follow
+from tidings.link.operations import alone
+from tidings.space.link_peers import LinkPeers
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+
+
+def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+    return connect_directly(space.home.name, name=name, home=space.home.home, channels=["general"])
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
+    async with linked_spaces(tmp_path) as spaces:
+        yield spaces
+
+
+async def until(space: RealSpace, wanted: str, link: str = LINK) -> None:
+    async def look() -> bool:
+        live = (await status(space, link))["live"]
+        return live is not None and live["status"] == wanted
+
+    deadline = asyncio.get_running_loop().time() + 30
+    while not await look():
+        assert asyncio.get_running_loop().time() < deadline, await status(space, link)
+        await asyncio.sleep(0.05)
+
+
+async def test_what_is_said_in_either_space_is_heard_live_in_the_other_and_an_answer_comes_back_once(
+    both: LinkedSpaces,
+) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        connect(both.main, "ada") as ada,
+        connect(both.acme, "bob") as bob,
+    ):
+        await until(both.main, "live")
+        await until(both.acme, "live")
+        sent = await ada.send("general", "hello over there")
+        heard = await bob.next_message(20)
+        assert (heard.text, heard.sender.name, heard.origin) == ("hello over there", "ada@main", "main")
+        await bob.send("general", "hello back", reply_to=heard.message.id)
+        answer = await ada.next_message(20)
+        assert (answer.text, answer.sender.name, answer.message.reply_to) == ("hello back", "bob@acme", sent.id)
+        facts = await status(both.acme)
+        assert (facts["live"]["status"], facts["live"]["connectivity"]) == ("live", "online")
+    assert await came(both.main) == ["hello back"]
+    assert await came(both.acme) == ["hello over there"]
+
+
+async def test_a_space_that_is_300_records_behind_catches_up_in_order_and_says_how_far_it_is(
+    both: LinkedSpaces,
+) -> None:
+    texts = [f"word {number}" for number in range(300)]
+    await said(both.main, "ada", *texts)
+    async with worker(both.acme):
+        events = follow(both.acme.home.link_socket, "follow", link=LINK)
+        first = await anext(events)
+        assert first["event"] == "status"
+        await until_came(both.acme, texts)
+        seen = {first["event"]}
+        while "pull_advanced" not in seen and first["lag_records"]:
+            seen.add((await asyncio.wait_for(anext(events), 10))["event"])
+        await events.aclose()
+        await until(both.acme, "live")
+        facts = await status(both.acme, whole=True)
+        assert facts["live"]["lag_records"] == 0
+        assert facts["ledger"]["counts"] == {"admitted": 300}
+
+
+@pytest.mark.parametrize("place", ["store.before_commit:kill:5", "store.after_commit:kill:5"])
+async def test_a_worker_that_is_killed_around_a_commit_loses_nothing_and_doubles_nothing(
+    both: LinkedSpaces, place: str
+) -> None:
+    texts = [f"word {number}" for number in range(60)]
+    await said(both.main, "ada", *texts[:30])
+    async with worker_process(both.acme, TIDINGS_FAILPOINT=place) as doomed:
+        saying = asyncio.create_task(said(both.main, "ada", *texts[30:]))
+        assert await asyncio.wait_for(doomed.child.wait(), 30) == -9
+        await saying
+    async with worker(both.acme):
+        await until_came(both.acme, texts)
+        await until(both.acme, "live")
+        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
+        assert (answer["equal"], answer["counts"]) == (True, {"admitted": 60})
+    assert await came(both.acme) == texts
+
+
+async def test_killed_time_and_again_while_both_sides_talk_everything_is_there_once(both: LinkedSpaces) -> None:
+    texts = [f"word {number}" for number in range(80)]
+    saying = asyncio.create_task(said(both.main, "ada", *texts))
+    for _ in range(3):
+        running = await WorkerProcess.start(both.acme)
+        assert (await running.said())["ready"]
+        await asyncio.sleep(0.15)
+        await running.kill()
+    await saying
+    async with worker(both.acme):
+        await until_came(both.acme, texts)
+
+
+async def test_a_peer_that_is_away_is_said_to_be_and_what_was_said_comes_when_it_is_back(both: LinkedSpaces) -> None:
+    async with worker(both.acme) as running:
+        await until(both.acme, "live")
+        await both.main.stop_steward()
+        both.main.broker.stop()
+        running._carried[LINK].direction.ask()
+
+        async def is_offline() -> bool:
+            return bool((await status(both.acme))["live"]["connectivity"] == "offline")
+
+        deadline = asyncio.get_running_loop().time() + 20
+        while not await is_offline():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.1)
+        assert (await status(both.acme))["live"]["words"]
+        both.main.broker.start()
+        await both.main.start_steward()
+        await said(both.main, "ada", "back again")
+        running._carried[LINK].direction.ask()
+        await until_came(both.acme, ["back again"])
+        await until(both.acme, "live")
+
+
+async def test_a_paused_link_takes_nothing_in_and_goes_on_where_it_was(both: LinkedSpaces) -> None:
+    socket = both.acme.home.link_socket
+    async with worker(both.acme):
+        await said(both.main, "ada", "one")
+        await until_came(both.acme, ["one"])
+        assert (await ask(socket, "pause", link=LINK, reason="a look at it"))["was"] is None
+        await until(both.acme, "paused")
+        await said(both.main, "ada", "two")
+        await asyncio.sleep(0.5)
+        assert await came(both.acme) == ["one"]
+        assert (await status(both.acme))["live"]["words"] == "a look at it"
+    async with worker(both.acme):  # it stays so
+        await until(both.acme, "paused")
+        assert (await ask(socket, "resume", link=LINK))["was"] == "a look at it"
+        await until_came(both.acme, ["one", "two"])
+
+
+async def test_another_agreement_takes_effect_while_it_runs_and_a_pause_outlives_it(both: LinkedSpaces) -> None:
+    async with worker(both.acme):
+        await said(both.main, "ada", "one")
+        await until_came(both.acme, ["one"])
+        await ask(both.acme.home.link_socket, "pause", link=LINK)
+        await linked(
+            both.acme,
+            origin=both.main.info.id,
+            space="main",
+            channels={"general": "news"},
+            make_peer=False,
+            steward=both.main.info.steward_key,
+        )
+        await said(both.main, "ada", "two")
+        await eventually_paused_under_the_new_one(both.acme)
+        assert await came(both.acme) == ["one"]
+        await ask(both.acme.home.link_socket, "resume", link=LINK)
+        await until_came(both.acme, ["one", "two"])
+
+
+async def eventually_paused_under_the_new_one(space: RealSpace) -> None:
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        facts = await status(space)
+        if facts["ledger"] and facts["ledger"]["paused"] and facts["live"] and facts["ledger"]["handled"] is None:
+            return
+        assert asyncio.get_running_loop().time() < deadline, facts
+        await asyncio.sleep(0.05)
+
+
+async def test_a_link_that_ended_is_carried_no_more_and_others_go_on_untouched(
+    both: LinkedSpaces, tmp_path: Path
+) -> None:
+    from tidings.testing.real_space import real_space
+
+    async with real_space(tmp_path / "c", name="lab") as lab:
+        await lab.add("cyd")
+        await agree(lab, both.acme, "bcdefghijklm")
+        await linked(
+            both.acme,
+            "bcdefghijklm",
+            origin=lab.info.id,
+            space="lab",
+            channels={"general": "lab"},
+            shares=[],
+            make_peer=False,
+        )
+        async with worker(both.acme) as running:
+            await until(both.acme, "live")
+            await until(both.acme, "live", "bcdefghijklm")
+            untouched = running._carried["bcdefghijklm"]
+            await unlinked(both.acme)
+            await eventually(lambda: LINK not in running._carried)
+            await said(both.main, "ada", "nobody listens")
+            await said(lab, "cyd", "somebody does")
+            await until_came(both.acme, ["somebody does"])
+            assert running._carried == {"bcdefghijklm": untouched}
+
+
+async def test_a_peer_that_ends_the_link_is_said_to_and_takes_nothing_with_it(both: LinkedSpaces) -> None:
+    async with worker(both.acme) as running:
+        await said(both.main, "ada", "one")
+        await until_came(both.acme, ["one"])
+        await unlinked(both.main)
+        running._carried[LINK].direction.ask()
+        await until(both.acme, "paused")
+        assert (await status(both.acme))["live"]["words"]
+    assert await came(both.acme) == ["one"]
+
+
+async def test_a_second_worker_is_refused_with_the_first_one_named(both: LinkedSpaces) -> None:
+    async with worker(both.acme):
+        async with worker_process(both.acme) as second:
+            said_last = await second.said()
+            assert said_last["error"]["code"] == StoreBusy.code
+            assert "carried by another process (pid " in said_last["error"]["message"]
+            assert await second.child.wait() == StoreBusy.exit_code
+        with pytest.raises(StoreBusy, match="one does it at a time"):
+            async with alone(both.acme.home):
+                pass
+
+
+async def test_a_process_that_is_told_to_ends_in_order_and_leaves_no_socket(both: LinkedSpaces) -> None:
+    async with worker_process(both.acme) as running:
+        assert (await running.said())["ready"]
+        await until(both.acme, "live")
+        assert await running.end() == 0
+        assert await running.said() == {"stopped": True}
+    assert not both.acme.home.link_socket.exists()
+    with pytest.raises(WorkerUnreachable, match="no worker of links runs"):
+        await status(both.acme)
+
+
+async def test_who_looks_every_so_often_takes_the_same_without_being_woken(both: LinkedSpaces) -> None:
+    async with worker(both.acme, mode=Mode(0.3)):
+        await said(both.main, "ada", "one", "two")
+        await until_came(both.acme, ["one", "two"])
+
+
+async def test_a_link_whose_other_space_cannot_be_reached_yet_waits_and_says_so(both: LinkedSpaces) -> None:
+    peers = LinkPeers.below(both.acme.home)
+    access, creds = peers.get(LINK), peers.creds(LINK).read_text()
+    assert access is not None
+    peers.forget(LINK)
+    async with worker(both.acme):
+        facts = await status(both.acme)
+        assert facts["live"] is None
+        assert "is not known here" in facts["words"]
+        await said(both.main, "ada", "one")
+        peers.put(access, creds)
+        await until_came(both.acme, ["one"])
+        assert (await status(both.acme))["words"] == ""
+
+
+async def test_rebuilt_a_link_reads_everything_again_and_nothing_comes_twice(both: LinkedSpaces) -> None:
+    socket = both.acme.home.link_socket
+    async with worker(both.acme):
+        await said(both.main, "ada", "one", "two", "three")
+        await until_came(both.acme, ["one", "two", "three"])
+        await until(both.acme, "live")
+        assert (await ask(socket, "rebuild", link=LINK))["handled"] > 0
+        await until(both.acme, "live")
+        await said(both.main, "ada", "four")
+        await until_came(both.acme, ["one", "two", "three", "four"])
+        answer = await ask(socket, "verify", link=LINK)
+        assert (answer["equal"], sum(answer["counts"].values())) == (True, 4)
+
+
+async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSpaces) -> None:
+    socket = both.acme.home.link_socket
+    async with worker(both.acme) as running:
+        await said(both.main, "ada", "one", "two", "three")
+        await until_came(both.acme, ["one", "two", "three"])
+        await until(both.acme, "live")
+        database = running._database
+        assert database is not None
+        await database.write(lambda c: c.execute("DELETE FROM disposition WHERE local_seq = ?", (seq_of_two(c),)))
+        answer = await ask(socket, "verify", link=LINK)
+        assert (answer["equal"], answer["lacking"], answer["extra"]) == (False, 1, 0)
+        assert answer["differences"][0]["channel"] == "general"
+        deadline = asyncio.get_running_loop().time() + 20
+        while not (await ask(socket, "verify", link=LINK))["equal"]:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.1)
+    assert await came(both.acme) == ["one", "two", "three"]
+
+
+def seq_of_two(connection: object) -> int:
+    rows = connection.execute("SELECT local_seq FROM disposition ORDER BY seq").fetchall()  # type: ignore[attr-defined]
+    return int(rows[1][0])
+
+
+async def test_what_is_forgotten_is_gone_from_the_ledger_and_what_it_brought_stays(both: LinkedSpaces) -> None:
+    async with worker(both.acme):
+        await said(both.main, "ada", "one")
+        await until_came(both.acme, ["one"])
+        await unlinked(both.acme)
+        LinkPeers.below(both.acme.home).forget(LINK)
+        assert (await ask(both.acme.home.link_socket, "forget", link=LINK))["count"] == 1
+        assert (await status(both.acme))["ledger"] is None
+    assert await came(both.acme) == ["one"]
+
+
+async def test_what_cannot_be_meant_is_refused_in_words_and_the_worker_goes_on(both: LinkedSpaces) -> None:
+    socket = both.acme.home.link_socket
+    async with worker(both.acme):
+        for do, link in (("status", "nothing"), ("dance", LINK), ("drop", LINK), ("pause", "no link")):
+            with pytest.raises(UsageError):
+                await ask(socket, do, link=link)
+        await said(both.main, "ada", "one")
+        await until_came(both.acme, ["one"])

@@ -1,0 +1,55 @@
+"""A broker that listens for other machines takes up a certificate that was made again while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidings.broker.server import free_port
+from tidings.errors import ConfigError
+from tidings.space.creation import broker_config, create_space
+from tidings.space.home import SpaceHome
+from tidings.space.listening import listen_on
+from tidings.steward import supervisor as supervising
+from tidings.steward.supervisor import Supervisor, UpOptions
+from tidings.testing.waiting import eventually
+
+
+async def test_a_certificate_that_was_made_again_is_taken_up_and_a_failure_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "LOOK_AT_CERTIFICATE", 0.02)
+    monkeypatch.setattr(supervising, "RENEW_CERTIFICATE", 0.02)
+    home = SpaceHome(tmp_path, "main")
+    create_space(home, port=free_port(), open_space=False, budget=10**9)
+    info = listen_on(home, "127.0.0.2")
+    supervisor = Supervisor(home, UpOptions(person="ada"))
+    reloads: list[bytes] = []
+    files = home.certificates
+    stub = SimpleNamespace(config=broker_config(home, info), reload=lambda: reloads.append(files.server.read_bytes()))
+    supervisor.broker = cast("Any", stub)
+    looks = 0
+
+    async def administer(program: str, **options: Any) -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        assert (program, options) == ("listen", {"wanted": None})
+        if looks == 1:
+            raise ConfigError("the disk is full")
+        return {"address": listen_on(home, None).address}
+
+    monkeypatch.setattr(supervisor, "_administer", administer)
+    running = asyncio.create_task(supervisor._watch_certificate())
+    try:
+        await eventually(lambda: looks >= 4)
+        assert reloads == []
+        files.server.unlink()
+        await eventually(lambda: bool(reloads))
+        assert reloads == [files.server.read_bytes()]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
