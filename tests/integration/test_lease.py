@@ -14,10 +14,17 @@ import pytest
 
 from tidings.broker.client import connect
 from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
+from tidings.broker.jetstream_api import (
+    EXPECT_SEQUENCE,
+    EXPECT_SUBJECT,
+    NO_ROOM,
+    WRONG_LAST_SEQUENCE,
+    ApiError,
+    Steps,
+)
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.space.fold import Verdict
-from tidings.space.lease import StewardLease
+from tidings.space.lease import Holder, StewardLease
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
 from tidings.steward.intervals import Intervals
@@ -303,6 +310,26 @@ async def test_a_renewal_of_our_own_that_was_not_answered_is_not_another_holder(
         with pytest.raises(LeaseLost):
             await unanswered.renew()
     assert isinstance(await space.steward_ended(), LeaseLost)
+
+
+async def test_a_renewal_that_is_answered_while_the_lease_is_read_loses_nothing(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a broker that stood still: what is read is older than the renewal that was answered meanwhile."""
+    async with steward_js(space) as js:
+        lease = lease_of(space, js)
+        before = serving(space).lease.seq
+        lease.holder_id, lease.seq = serving(space).lease.holder_id, before
+        read = lease.current_steps
+
+        def renewed_meanwhile() -> Steps[Holder]:
+            found = yield from read()
+            yield from lease.renew_steps()
+            return found
+
+        monkeypatch.setattr(lease, "current_steps", renewed_meanwhile)
+        assert (await lease.prove()).id == lease.holder_id
+        assert lease.seq > before or js.replicated
 
 
 # --- floors ------------------------------------------------------------------------------------------------------

@@ -267,8 +267,9 @@ class LeaseSteps(ABC):
         if self.replicated:
             yield from self.beat_steps()
             return Holder(self.seq, self.kind, self.holder_id, os.getpid(), socket.gethostname())
+        known = self.seq  # a renewal may be answered while we read: what is read may be newer or older than it
         holder = yield from self.current_steps()
-        if holder.seq != self.seq and not self._is_ours(holder, self.seq):  # ours: a renewal is under way
+        if holder.seq != known and not self._is_ours(holder, known):
             raise LeaseLost(f"space {self.subjects.space} is held by {holder} now")
         return holder
 
