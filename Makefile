@@ -10,6 +10,8 @@ STAMP := $(VENV)/.installed
 #: runs a command; on a terminal, a line that says how far it is
 PROGRESS := progress() { "$$@" & pid=$$!; while [ -t 2 ] && kill -0 $$pid 2>/dev/null; do printf '\r  %s s, %s MB ' $$SECONDS "$$(du -sm $(VENV) 2>/dev/null | cut -f1)" >&2; sleep 1; done; [ -t 2 ] && printf '\r\033[K' >&2; wait $$pid; }
 PYTEST := $(BIN)/pytest -n 3 --durations=15
+#: images of Python often switch it off; then each of the hundreds of processes that tests start compiles all it imports anew
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test check count dist release faults bench lock schema docs clean
 help:           ## what can be made
