@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(reason))
 
 
-#: tests that share what is dear to set up: the one JVM, a run of a whole suite of attacks, a space with its host
+#: tests that share what is dear to set up: the one JVM, a run of a whole suite of attacks, a space with its host, a
+#: cluster, an object store, figures of whole worlds
 TOGETHER = {
     "tests/spark/": "spark",
     **{
@@ -67,6 +68,10 @@ TOGETHER = {
         for name in ("no_lie_of_a_peer", "the_report_has_a_line")
     },
     "tests/e2e/test_everyday_commands.py": "everyday",
+    "tests/contract/test_batches.py": "batches",
+    "tests/integration/test_external.py": "servers of others",
+    "tests/integration/test_ledger_in_a_store.py": "object store",
+    "tests/unit/scripts/test_scale.py": "scale",
 }
 
 
