@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -38,6 +39,12 @@ SPARKS_OWN_WARNINGS = (
 #: a JVM that lives for minutes never earns back what its second compiler costs
 QUICK_TO_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 NEEDS_BROKER = ("contract", "integration", "faults", "e2e", "spark")
+
+
+def pytest_configure() -> None:
+    """In the background of a script Ctrl-C is ignored, by all that is started there, too; some tests are about it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

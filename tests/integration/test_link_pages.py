@@ -311,9 +311,12 @@ async def test_a_link_holds_what_it_has_not_handled_and_no_longer_when_it_ends(s
         assert texts(await peer.all_of(page.through)) == list("defgh"), "kept for it"
         await peer.page((await peer.all_of(page.through))[-1].through)
     await eventually(lambda: steward.table.floor > page.through.seq + 5, what="what it handled may go")
-    entry = await steward.state.get(f"floor.link.{LINK}")
-    assert entry is not None
-    assert entry.value["seq"] > page.through.seq
+
+    async def written() -> bool:
+        found = await steward.state.get(f"floor.link.{LINK}")
+        return found is not None and found.value["seq"] > page.through.seq
+
+    await eventually(written, what="it is written down, after what is in memory was acted on")
     await unlinked(space)
 
     async def ended() -> bool:
