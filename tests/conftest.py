@@ -18,6 +18,7 @@ from bare import BareServer, bare_server
 from crowd import Crowd, gathered
 from declared_answers import held_to_the_table
 from terminal import Terminal
+from tidings.broker import server
 from tidings.errors import PrerequisiteMissing
 from tidings.testing.real_space import RealSpace, real_space
 
@@ -45,6 +46,16 @@ def pytest_configure() -> None:
     """In the background of a script Ctrl-C is ignored, by all that is started there, too; some tests are about it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _have_ports_of_our_own()
+
+
+def _have_ports_of_our_own() -> None:
+    """Of several workers each has a part of the range: the port of a broker that is down for a moment stays its own."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker is not None:
+        (low, high), mine = server.PORT_RANGE, int(worker.removeprefix("gw"))
+        size = (high - low) // count
+        server.PORT_RANGE = (low + mine * size, low + (mine + 1) * size)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
