@@ -9,7 +9,9 @@ UV_VERSION := 0.13.7
 STAMP := $(VENV)/.installed
 #: runs a command; on a terminal, a line that says how far it is
 PROGRESS := progress() { "$$@" & pid=$$!; while [ -t 2 ] && kill -0 $$pid 2>/dev/null; do printf '\r  %s s, %s MB ' $$SECONDS "$$(du -sm $(VENV) 2>/dev/null | cut -f1)" >&2; sleep 1; done; [ -t 2 ] && printf '\r\033[K' >&2; wait $$pid; }
-PYTEST := $(BIN)/pytest -n 3 --durations=15
+PYTEST := $(BIN)/pytest --durations=15
+#: images of Python often switch it off; then each of the hundreds of processes that tests start compiles all it imports anew
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test check count dist release faults bench lock schema docs clean
 help:           ## what can be made
@@ -31,8 +33,13 @@ $(STAMP): requirements.lock pyproject.toml packages/pyspark-nats/pyproject.toml
 demo: $(STAMP) ## start a space, use it, attack it, and watch every attack fail
 	@$(BIN)/tidings demo
 
-test: $(STAMP) check ## everything CI runs
-	@$(PYTEST) -m "not slow"
+test: $(STAMP) ## everything CI runs
+	@$(MAKE) --no-print-directory -j 2 check compiled
+	@$(PYTEST) -n 4 -m "not slow"
+
+.PHONY: compiled
+compiled: $(STAMP) # the tests, once: workers that found none of them compiled would all do it. What is wrong with one, they say
+	@$(BIN)/pytest --collect-only -qq > $(VENV)/collected.txt 2>&1 || true
 
 check: $(STAMP) ## style, types, import directions
 	@$(BIN)/ruff check .
@@ -51,7 +58,7 @@ count: $(STAMP) ## how far a message goes, how often a name or an operation is s
 	@$(BIN)/python scripts/count.py
 
 faults: $(STAMP) ## longer chaos and more seeds
-	@TIDINGS_DEEP=1 $(PYTEST) -m "faults or slow" --timeout 900
+	@TIDINGS_DEEP=1 $(PYTEST) -n 3 -m "faults or slow" --timeout 900
 
 bench: $(STAMP) ## measurements; docs/performance.md says what they mean
 	@for b in bench/cli.py bench/broker.py bench/live.py bench/send.py bench/cluster.py bench/roster.py bench/tasks.py bench/source.py bench/latency.py bench/start.py bench/spaces.py bench/judge.py bench/digest.py bench/link.py "bench/deliver.py --growth --commits 10000" bench/seed.py bench/outbox.py bench/flood.py bench/executors.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done

@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from bare import BareServer, bare_server
 from crowd import Crowd, gathered
 from declared_answers import held_to_the_table
 from terminal import Terminal
+from tidings.broker import server
 from tidings.errors import PrerequisiteMissing
 from tidings.testing.real_space import RealSpace, real_space
 
@@ -40,6 +42,22 @@ QUICK_TO_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 NEEDS_BROKER = ("contract", "integration", "faults", "e2e", "spark")
 
 
+def pytest_configure() -> None:
+    """In the background of a script Ctrl-C is ignored, by all that is started there, too; some tests are about it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _have_ports_of_our_own()
+
+
+def _have_ports_of_our_own() -> None:
+    """Of several workers each has a part of the range: the port of a broker that is down for a moment stays its own."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker is not None:
+        (low, high), mine = server.PORT_RANGE, int(worker.removeprefix("gw"))
+        size = (high - low) // count
+        server.PORT_RANGE = (low + mine * size, low + (mine + 1) * size)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in NEEDS_BROKER for part in item.path.parts):
@@ -55,7 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(reason))
 
 
-#: tests that share what is dear to set up: the one JVM, a run of a whole suite of attacks, a space with its host
+#: tests that share what is dear to set up: the one JVM, a run of a whole suite of attacks, a space with its host, a
+#: cluster, an object store, figures of whole worlds
 TOGETHER = {
     "tests/spark/": "spark",
     **{
@@ -67,6 +86,10 @@ TOGETHER = {
         for name in ("no_lie_of_a_peer", "the_report_has_a_line")
     },
     "tests/e2e/test_everyday_commands.py": "everyday",
+    "tests/contract/test_batches.py": "batches",
+    "tests/integration/test_external.py": "servers of others",
+    "tests/integration/test_ledger_in_a_store.py": "object store",
+    "tests/unit/scripts/test_scale.py": "scale",
 }
 
 

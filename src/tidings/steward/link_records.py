@@ -27,7 +27,7 @@ MOST_LINKS = 64
 def links_in_force(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
     """(link, sequence of its record, record) of each link that has one, on or off."""
     position = space.position
-    for link, history in space.table.rules.links.items():
+    for link, history in list(space.table.rules.links.items()):  # who goes through them may wait between two
         record, since = history.at(position), history.since(position)
         if record is not None and since is not None:
             yield link, since, record

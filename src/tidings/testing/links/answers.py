@@ -83,10 +83,17 @@ async def another_space_answers(stage: LinkStage) -> ProbeOutcome:
         stage.look()
         first = await eventually(lambda: stage.words, within=4, what="a page is refused")
 
-        def hello(asked: Answer, changes: dict[str, Any] = changes) -> Answer:
+        told: list[str] = []
+
+        def hello(asked: Answer, name: str = name, changes: dict[str, Any] = changes, told: list[str] = told) -> Answer:
+            told.append(name)
             return stage.peer.honest(asked) | changes
 
-        stage.peer.lies = {"hello": hello}
+        def page(asked: Answer, told: list[str] = told) -> Answer | bytes:
+            """Refused until the lie was told: a turn under way, that asked before who is there, would go on with it."""
+            return stage.peer.honest(asked) if told else b"null"
+
+        stage.peer.lies = {"hello": hello, "page": page}
         before = await stage.token()
         stage.look()
 

@@ -90,6 +90,7 @@ async def ids_guessed_in_advance(stage: LinkStage) -> ProbeOutcome:
     await _burn(stage, guesses)
     (placed,) = stage.peer.put(said)
     await stage.arrives(placed)
+    await stage.handled(placed.seq)  # it is read before the ledger has what became of it
     found, strayed = await stage.fates(placed.seq), await stage.strayed()
     if found != [("admitted", "")] or strayed:
         return broken(f"it became {found}; {strayed}")
