@@ -20,7 +20,8 @@ from typer.core import TyperGroup
 
 from tidings.cli import completion, link_words, output
 from tidings.cli.amounts import seconds
-from tidings.cli.link_invite import app
+from tidings.cli.link_invite import app as app
+from tidings.cli.link_words import unreached_words
 from tidings.cli.options import CountOption, HomeOption, JsonOption, Place, SpaceOption, YesOption, countable, place
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
 from tidings.space.link_ledger import AgreedLink, LinkLedger
@@ -67,7 +68,7 @@ def _known(where: Place) -> list[AgreedLink]:
     return LinkLedger.below(where.home, where.home.read_info().id).rows()
 
 
-def _meant(where: Place, text: str) -> AgreedLink:
+def meant(where: Place, text: str) -> AgreedLink:
     """By what its space is called here, by its id, or by the beginning of either id."""
     known = _known(where)
     current = [row for row in known if row.state != "off"]
@@ -81,7 +82,7 @@ def _meant(where: Place, text: str) -> AgreedLink:
     return found[0]
 
 
-def _name(row: AgreedLink) -> str:
+def name_of(row: AgreedLink) -> str:
     return str(row.terms.get("space") or row.link)
 
 
@@ -186,7 +187,7 @@ def show(
       tidings link show acme --follow
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     if follow:
         asyncio.run(_follow(where, row, as_json))
         return
@@ -200,7 +201,7 @@ def show(
         output.say(NOBODY)
     if by_worker and answer["steward"]:
         output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
-    output.hint(f"tidings link verify {_name(row)}" if facts["ledger"] else "tidings link list")
+    output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
 
 
 async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:
@@ -267,8 +268,8 @@ def _ended_unasked(known: list[AgreedLink]) -> list[str]:
     """Links that were ended for them, until their owner has seen it, or agreed on another one with that space."""
     on = {row.origin for row in known if row.state in ("on", "setting")}
     return [
-        f"the link with {_name(row)} was ended: {row.why}; invite again, or `tidings link remove {row.link}` once you "
-        "have seen to it"
+        f"the link with {name_of(row)} was ended: {row.why}; invite again, or `tidings link remove {row.link}` once "
+        "you have seen to it"
         for row in known
         if row.why and row.state in ("ending", "off") and row.origin not in on
     ]
@@ -280,8 +281,7 @@ def _unreachable(where: Place, taking: list[AgreedLink]) -> list[str]:
 
     peers = LinkPeers.below(where.home)
     return [
-        f"nothing comes from {_name(row)}: how it is reached is not known here; accept the line again, and if that was "
-        f"of no use `tidings link remove {row.link}` on both sides and invite again"
+        f"nothing comes from {name_of(row)}: {unreached_words(name_of(row))}"
         for row in taking
         if row.state == "on" and not peers.creds(row.link).exists()
     ]
@@ -307,13 +307,15 @@ def pause(
       tidings link pause acme --reason "their agents flood general"
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     answer, by_worker = _asked(where, "pause", link=row.link, reason=reason)
     if as_json:
         output.data({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
         return
-    output.say(f"link with {_name(row)} is paused: nothing comes in over it, and it goes on where it was when resumed")
-    output.hint(f"tidings link resume {_name(row)}")
+    output.say(
+        f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
+    )
+    output.hint(f"tidings link resume {name_of(row)}")
 
 
 @app.command("resume")
@@ -325,15 +327,15 @@ def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
       tidings link resume acme
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     answer, by_worker = _asked(where, "resume", link=row.link)
     if as_json:
         output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
         return
-    output.say(f"link with {_name(row)} goes on" if answer["was"] is not None else "it was not paused")
+    output.say(f"link with {name_of(row)} goes on" if answer["was"] is not None else "it was not paused")
     if not by_worker:
         output.say(NOBODY)
-    output.hint(f"tidings link show {_name(row)} --follow")
+    output.hint(f"tidings link show {name_of(row)} --follow")
 
 
 @app.command("verify")
@@ -350,19 +352,19 @@ def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
       tidings link verify acme --json
     """
     where = place(space, home)
-    row = _meant(where, name)
-    with output.working(f"comparing with {_name(row)}"):
+    row = meant(where, name)
+    with output.working(f"comparing with {name_of(row)}"):
         answer, by_worker = _asked(where, "verify", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer})
     else:
-        for words in link_words.verified(_name(row), answer):
+        for words in link_words.verified(name_of(row), answer):
             output.line(words)
         if answer["lacking"]:
             output.say("the worker fetches what is not here" if by_worker else NOBODY)
     if not answer["equal"]:
         raise typer.Exit(DIFFERS)
-    output.hint(f"tidings link show {_name(row)}")
+    output.hint(f"tidings link show {name_of(row)}")
 
 
 @app.command("rebuild")
@@ -382,17 +384,17 @@ def rebuild(
       tidings link rebuild acme --yes
     """
     where = place(space, home)
-    row = _meant(where, name)
-    if not yes and not typer.confirm(f"Read everything of {_name(row)} again?", err=True):
+    row = meant(where, name)
+    if not yes and not typer.confirm(f"Read everything of {name_of(row)} again?", err=True):
         raise typer.Exit(1)
     answer, by_worker = _asked(where, "rebuild", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"link with {_name(row)} begins anew; it had handled {answer['handled']:,} of the other log")
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log")
     if not by_worker:
         output.say(NOBODY)
-    output.hint(f"tidings link show {_name(row)} --follow")
+    output.hint(f"tidings link show {name_of(row)} --follow")
 
 
 @app.command("remove")
@@ -414,15 +416,15 @@ def remove(
       tidings link remove acme --yes
     """
     where = place(space, home)
-    row = _meant(where, name)
-    if not yes and not typer.confirm(f"End the link with {_name(row)}?", err=True):
+    row = meant(where, name)
+    if not yes and not typer.confirm(f"End the link with {name_of(row)}?", err=True):
         raise typer.Exit(1)
     ended = asyncio.run(_remove(where, row))
     if as_json:
-        output.data({"link": row.link, "space": _name(row), "state": ended.state})
+        output.data({"link": row.link, "space": name_of(row), "state": ended.state})
         return
     output.say(
-        f"the link with {_name(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
+        f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
         "The operator of the other space should remove it there too"
     )
     if ended.state == "ending":
@@ -463,7 +465,7 @@ def quarantine_list(
       tidings link quarantine list acme -n 500 --json
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     answer, _ = _asked(where, "quarantined", link=row.link, limit=count)
     if as_json:
         output.data(answer["records"])
@@ -484,11 +486,11 @@ def quarantine_list(
     output.table(
         ("record", "reason", "channel", "sender", "size", "tried", "since", "words"),
         rows,
-        empty=f"nothing of {_name(row)} is in quarantine",
+        empty=f"nothing of {name_of(row)} is in quarantine",
     )
     if answer["count"] > len(rows):
-        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {_name(row)} -n 10000`")
-    output.hint(f"tidings link quarantine show {_name(row)} SEQ" if rows else f"tidings link show {_name(row)}")
+        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
+    output.hint(f"tidings link quarantine show {name_of(row)} SEQ" if rows else f"tidings link show {name_of(row)}")
 
 
 @quarantine.command("show")
@@ -506,7 +508,7 @@ def quarantine_show(
       tidings link quarantine show acme 1204
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     record = _asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
     if as_json:
         output.data(record)
@@ -517,7 +519,7 @@ def quarantine_show(
     output.table(("what", "value"), record.items(), empty="")
     output.line()
     output.line(_readable(payload))
-    output.hint(f"tidings link quarantine retry {_name(row)} {seq}")
+    output.hint(f"tidings link quarantine retry {name_of(row)} {seq}")
 
 
 def _readable(payload: bytes) -> str:
@@ -546,15 +548,15 @@ def quarantine_retry(
       tidings link quarantine retry acme --all
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     if bool(seqs) == every:
         raise UsageError("say which records to try, or --all")
     answer, by_worker = _asked(where, "retry", link=row.link, seqs=None if every else seqs)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"{answer['count']:,} records of {_name(row)} are tried again" + ("" if by_worker else f"; {NOBODY}"))
-    output.hint(f"tidings link quarantine list {_name(row)}")
+    output.say(f"{answer['count']:,} records of {name_of(row)} are tried again" + ("" if by_worker else f"; {NOBODY}"))
+    output.hint(f"tidings link quarantine list {name_of(row)}")
 
 
 @quarantine.command("drop")
@@ -573,13 +575,13 @@ def quarantine_drop(
       tidings link quarantine drop acme 1204 --reason "forged, says their operator"
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     answer, _ = _asked(where, "drop", link=row.link, seq=seq, reason=reason)
     if as_json:
         output.data({"link": row.link, "seq": seq, **answer})
         return
-    output.say(f"record {seq} of {_name(row)} is given up; {answer['left']:,} are left in quarantine")
-    output.hint(f"tidings link quarantine list {_name(row)}")
+    output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")
+    output.hint(f"tidings link quarantine list {name_of(row)}")
 
 
 # --- running ---

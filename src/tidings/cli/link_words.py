@@ -27,6 +27,15 @@ def state(link: Facts) -> str:
     return "waiting" if link["reached"] is None else "not carried"
 
 
+def unreached_words(name: str) -> str:
+    """What helps a link whose other space is not known how to be reached."""
+    return (
+        "how it is reached is not known here, because its agreement was interrupted or an older copy of this space was "
+        f"put back. Accept the line again if you have just begun; else `tidings link renew {name}`, here or there, and "
+        "accept the line that it prints on the other side"
+    )
+
+
 def _is_over(link: Facts) -> bool:
     return bool(link["channels"] or link["beyond"]) and link["until"] is not None
 
@@ -73,7 +82,13 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
         yield "left out", f"{named}: {each['reason']}"
-    yield "why", link["words"] or live.get("words") or link["why"]
+    yield "why", _why(link, live)
+
+
+def _why(link: Facts, live: Facts) -> str | None:
+    if state(link) == "waiting":
+        return unreached_words(link["space"] or link["link"])
+    return str(link["words"] or live.get("words") or link["why"]) or None
 
 
 def _through(live: Facts, ledger: Facts) -> str | None:

@@ -57,13 +57,19 @@ def find_row(connection: sqlite3.Connection, definition: LinkDefinition) -> Link
 
 
 def opened(connection: sqlite3.Connection, definition: LinkDefinition, now: int) -> LinkRow:
-    """The same, made if it is not there. A link that is paused stays so when another agreement takes effect."""
+    """The same, made if it is not there. One that takes the same under another agreement goes on where it was; else all
+    is read again, and what was known under the one before is given up. A link that is paused stays so."""
     if (found := find_row(connection, definition)) is not None:
         return books.open_link(connection, definition, b"", now) if found.definition != definition else found
     before = [row for row in books.links(connection, definition.space) if row.definition.link == definition.link]
+    if before and before[-1].definition.takes == definition.takes:
+        books.agree_anew(connection, before[-1].row, definition)
+        return books.find(connection, before[-1].row)
     row = books.open_link(connection, definition, os.urandom(SECRET_BYTES), now)
     if before and before[-1].paused is not None:
         books.pause(connection, row.row, before[-1].paused, now)
+    for each in before:
+        books.delete(connection, each.row)
     return books.find(connection, row.row)
 
 

@@ -111,6 +111,15 @@ def open_link(connection: sqlite3.Connection, definition: LinkDefinition, secret
     return found
 
 
+def agree_anew(connection: sqlite3.Connection, row: int, definition: LinkDefinition) -> None:
+    """The same is taken under another agreement: everything that is known of it stays true."""
+    key = definition.key
+    connection.execute(
+        "UPDATE link SET scope = ?, authority = ?, definition = ? WHERE row = ?",
+        (key.scope, key.authority, definition.text(), row),
+    )
+
+
 def find(connection: sqlite3.Connection, row: int) -> LinkRow:
     return _one(connection, "row = ?", (row,))
 

@@ -230,7 +230,10 @@ OPERATIONS = frozenset(
 
 
 def no_access(link: str) -> str:
-    return f"how the other space of link {link} is reached is not known here: its operator gives that with a line"
+    return (
+        f"how the other space of link {link} is reached is not known here: its operator gives that with a line "
+        f"(`tidings link renew {link}` there)"
+    )
 
 
 @asynccontextmanager

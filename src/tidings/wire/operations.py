@@ -104,7 +104,7 @@ _TABLE: tuple[Operation, ...] = (
         "accept",
         "offer",
         "What a space offers to be linked: asked by whoever has the line, signed by a new key.",
-        {"id": TEXT, "sig": TEXT},
+        {"id": TEXT, "sig": TEXT, "space": TEXT, "proof": TEXT},
     ),
     Operation(
         "accept",
