@@ -64,13 +64,13 @@ app.add_typer(quarantine, name="quarantine")
 # --- finding and asking ---
 
 
-def _known(where: Place) -> list[AgreedLink]:
+def links_of(where: Place) -> list[AgreedLink]:
     return LinkLedger.below(where.home, where.home.read_info().id).rows()
 
 
 def meant(where: Place, text: str) -> AgreedLink:
     """By what its space is called here, by its id, or by the beginning of either id."""
-    known = _known(where)
+    known = links_of(where)
     current = [row for row in known if row.state != "off"]
     found = [row for row in current if text in (row.terms.get("space"), row.link)]
     found = found or [row for row in known if text == row.link]
@@ -108,7 +108,7 @@ async def _ask(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any],
         await asyncio.sleep(0.1)
 
 
-def _asked(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
+def asked(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
     return asyncio.run(_ask(where, do, **arguments))
 
 
@@ -160,9 +160,9 @@ def list_links(
 
 def _status(where: Place) -> tuple[list[dict[str, Any]], bool]:
     """Of all links; a space that never had one is asked nothing."""
-    if not _known(where):
+    if not links_of(where):
         return [], False
-    answer, by_worker = _asked(where, "status")
+    answer, by_worker = asked(where, "status")
     if by_worker and answer["steward"]:
         output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
     return answer["links"], by_worker
@@ -191,7 +191,7 @@ def show(
     if follow:
         asyncio.run(_follow(where, row, as_json))
         return
-    answer, by_worker = _asked(where, "status", link=row.link, whole=True)
+    answer, by_worker = asked(where, "status", link=row.link, whole=True)
     facts = answer["links"][0]
     if as_json:
         output.data({**facts, "shown": link_words.state(facts), "worker": by_worker})
@@ -241,7 +241,7 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
     """For `tidings status`: links in one line, and what is wrong with them."""
     from tidings.link.local_socket import ask
 
-    known = _known(where)
+    known = links_of(where)
     wanted = [row for row in known if row.state in ("on", "setting")]
     taking = [row for row in wanted if row.takes(time.time())]
     wrong = [*_ended_unasked(known), *_unreachable(where, taking)]
@@ -308,7 +308,7 @@ def pause(
     """
     where = place(space, home)
     row = meant(where, name)
-    answer, by_worker = _asked(where, "pause", link=row.link, reason=reason)
+    answer, by_worker = asked(where, "pause", link=row.link, reason=reason)
     if as_json:
         output.data({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
         return
@@ -328,7 +328,7 @@ def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
     """
     where = place(space, home)
     row = meant(where, name)
-    answer, by_worker = _asked(where, "resume", link=row.link)
+    answer, by_worker = asked(where, "resume", link=row.link)
     if as_json:
         output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
         return
@@ -354,7 +354,7 @@ def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
     where = place(space, home)
     row = meant(where, name)
     with output.working(f"comparing with {name_of(row)}"):
-        answer, by_worker = _asked(where, "verify", link=row.link)
+        answer, by_worker = asked(where, "verify", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer})
     else:
@@ -387,7 +387,7 @@ def rebuild(
     row = meant(where, name)
     if not yes and not typer.confirm(f"Read everything of {name_of(row)} again?", err=True):
         raise typer.Exit(1)
-    answer, by_worker = _asked(where, "rebuild", link=row.link)
+    answer, by_worker = asked(where, "rebuild", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
@@ -466,7 +466,7 @@ def quarantine_list(
     """
     where = place(space, home)
     row = meant(where, name)
-    answer, _ = _asked(where, "quarantined", link=row.link, limit=count)
+    answer, _ = asked(where, "quarantined", link=row.link, limit=count)
     if as_json:
         output.data(answer["records"])
         return
@@ -509,7 +509,7 @@ def quarantine_show(
     """
     where = place(space, home)
     row = meant(where, name)
-    record = _asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
+    record = asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
     if as_json:
         output.data(record)
         return
@@ -551,7 +551,7 @@ def quarantine_retry(
     row = meant(where, name)
     if bool(seqs) == every:
         raise UsageError("say which records to try, or --all")
-    answer, by_worker = _asked(where, "retry", link=row.link, seqs=None if every else seqs)
+    answer, by_worker = asked(where, "retry", link=row.link, seqs=None if every else seqs)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
@@ -576,7 +576,7 @@ def quarantine_drop(
     """
     where = place(space, home)
     row = meant(where, name)
-    answer, _ = _asked(where, "drop", link=row.link, seq=seq, reason=reason)
+    answer, _ = asked(where, "drop", link=row.link, seq=seq, reason=reason)
     if as_json:
         output.data({"link": row.link, "seq": seq, **answer})
         return

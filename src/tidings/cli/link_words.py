@@ -67,9 +67,15 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "until", moment(link["until"]) if link["until"] else None
     yield "takes in", mapping(link["channels"])
     for origin, channels in link["beyond"].items():
-        yield f"from behind it, {origin[:12]}", mapping(channels)
+        yield f"from {link['behind'].get(origin) or origin[:12]} through it", mapping(channels)
+    for origin, channel, count in ledger.get("not_taken", []):
+        yield (
+            "passed on, not taken",
+            f"{count:,} records of {channel} of {origin[:12]}: --beyond {origin[:12]}:{channel}",
+        )
+    yield "they share", _offered(link)
     yield "shares", link["shares"]
-    yield "hops", link["hops"]
+    yield "passes on", _passes_on(link)
     yield "reached at", link["reached"]
     yield "connection", live.get("connectivity")
     yield "behind", lag(link)
@@ -81,8 +87,30 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "to be fetched again", ledger.get("owed")
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
-        yield "left out", f"{named}: {each['reason']}"
+        yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"
     yield "why", _why(link, live)
+
+
+_REASONS = {
+    "not_shared": "not of a space and channel that is taken",
+    "echo": "said here, and came back",
+    "vanished": "the other log lost it",
+    "hops": "came over too many links",
+    "too_old": "removed there before it was fetched",
+}
+
+
+def _offered(link: Facts) -> str | None:
+    """What they share now, which may be more or less than is taken."""
+    if link.get("offered") is None:
+        return None
+    return ", ".join(link["offered"]) or "nothing"
+
+
+def _passes_on(link: Facts) -> str:
+    if link["hops"] == 1:
+        return "only what was said here"
+    return f"what came over other links too, up to {link['hops']} links in all"
 
 
 def _why(link: Facts, live: Facts) -> str | None:

@@ -21,6 +21,7 @@ from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink
 from tidings.link.ports import Verify
 from tidings.link.running import LoopClock, RunningDirection
+from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog, Spaces
 from tidings.space.link_peers import PeerAccess
 
@@ -66,6 +67,11 @@ class CarriedLink:
     def start(self) -> None:
         self._running.start()
         self._keeping = asyncio.create_task(self._keep_credential(), name=f"credential of {self.definition.link}")
+
+    def offered(self) -> list[str] | None:
+        """What the other space shares with us, as it last said; None if it was not asked yet."""
+        said = self.source.said if isinstance(self.source, PeerSource) else None
+        return list(said.shares) if said is not None else None
 
     async def stop(self, deadline: float) -> None:
         """It finishes what it is at, for at most `deadline` seconds. Others go on meanwhile."""

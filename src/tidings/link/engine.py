@@ -141,6 +141,8 @@ class Direction:
         self._index: IndexState | None = None
         #: the sequence of the link record that what is let in counts by; None if nobody says it
         self._agreed: int | None = None
+        #: the same of the peer's record by which it shares; 0 if nobody says it
+        self._granted = 0
         self._told: Status = "initializing"
 
     # --------------------------------------------------------------------------------------- what others may do
@@ -304,7 +306,14 @@ class Direction:
         if page.gap is None:
             check_page(token, page, self._limit)
             self._head = page.head
+            self._note_grant(page.granted)
         return page
+
+    def _note_grant(self, granted: int) -> None:
+        """Under another record more may be shared of what the token has passed: comparing finds it."""
+        if self._granted not in (0, granted):
+            self._repair_at = 0.0
+        self._granted = granted
 
     async def _take_page(self, token: Token, page: LinkPage) -> None:
         """Everything in it gets its disposition, or nothing of it does."""

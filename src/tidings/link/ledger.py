@@ -340,6 +340,14 @@ def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: i
     return [Omitted(*found) for found in connection.execute(query, (row, after, row, after, limit))]
 
 
+def not_taken(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[tuple[str, str, int]]:
+    """What the peer passes on of other spaces and is not taken: (space, channel, how many records)."""
+    query = """SELECT d.origin, d.channel, count(*) FROM disposition AS d JOIN link AS l ON l.row = d.link
+      WHERE d.link = ? AND d.kind = 'omitted' AND d.reason = 'not_shared' AND d.origin NOT IN (l.peer, l.space)
+      GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"""
+    return [(origin, channel, count) for origin, channel, count in connection.execute(query, (row, limit))]
+
+
 def held_days(connection: sqlite3.Connection, row: int, floor: int, through: int) -> list[tuple[str, str]]:
     """(channel, day) of the messages of the peer's log that have a disposition, from `floor` to `through`. What has
     vanished is not in that log, and not among them."""

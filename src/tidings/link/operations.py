@@ -78,6 +78,7 @@ class LinkOperations:
             facts["ledger"] = await self.database.read(lambda c: _ledger_facts(c, found, whole))
         facts["words"] = self._carrying.words(row.link)
         facts["live"] = msgspec.to_builtins(carried.direction.status()) if carried is not None else None
+        facts["offered"] = carried.offered() if carried is not None else None
         return facts
 
     async def quarantined(self, link: str, after: int = 0, limit: int = 100) -> Answer:
@@ -261,9 +262,12 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),
+        #: what spaces behind it are called here, as far as there are links with them
+        "behind": {origin: _called(home, origin) for origin in record.beyond},
         "takes": row.takes(milliseconds() / 1000),
         "ledger": None,
         "live": None,
+        "offered": None,
         "words": "",
     }
 
@@ -274,6 +278,12 @@ def _reached(home: SpaceHome, link: str) -> str | None:
     except TidingsError:
         return None
     return access.address if access is not None else None
+
+
+def _called(home: SpaceHome, origin: str) -> str:
+    rows = LinkLedger.below(home, home.read_info().id).rows()
+    named = (str(each.terms.get("space")) for each in rows if each.origin == origin and each.state in ("setting", "on"))
+    return next(named, "")
 
 
 def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> Answer:
@@ -291,6 +301,7 @@ def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> 
     if whole:
         facts["counts"] = books.counts(connection, row.row)
         facts["omitted"] = [each._asdict() for each in books.omissions(connection, row.row, limit=20)]
+        facts["not_taken"] = [list(each) for each in books.not_taken(connection, row.row)]
     return facts
 
 

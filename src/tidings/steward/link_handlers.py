@@ -203,7 +203,8 @@ class LinkHandlers:
             return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
         kept, end = _fitting(self._scope(user), found, reach, limit)
         through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
-        return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor)
+        granted = self.granted(user).seq
+        return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor, granted=granted)
 
     async def _facts(self, link: str, after: int) -> LogFacts:
         head, floor = await self._ends(link, after)

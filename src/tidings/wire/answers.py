@@ -554,13 +554,15 @@ class LinkHelloAnswer(TypedDict):
 
 
 class LinkPageAnswer(TypedDict):
-    """Everything shared up to `through` is in it, and in those before."""
+    """Everything shared up to `through` is in it, and in those before. `granted`: the sequence of the record by which it
+    is shared; under another one more may be, also of what was passed."""
 
     records: list[LinkedRow]
     through: TokenRow
     head: int
     floor: int
     gap: GapRow | None
+    granted: int
 
 
 class LinkFetchAnswer(TypedDict):
