@@ -13,6 +13,7 @@ import json
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ from tidings.cli.amounts import seconds
 from tidings.cli.link_invite import app as app
 from tidings.cli.link_words import unreached_words
 from tidings.cli.options import CountOption, HomeOption, JsonOption, Place, SpaceOption, YesOption, countable, place
-from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
+from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 
 #: seconds in which a worker that is starting takes up what is asked, and in which one answers how it is
@@ -143,13 +144,14 @@ def list_links(
             link_words.state(each),
             (each["live"] or {}).get("connectivity"),
             link_words.lag(each),
+            link_words.push_lag(each),
             link_words.mapping(each["channels"]),
             each["shares"],
         )
         for each in links
     ]
     output.table(
-        ("space", "link", "state", "connection", "behind", "takes in", "shares"),
+        ("space", "link", "state", "connection", "behind", "they are behind", "takes in", "shares"),
         rows,
         empty=f"space {where.home.name} has no links",
     )
@@ -163,9 +165,32 @@ def _status(where: Place) -> tuple[list[dict[str, Any]], bool]:
     if not links_of(where):
         return [], False
     answer, by_worker = asked(where, "status")
+    if not by_worker:
+        _add_pushes(where, answer["links"])
     if by_worker and answer["steward"]:
         output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
     return answer["links"], by_worker
+
+
+def _add_pushes(where: Place, links: list[dict[str, Any]]) -> None:
+    """How far the others are with what is shared, as the steward says; without a worker it is asked itself."""
+    from tidings.link.destination import LocalSpace
+
+    async def look() -> dict[str, dict[str, Any] | None]:
+        local = LocalSpace(where.home.read_info().url, where.home.link_creds, where.home.name)
+        try:
+            async with asyncio.timeout(ANSWERS):
+                found = (await local.links()).links
+        finally:
+            await local.close()
+        return {each.record.link: each.push.facts(time.time()) if each.push is not None else None for each in found}
+
+    if not any(each["shares"] and each["state"] == "on" for each in links):
+        return
+    with suppress(TidingsError, TimeoutError, OSError):
+        told = asyncio.run(look())
+        for each in links:
+            each["push"] = told.get(each["link"])
 
 
 @app.command("show")
@@ -193,6 +218,8 @@ def show(
         return
     answer, by_worker = asked(where, "status", link=row.link, whole=True)
     facts = answer["links"][0]
+    if not by_worker:
+        _add_pushes(where, [facts])
     if as_json:
         output.data({**facts, "shown": link_words.state(facts), "worker": by_worker})
         return

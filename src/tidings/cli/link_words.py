@@ -58,6 +58,16 @@ def lag(link: Facts) -> str:
     return f"{live['lag_records']:,} records{seconds}"
 
 
+def push_lag(link: Facts) -> str:
+    """How far the other space is behind what is shared with it."""
+    push = link.get("push")
+    if push is None:
+        return "-"
+    if not push["lag_records"]:
+        return "nothing"
+    return f"{push['lag_records']:,} records, {output.age(0.0, push['lag_seconds'])}"
+
+
 def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     """Everything of one, for a table of two columns."""
     live, ledger = link["live"] or {}, link["ledger"] or {}
@@ -80,6 +90,8 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "connection", live.get("connectivity")
     yield "behind", lag(link)
     yield "handled through", _through(live, ledger)
+    yield "they are behind", push_lag(link) if link.get("push") else None
+    yield "they handled through", _their_place(link.get("push"), now)
     yield "last record taken", output.age(ledger["handled_at"], now) + " ago" if ledger.get("handled_at") else None
     yield "paused", ledger.get("paused")
     yield "records", counted(ledger.get("counts", {})) if ledger else None
@@ -89,6 +101,15 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
         yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"
     yield "why", _why(link, live)
+
+
+def _their_place(push: Facts | None, now: float) -> str | None:
+    if push is None:
+        return None
+    asked = (
+        f"asked {output.age(push['asked_at'], now)} ago" if push["asked_at"] else "not asked since the steward started"
+    )
+    return f"{push['handled']:,} of our log; {asked}"
 
 
 _REASONS = {
@@ -149,8 +170,16 @@ def event(said: Facts) -> str:
 
 
 def _status(said: Facts) -> str:
+    push = said.get("push")
+    theirs = f"; they are {push['lag_records']:,} records behind" if push and push["lag_records"] else ""
+    if "status" not in said:
+        return f"shares only{theirs}"
     behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
-    return f"{said['status']}, {said['connectivity']}{behind}" + (f": {said['words']}" if said["words"] else "")
+    return f"{said['status']}, {said['connectivity']}{behind}{theirs}" + (f": {said['words']}" if said["words"] else "")
+
+
+def _left(said: Facts) -> str:
+    return f"; {said['lag_records']:,} records are before them" if said["lag_records"] else ""
 
 
 def _advanced(said: Facts) -> str:
@@ -184,6 +213,7 @@ _EVENTS: dict[str, Callable[[Facts], str]] = {
     "status_changed": lambda e: f"{e['before']} -> {e['now']}" + (f": {e['words']}" if e["words"] else ""),
     "connectivity_changed": lambda e: f"connection {e['before']} -> {e['now']}",
     "pull_advanced": _advanced,
+    "push_advanced": lambda e: f"they handled our log up to {e['handled']:,}" + _left(e),
     "gap_detected": _gap,
     "local_log_set_back": lambda e: f"the log here was set back: {e['lost']:,} messages are fetched again",
     "repair_started": lambda e: f"comparing up to {e['through']['seq']:,}",

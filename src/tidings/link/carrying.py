@@ -27,6 +27,8 @@ from tidings.space.link_peers import PeerAccess
 
 #: seconds between two looks whether the credential ends before long
 LOOK_AT_CREDENTIAL = 30.0
+#: seconds after which the other space is told that its last records were handled
+TELL_AFTER = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,7 @@ class CarriedLink:
             verify=verify,
             comparison=Comparison(HeldRecords(ledger), self.source),
             mode=mode,
+            tell_after=TELL_AFTER,
         )
         self.direction.listen(listener)
         self._running = RunningDirection(self.direction)

@@ -121,8 +121,11 @@ class Direction:
         rng: random.Random | None = None,
         mode: Mode = LIVE,
         limit: int = PAGE_RECORDS,
+        tell_after: float = POLL[1],
     ) -> None:
+        """`tell_after`: seconds after records were handled until the peer is asked again, and hears how far we are."""
         self.definition, self.mode = definition, mode
+        self._tell_after = tell_after
         self._ledger, self._source, self._destination, self._clock = ledger, source, destination, clock
         self._comparison, self._rng, self._limit = comparison, rng or random.Random(), limit
         self._admitter = Admitter(definition, ledger, destination, verify)
@@ -231,7 +234,8 @@ class Direction:
         due = await self._look_at_waiting()
         if page.more:  # a peer that moves and has nothing to say must not keep us busy either
             return 0.0 if page.records else SPACING
-        return self._idle_until(due)
+        delay = self._idle_until(due)
+        return min(delay, self._tell_after) if page.records and self.mode.every is None else delay
 
     async def _look(self) -> LinkRow:
         self._link = link = await self._ledger.link()

@@ -93,6 +93,15 @@ class PullAdvanced(LinkEvent):
 
 
 @dataclass(frozen=True)
+class PushAdvanced(LinkEvent):
+    """The other space has handled our log up to `handled`; `lag_records` is what it has before it."""
+
+    handled: int
+    lag_records: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True)
 class GapDetected(LinkEvent):
     """From `before` the peer's log cannot go on; it goes on at `now`. `reread` records are read again, `vanished`
     cannot be any more. Of a range that was removed, nobody knows how many records it had."""

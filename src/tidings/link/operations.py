@@ -46,6 +46,8 @@ class Carrying(NamedTuple):
     carried: Callable[[str], CarriedLink | None] = lambda _link: None
     words: Callable[[str], str] = lambda _link: ""
     aside: Callable[[str], AbstractAsyncContextManager[None]] = lambda _link: nullcontext()
+    #: how far the other space is with what we share
+    push: Callable[[str], Answer | None] = lambda _link: None
 
 
 class LinkOperations:
@@ -78,6 +80,7 @@ class LinkOperations:
             facts["ledger"] = await self.database.read(lambda c: _ledger_facts(c, found, whole))
         facts["words"] = self._carrying.words(row.link)
         facts["live"] = msgspec.to_builtins(carried.direction.status()) if carried is not None else None
+        facts["push"] = self._carrying.push(row.link)
         facts["offered"] = carried.offered() if carried is not None else None
         return facts
 
@@ -268,6 +271,7 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         "ledger": None,
         "live": None,
         "offered": None,
+        "push": None,
         "words": "",
     }
 

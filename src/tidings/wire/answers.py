@@ -554,8 +554,8 @@ class LinkHelloAnswer(TypedDict):
 
 
 class LinkPageAnswer(TypedDict):
-    """Everything shared up to `through` is in it, and in those before. `granted`: the sequence of the record by which it
-    is shared; under another one more may be, also of what was passed."""
+    """Everything shared up to `through` is in it, and in those before. `granted`: the sequence of the record by which
+    it is shared; under another one more may be, also of what was passed."""
 
     records: list[LinkedRow]
     through: TokenRow
@@ -609,7 +609,8 @@ class AdmissionFactsAnswer(TypedDict):
 
 
 class AdmissionLinksAnswer(AdmissionFactsAnswer):
-    """Each link is the fields of its record, and `seq`, where that is."""
+    """Each link is the fields of its record, and `seq`, where that is. `push` of one that shares something: up to where
+    the other space has `handled` this log, when it last asked, and what waits for it."""
 
     name: str
     links: list[dict[str, Any]]
