@@ -121,7 +121,8 @@ async def three_spaces(root: Path, *pairs: str, **terms: Any) -> AsyncIterator[d
         for name in "abc":
             spaces[name] = await stack.enter_async_context(real_space(root / name, name=name))
             await spaces[name].add("ada", read=[">"], post=["general"])
-        for one, other in pairs:
+        for pair in pairs:
+            one, other = pair[0], pair[1]
             link = f"linkbetween{one}{other}"
             for here, there in ((one, other), (other, one)):
                 named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"], **terms}

@@ -259,11 +259,11 @@ async def test_an_acknowledgement_that_does_not_come_is_an_unknown_outcome(two: 
 async def test_the_worker_reads_the_links_of_its_space(two: Two) -> None:
     found = await two.local.links()
     assert (found.name, found.facts.space) == ("acme", two.acme.info.id)
-    ((seq, record),) = found.links
+    ((seq, record, _),) = found.links
     assert (record.link, record.state, record.origin) == (LINK, "on", two.main.info.id)
     assert (record.channels, record.space) == ({"general": "news", "team": "acme-team"}, "main")
     await unlinked(two.acme)
-    ((later, ended),) = (await two.local.links()).links
+    ((later, ended, _),) = (await two.local.links()).links
     assert (ended.state, later > seq) == ("off", True)
 
 

@@ -229,6 +229,13 @@ _EVENTS: dict[str, Callable[[Facts], str]] = {
 
 def verified(name: str, answer: Facts) -> Iterator[str]:
     total = sum(answer["counts"].values())
+    if answer["lost"]:
+        places = ", ".join(str(seq) for seq, *_ in answer["lost_named"][:MOST_SHOWN])
+        more = ", …" if answer["lost"] > MOST_SHOWN else ""
+        yield (
+            f"the log of this space lost {answer['lost']:,} messages that had come over this link, at {places}{more}: "
+            "they are fetched again, as far as the other space still has them; `tidings doctor store` looks at the rest"
+        )
     if (rest := answer["head"] - answer["through"]) > 0:
         yield f"{rest:,} records of the other log are not handled yet, and were not compared"
     if answer["equal"]:

@@ -82,6 +82,15 @@ class HeldRow(NamedTuple):
     hash: str
 
 
+class LetIn(NamedTuple):
+    """A record of the peer's log that is said to be in the log here, at `local_seq`."""
+
+    seq: int
+    local_seq: int
+    channel: str
+    identity: OriginIdentity
+
+
 class Omitted(NamedTuple):
     first: int
     last: int
@@ -338,6 +347,19 @@ def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: i
     query = """SELECT seq, seq, reason FROM disposition WHERE link = ? AND kind = 'omitted' AND seq > ?
       UNION ALL SELECT first, last, reason FROM omitted_range WHERE link = ? AND last > ? ORDER BY 1 LIMIT ?"""
     return [Omitted(*found) for found in connection.execute(query, (row, after, row, after, limit))]
+
+
+def let_in(connection: sqlite3.Connection, row: int, after: int, limit: int) -> list[LetIn]:
+    """Those that are said to be in the log here, over whichever link, by their place in the peer's log."""
+    query = """SELECT seq, local_seq, channel, origin, sender, id FROM disposition
+      WHERE link = ? AND life = 0 AND seq > ? AND kind IN ('admitted', 'duplicate') ORDER BY seq LIMIT ?"""
+    found = connection.execute(query, (row, after, limit))
+    return [LetIn(seq, local, channel, OriginIdentity(*name)) for seq, local, channel, *name in found]
+
+
+def read_index_anew(connection: sqlite3.Connection, space: str) -> None:
+    """What the log here holds is read from it again before anything is let in; what it lost is owed then."""
+    connection.execute("UPDATE space SET epoch = '' WHERE space = ?", (space,))
 
 
 def not_taken(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[tuple[str, str, int]]:

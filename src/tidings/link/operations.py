@@ -20,8 +20,10 @@ from tidings.link import ledger as books
 from tidings.link import waiting
 from tidings.link.agreements import definition_of, find_row, milliseconds, open_store, opened
 from tidings.link.carrying import CarriedLink
+from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
 from tidings.link.definition import LinkDefinition
+from tidings.link.destination import LocalDestination, LocalSpace
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink, LinkRow
 from tidings.link.source import PeerSource
@@ -155,17 +157,30 @@ class LinkOperations:
     # --- comparing ---
 
     async def verify(self, link: str) -> Answer:
-        """What the peer shares against what the ledger has, by digests, up to where it was handled."""
+        """What the peer shares against what the ledger has, by digests, up to where it was handled; and whether the log
+        here still has what the ledger says it let in."""
         row, carried = await self._row(link), self._carrying.carried(link)
         if row.handled is None:
             raise ConflictError(f"nothing came over link {link} yet: there is nothing to compare")
+        lost = await self._lost(row)
+        if lost["lost"]:  # whoever carries it finds what is to be fetched again
+            await self.database.write(lambda c: books.read_index_anew(c, self.space))
         if carried is not None:
-            answer = await self._compared(row, carried.source)
-            if not answer["equal"]:
+            answer = await self._compared(row, carried.source) | lost
+            if not answer["equal"] or lost["lost"]:
                 carried.direction.ask(repair=True)
             return answer
         async with self._peer(link) as peer:
-            return await self._compared(row, peer)
+            return await self._compared(row, peer) | lost
+
+    async def _lost(self, row: LinkRow) -> Answer:
+        local = LocalSpace(self.home.read_info().url, self.home.link_creds, self.home.name)
+        try:
+            found = await lost_here(BookedLink(self.database, row.row), LocalDestination(local, row.definition.link))
+        finally:
+            await local.close()
+        named = [[each.local_seq, each.channel, each.identity.sender, each.identity.id] for each in found.named]
+        return {"lost": found.lost, "lost_named": named}
 
     @asynccontextmanager
     async def _peer(self, link: str) -> AsyncIterator[SharedLog]:

@@ -225,6 +225,9 @@ class LinkWorker:
         elif do == "look":
             await self.look()
             yield {}
+        elif do == "leave":
+            self.stop()
+            yield {}
         else:
             try:
                 answer = await self._operations.do(do, **request)
