@@ -574,11 +574,13 @@ class LinkFetchAnswer(TypedDict):
 
 
 class LinkDigestAnswer(TypedDict):
-    """Channel -> day -> [count, sum in 64 hex digits], of records from `floor` to `through`."""
+    """Channel -> day -> [count, sum in 64 hex digits], of records from `floor` to `through`. `more`: ask again, after
+    the last channel and day of these."""
 
     floor: int
     through: int
     channels: dict[str, dict[str, list[Any]]]
+    more: bool
 
 
 class LinkBucketsAnswer(TypedDict):
