@@ -114,8 +114,9 @@ async def test_an_end_that_is_put_off_or_named_goes_on_where_it_was(both: Linked
 
 
 @asynccontextmanager
-async def three_spaces(root: Path, *pairs: str, **terms: Any) -> AsyncIterator[dict[str, RealSpace]]:
-    """Spaces a, b and c. A pair is linked, and what one says in its `general` is `NAME.general` in the other."""
+async def three_spaces(root: Path, *pairs: str, passing: bool = False) -> AsyncIterator[dict[str, RealSpace]]:
+    """Spaces a, b and c. A pair is linked: what one says in its `general` is `NAME.general` in the other. `passing`:
+    what the third one says too."""
     async with AsyncExitStack() as stack:
         spaces = {}
         for name in "abc":
@@ -125,7 +126,10 @@ async def three_spaces(root: Path, *pairs: str, **terms: Any) -> AsyncIterator[d
             one, other = pair[0], pair[1]
             link = f"linkbetween{one}{other}"
             for here, there in ((one, other), (other, one)):
-                named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"], **terms}
+                named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"]}
+                if passing:
+                    (third,) = set("abc") - {here, there}
+                    named |= {"hops": 2, "beyond": {spaces[third].info.id: {"general": f"{third}.general"}}}
                 await agree(spaces[here], spaces[there], link, **named)
         yield spaces
 
@@ -169,23 +173,23 @@ async def has_come(space: RealSpace, texts: set[str]) -> bool:
 
 
 async def test_in_a_ring_of_three_each_word_is_in_every_space_once_and_nothing_goes_round(tmp_path: Path) -> None:
-    async with three_spaces(tmp_path, "ab", "bc", "ac", hops=2) as spaces:
-        for here in "abc":
-            for over in set("abc") - {here}:
-                (behind,) = set("abc") - {here, over}
-                await done(spaces[here], "set", over, "--beyond", f"{behind}:general={behind}.general", "--yes")
-        async with worker(spaces["a"]) as a, worker(spaces["b"]) as b, worker(spaces["c"]) as c:
-            for number in range(5):
-                for name, space in spaces.items():
-                    await said(space, "ada", f"{name} {number}")
-            wanted = {here: {f"{n} {i}" for n in "abc" if n != here for i in range(5)} for here in "abc"}
-            for here, texts in wanted.items():
-                await eventually(lambda here=here, texts=texts: has_come(spaces[here], texts), within=30)  # type: ignore[misc]
-            heads = {name: await head(space) for name, space in spaces.items()}
-            await eventually(settled(a, b, c), within=30)
+    async with (
+        three_spaces(tmp_path, "ab", "bc", "ac", passing=True) as spaces,
+        worker(spaces["a"]) as a,
+        worker(spaces["b"]) as b,
+        worker(spaces["c"]) as c,
+    ):
+        for number in range(5):
             for name, space in spaces.items():
-                assert len(await came(space)) == 10, "each word once"
-                assert await head(space) == heads[name], "and nothing goes round"
+                await said(space, "ada", f"{name} {number}")
+        wanted = {here: {f"{n} {i}" for n in "abc" if n != here for i in range(5)} for here in "abc"}
+        for here, texts in wanted.items():
+            await eventually(lambda here=here, texts=texts: has_come(spaces[here], texts), within=30)  # type: ignore[misc]
+        heads = {name: await head(space) for name, space in spaces.items()}
+        await eventually(settled(a, b, c), within=30)
+        for name, space in spaces.items():
+            assert len(await came(space)) == 10, "each word once"
+            assert await head(space) == heads[name], "and nothing goes round"
 
 
 async def head(space: RealSpace) -> int:

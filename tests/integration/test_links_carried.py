@@ -391,3 +391,12 @@ async def test_a_space_that_only_shares_is_told_too_how_far_the_other_is_without
             return link_words.push_lag(now) == "nothing"
 
         await eventually(caught_up, within=20)
+
+
+async def test_a_link_that_the_other_side_ended_is_said_to_be_at_once(both: LinkedSpaces) -> None:
+    async with worker(both.acme):
+        await until(both.acme, "live")
+        await unlinked(both.main)
+        async with asyncio.timeout(8):  # it would be asked again after 15 seconds at least
+            await until(both.acme, "paused")
+        assert (await status(both.acme))["live"]["words"]

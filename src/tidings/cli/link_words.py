@@ -237,10 +237,10 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
             "they are fetched again, as far as the other space still has them; `tidings doctor store` looks at the rest"
         )
     if (rest := answer["head"] - answer["through"]) > 0:
-        yield f"{rest:,} records of the other log are not handled yet, and were not compared"
+        yield f"{rest:,} records of the other log, of any kind, are not handled yet, and were not compared"
     if answer["equal"]:
         yield f"equal: every record that {name} shares up to {answer['through']:,} is accounted for here"
-        yield f"{total:,} records: {counted(answer['counts'])}"
+        yield f"{total:,} record{'' if total == 1 else 's'}: {counted(answer['counts'])}"
         return
     yield (
         f"not equal: {answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not there "

@@ -7,8 +7,10 @@ disk.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -35,6 +37,8 @@ from tidings.space.link_peers import LinkPeers
 from tidings.space.linking import terms_of
 from tidings.store.database import Database
 
+#: seconds for which a link is waited for that has something to handle before it is compared
+CATCH_UP = 3.0
 #: records that are named in an answer about what differs
 MOST_NAMED = 100
 PAUSED = "paused by the operator"
@@ -162,6 +166,8 @@ class LinkOperations:
         row, carried = await self._row(link), self._carrying.carried(link)
         if row.handled is None:
             raise ConflictError(f"nothing came over link {link} yet: there is nothing to compare")
+        if carried is not None:
+            row = await self._caught_up(link, carried)
         lost = await self._lost(row)
         if lost["lost"]:  # whoever carries it finds what is to be fetched again
             await self.database.write(lambda c: books.read_index_anew(c, self.space))
@@ -172,6 +178,16 @@ class LinkOperations:
             return answer
         async with self._peer(link) as peer:
             return await self._compared(row, peer) | lost
+
+    async def _caught_up(self, link: str, carried: CarriedLink) -> LinkRow:
+        """Where the link is once it has handled what the other log had when we asked, if that is soon."""
+        wanted, deadline = (await carried.source.hello()).head, time.monotonic() + CATCH_UP
+        carried.direction.ask()
+        while True:
+            row = await self._row(link)
+            if row.handled is None or row.handled.seq >= wanted or time.monotonic() >= deadline:
+                return row
+            await asyncio.sleep(0.05)
 
     async def _lost(self, row: LinkRow) -> Answer:
         local = LocalSpace(self.home.read_info().url, self.home.link_creds, self.home.name)

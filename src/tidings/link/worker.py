@@ -22,7 +22,7 @@ from tidings.link.agreements import definition_of, milliseconds, open_store, ope
 from tidings.link.carrying import CarriedLink
 from tidings.link.destination import LocalLinks, PeerProgress
 from tidings.link.engine import LIVE, Mode
-from tidings.link.events import LinkEvent, Listeners, PushAdvanced
+from tidings.link.events import LinkEvent, Listeners, PushAdvanced, line_of
 from tidings.link.ledger import BookedLink
 from tidings.link.local_socket import LocalServer
 from tidings.link.operations import Carrying, LinkOperations, no_access
@@ -127,7 +127,7 @@ class LinkWorker:
         before, now = self._pushes, time.time()
         self._pushes = {each.record.link: each.push for each in found.links if each.push is not None}
         for link, push in self._pushes.items():
-            if link in before and before[link].handled != push.handled:
+            if link in before and push.handled > before[link].handled:
                 facts = push.facts(now)
                 self._heard(PushAdvanced(link, now, push.handled, push.lag_records, facts["lag_seconds"]))
 
@@ -214,7 +214,7 @@ class LinkWorker:
     # ------------------------------------------------------------------------------------------- what it is asked
 
     def _heard(self, event: LinkEvent) -> None:
-        log.info("%s", event)
+        log.info("%s", line_of(event))
         self._listeners.tell(event)
 
     async def _answer(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
