@@ -327,7 +327,7 @@ class Direction:
         try:
             done = await self._dispose(page.records)
             time_ns = max((each.time_ns for each in page.records), default=0)
-            await self._commit(token, page.through, done, time_ns)
+            await self._commit(token, page.through, done, time_ns, min(page.floor, page.through.seq))
         except TidingsError as error:
             if not isinstance(error, errors.StoreError | errors.ConflictError):
                 await self._note_received(page.through)
@@ -352,7 +352,9 @@ class Direction:
         if not page.more:
             self._reached_the_end, self._rescan = True, False
 
-    async def _commit(self, before: Token, through: Token, done: Sequence[Disposed], time_ns: int) -> None:
+    async def _commit(
+        self, before: Token, through: Token, done: Sequence[Disposed], time_ns: int, floor: int = 0
+    ) -> None:
         row, now, space, known = self._ledger.row, self._now(), self.definition.space, self._index
         assert known is not None
         own = {each.seq: each for each in self._put_in(done, known)}
@@ -361,6 +363,7 @@ class Direction:
             self._check_unchanged(c)
             books.commit_page(c, row, before, through, done, now, time_ns)
             local_index.extend_own(c, space, known, own)
+            books.forget_removed(c, row, floor)
 
         await self._ledger.write(commit)
 

@@ -11,6 +11,7 @@ holds (`local_index`) are beside this. Nothing here asks anybody anything.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -30,6 +31,8 @@ MOST_RECEIVED = 100
 #: what a link may have in quarantine; a page that would add more stops
 MOST_QUARANTINED = 10_000
 MOST_QUARANTINED_BYTES = 64 * 1024 * 1024
+#: records below the peer's floor that are forgotten with one page
+FORGOTTEN_AT_ONCE = 2_000
 #: milliseconds until a record that was put aside is tried for the first time
 QUARANTINE_REST = 60_000
 
@@ -218,6 +221,23 @@ def commit_page(
     )
 
 
+def forget_removed(connection: sqlite3.Connection, row: int, floor: int, limit: int = FORGOTTEN_AT_ONCE) -> int:
+    """What became of records below the floor of the peer's log is counted, and no longer kept: nobody can compare them
+    or ask for them again. What waits stays. How many were forgotten; at most `limit` at a time."""
+    gone = connection.execute(
+        """DELETE FROM disposition WHERE link = ? AND life = 0 AND seq IN (
+          SELECT seq FROM disposition WHERE link = ? AND life = 0 AND seq < ?
+          AND kind IN ('admitted', 'duplicate', 'omitted') ORDER BY seq LIMIT ?) RETURNING kind""",
+        (row, row, floor, limit),
+    ).fetchall()
+    connection.executemany(
+        """INSERT INTO forgotten (link, kind, records) VALUES (?, ?, ?)
+        ON CONFLICT DO UPDATE SET records = records + excluded.records""",
+        [(row, kind, count) for (kind,), count in Counter(gone).items()],
+    )
+    return len(gone)
+
+
 def omit_range(connection: sqlite3.Connection, row: int, before: Token, through: Token, now: int) -> None:
     """What lies between them was removed before it was asked for: say so, and go on behind it."""
     _move(connection, row, before, through)
@@ -338,8 +358,10 @@ def quarantined(connection: sqlite3.Connection, row: int) -> tuple[int, int]:
 
 def counts(connection: sqlite3.Connection, row: int) -> dict[str, int]:
     """How many records have each disposition."""
-    query = "SELECT kind, count(*) FROM disposition WHERE link = ? GROUP BY kind ORDER BY kind"
-    return dict(connection.execute(query, (row,)).fetchall())
+    query = """SELECT kind, sum(records) FROM (
+      SELECT kind, count(*) AS records FROM disposition WHERE link = ? GROUP BY kind
+      UNION ALL SELECT kind, records FROM forgotten WHERE link = ?) GROUP BY kind ORDER BY kind"""
+    return dict(connection.execute(query, (row, row)).fetchall())
 
 
 def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: int = 100) -> list[Omitted]:
@@ -388,7 +410,7 @@ def held_rows(
 
 
 def _close_all(connection: sqlite3.Connection, row: int) -> None:
-    for table in ("obligation", "quarantine", "disposition", "omitted_range"):
+    for table in ("obligation", "quarantine", "disposition", "omitted_range", "forgotten"):
         connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
 
 

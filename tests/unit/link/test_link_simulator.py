@@ -136,7 +136,9 @@ def the_token_moves_before_the_page_is_let_in(patch: Patch) -> None:
         moved = page.through
         await take(self, moved, page)
 
-    async def dispose_only(self: Direction, before: Token, through: Token, done: Sequence[Disposed], at: int) -> None:
+    async def dispose_only(
+        self: Direction, before: Token, through: Token, done: Sequence[Disposed], at: int, _floor: int = 0
+    ) -> None:
         row = self._ledger.row
         if before != through:
             await self._ledger.write(lambda c: ledger.commit_page(c, row, before, through, (), 0))
