@@ -1,7 +1,9 @@
 """A link gets new keys by a line for its other space: after an older copy was put back, and when somebody wants to."""
 
 import asyncio
+import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -217,3 +219,22 @@ async def test_a_link_that_was_removed_is_not_renewed(two: Two) -> None:
     with pytest.raises(DeniedError, match="was removed since"):
         await taken(two.lab, line)
     assert record(two.lab, link).state == "on", "what the other refused ends nothing here"
+
+
+@pytest.mark.parametrize("point", ["after_kept", "after_record", "after_said", "after_answer", "after_peer"])
+async def test_whoever_accepts_new_keys_and_is_killed_finishes_by_the_same_line_and_the_link_is_never_ended(
+    two: Two, point: str
+) -> None:
+    link = (await taken(two.lab, await two.offer())).record.link
+    line = await renewed(two.main, link)
+    words = ["link", "accept", str(line), "--yes", "--space", "lab", "--home", str(two.lab.home.home)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tidings", *words),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "TIDINGS_FAILPOINT": f"link_accept.{point}:kill"},
+    )
+    assert await asyncio.wait_for(process.wait(), 60) == -9
+    assert (record(two.main, link).state, record(two.lab, link).state) == ("on", "on")
+    await taken(two.lab, line)
+    await each_reaches_the_other(two, link)
