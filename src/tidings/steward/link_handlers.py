@@ -199,6 +199,7 @@ class LinkHandlers:
         if (gap := await self._gap(token, facts)) is not None:
             return LinkPage(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap)
         self.floors.note(link, handled + 1)
+        granted = self.granted(user).seq  # before anything is read: a record that changes meanwhile is told by the next
         found, reach = await self._read(self._scope(user).filters(), token.seq + 1, facts.head, limit)
         await self._settled()
         now_known = LogFacts(facts.space, self.marks.file.epoch, max(facts.floor, self.space.table.floor), facts.head)
@@ -206,7 +207,6 @@ class LinkHandlers:
             return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
         kept, end = _fitting(self._scope(user), found, reach, limit)
         through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
-        granted = self.granted(user).seq
         return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor, granted=granted)
 
     async def _facts(self, link: str, after: int) -> LogFacts:
