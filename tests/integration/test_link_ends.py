@@ -18,6 +18,7 @@ from tidings.errors import (
     AuthRevoked,
     DeniedError,
     LogFull,
+    MalformedDigest,
     NotLookedFor,
     OutcomeUnknown,
     TooLarge,
@@ -259,11 +260,11 @@ async def test_an_acknowledgement_that_does_not_come_is_an_unknown_outcome(two: 
 async def test_the_worker_reads_the_links_of_its_space(two: Two) -> None:
     found = await two.local.links()
     assert (found.name, found.facts.space) == ("acme", two.acme.info.id)
-    ((seq, record),) = found.links
+    ((seq, record, _),) = found.links
     assert (record.link, record.state, record.origin) == (LINK, "on", two.main.info.id)
     assert (record.channels, record.space) == ({"general": "news", "team": "acme-team"}, "main")
     await unlinked(two.acme)
-    ((later, ended),) = (await two.local.links()).links
+    ((later, ended, _),) = (await two.local.links()).links
     assert (ended.state, later > seq) == ("off", True)
 
 
@@ -407,6 +408,32 @@ async def test_a_digest_that_takes_long_is_made_in_several_answers(two: Two, mon
         after, more = answer.ids[-1].seq, answer.more
     assert len(found) == 100
     assert Digest.of([each.item for each in found]) == whole.channels["general"][day]
+
+
+async def test_a_digest_of_many_days_comes_in_several_answers_and_is_walked_through_once(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two.main.agent("ada") as ada:
+        await say(ada, "general", "a", "b")
+        await say(ada, "team", "c")
+    head = (await two.source.hello()).head
+    whole = await two.source.digest(head)
+    assert set(whole.channels) == {"general", "team"}
+    assert two.main.steward is not None
+    walks: list[int] = []
+    walk = two.main.steward.linked._walk
+
+    async def counted(user: str, channel: str | None, scan: Any, end: int, add: Any) -> bool:
+        walks.append(scan.position)
+        return await walk(user, channel, scan, end, add)
+
+    monkeypatch.setattr(two.main.steward.linked, "_walk", counted)
+    monkeypatch.setattr(link_handlers, "MOST_DAYS", 1)
+    assert await two.source.digest(head) == whole
+    assert walks == [1, head + 1], "the second answer goes on from what the first one found"
+    monkeypatch.setattr("tidings.link.source.MOST_PAIRS", 1)
+    with pytest.raises(MalformedDigest, match="more than 1 days"):
+        await two.source.digest(head)
 
 
 async def test_only_the_worker_may_ask_what_was_admitted(two: Two) -> None:

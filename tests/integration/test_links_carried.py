@@ -19,7 +19,10 @@ from carried_links import (
     worker,
     worker_process,
 )
-from linked_spaces import LINK, linked, unlinked
+from linked_spaces import LINK, linked, say, unlinked
+from tidings.cli import link_words
+from tidings.cli.link import _status
+from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
 from tidings.link.engine import Mode
@@ -336,3 +339,64 @@ async def test_what_cannot_be_meant_is_refused_in_words_and_the_worker_goes_on(b
                 await ask(socket, do, link=link)
         await said(both.main, "ada", "one")
         await until_came(both.acme, ["one"])
+
+
+# --- the other direction ---
+
+
+async def test_how_far_the_other_space_is_with_what_is_shared_is_told_and_each_advance_is_an_event(
+    both: LinkedSpaces,
+) -> None:
+    async with worker(both.main):
+        events = follow(both.main.home.link_socket, "follow", link=LINK)
+        await said(both.main, "ada", "one", "two")
+
+        async def is_behind() -> bool:
+            push = (await status(both.main))["push"]
+            return push is not None and push["lag_records"] >= 2 and push["lag_seconds"] > 0
+
+        await eventually(is_behind, within=20)
+        assert (await status(both.main))["push"]["asked_at"] is None, "nobody asked yet"
+        async with worker(both.acme):
+            await until_came(both.acme, ["one", "two"])
+            async for event in events:
+                if event["event"] == "push_advanced":
+                    break
+            await events.aclose()
+
+            async def is_told() -> bool:
+                push = (await status(both.main))["push"]
+                return bool(push["lag_records"] == 0 and push["asked_at"] and push["handled"] >= event["handled"])
+
+            await eventually(is_told, within=20)
+            await both.main.add("cid", post=["secret"])
+            async with both.main.agent("cid") as cid:
+                await say(cid, "secret", "not shared")
+            await eventually(is_told, within=20)
+
+
+async def test_a_space_that_only_shares_is_told_too_how_far_the_other_is_without_a_worker(both: LinkedSpaces) -> None:
+    await linked(both.main, origin=both.acme.info.id, shares=["general"], space="acme", make_peer=False)
+    await said(both.main, "ada", "one")
+    where = place("main", str(both.main.home.home))
+    (found,), by_worker = await asyncio.to_thread(_status, where)
+    assert (by_worker, found["live"]) == (False, None)
+    assert found["push"]["lag_records"] > 0
+    assert link_words.push_lag(found).startswith(f"{found['push']['lag_records']} records, ")
+    async with worker(both.acme):
+        await until_came(both.acme, ["one"])
+
+        async def caught_up() -> bool:
+            (now,), _ = await asyncio.to_thread(_status, where)
+            return link_words.push_lag(now) == "nothing"
+
+        await eventually(caught_up, within=20)
+
+
+async def test_a_link_that_the_other_side_ended_is_said_to_be_at_once(both: LinkedSpaces) -> None:
+    async with worker(both.acme):
+        await until(both.acme, "live")
+        await unlinked(both.main)
+        async with asyncio.timeout(8):  # it would be asked again after 15 seconds at least
+            await until(both.acme, "paused")
+        assert (await status(both.acme))["live"]["words"]

@@ -602,7 +602,7 @@ class Books:
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        self.connection.executescript(MIGRATIONS.steps[0])
+        self.connection.executescript(";".join(MIGRATIONS.steps))
         self.connection.execute("PRAGMA foreign_keys = ON")
 
     def copy(self) -> bytes:

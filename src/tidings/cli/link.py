@@ -13,6 +13,7 @@ import json
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -20,15 +21,18 @@ from typer.core import TyperGroup
 
 from tidings.cli import completion, link_words, output
 from tidings.cli.amounts import seconds
-from tidings.cli.link_invite import app
+from tidings.cli.link_invite import app as app
+from tidings.cli.link_words import unreached_words
 from tidings.cli.options import CountOption, HomeOption, JsonOption, Place, SpaceOption, YesOption, countable, place
-from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
+from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 
 #: seconds in which a worker that is starting takes up what is asked, and in which one answers how it is
 STARTING, ANSWERS = 5.0, 3.0
 #: seconds for an answer of a worker that runs, but for what takes as long as it takes
 PATIENCE, LONG = 15.0, ("verify", "rebuild")
+#: seconds in which a worker that was told to leave has done so
+LEAVING = 20.0
 DIFFERS = 3
 NOBODY = "no worker of links runs: `tidings up` starts one, or `tidings link run`"
 
@@ -63,13 +67,13 @@ app.add_typer(quarantine, name="quarantine")
 # --- finding and asking ---
 
 
-def _known(where: Place) -> list[AgreedLink]:
+def links_of(where: Place) -> list[AgreedLink]:
     return LinkLedger.below(where.home, where.home.read_info().id).rows()
 
 
-def _meant(where: Place, text: str) -> AgreedLink:
+def meant(where: Place, text: str) -> AgreedLink:
     """By what its space is called here, by its id, or by the beginning of either id."""
-    known = _known(where)
+    known = links_of(where)
     current = [row for row in known if row.state != "off"]
     found = [row for row in current if text in (row.terms.get("space"), row.link)]
     found = found or [row for row in known if text == row.link]
@@ -81,7 +85,7 @@ def _meant(where: Place, text: str) -> AgreedLink:
     return found[0]
 
 
-def _name(row: AgreedLink) -> str:
+def name_of(row: AgreedLink) -> str:
     return str(row.terms.get("space") or row.link)
 
 
@@ -107,7 +111,7 @@ async def _ask(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any],
         await asyncio.sleep(0.1)
 
 
-def _asked(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
+def asked(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
     return asyncio.run(_ask(where, do, **arguments))
 
 
@@ -142,13 +146,14 @@ def list_links(
             link_words.state(each),
             (each["live"] or {}).get("connectivity"),
             link_words.lag(each),
+            link_words.push_lag(each),
             link_words.mapping(each["channels"]),
             each["shares"],
         )
         for each in links
     ]
     output.table(
-        ("space", "link", "state", "connection", "behind", "takes in", "shares"),
+        ("space", "link", "state", "connection", "behind", "they are behind", "takes in", "shares"),
         rows,
         empty=f"space {where.home.name} has no links",
     )
@@ -159,12 +164,35 @@ def list_links(
 
 def _status(where: Place) -> tuple[list[dict[str, Any]], bool]:
     """Of all links; a space that never had one is asked nothing."""
-    if not _known(where):
+    if not links_of(where):
         return [], False
-    answer, by_worker = _asked(where, "status")
+    answer, by_worker = asked(where, "status")
+    if not by_worker:
+        _add_pushes(where, answer["links"])
     if by_worker and answer["steward"]:
         output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
     return answer["links"], by_worker
+
+
+def _add_pushes(where: Place, links: list[dict[str, Any]]) -> None:
+    """How far the others are with what is shared, as the steward says; without a worker it is asked itself."""
+    from tidings.link.destination import LocalSpace
+
+    async def look() -> dict[str, dict[str, Any] | None]:
+        local = LocalSpace(where.home.read_info().url, where.home.link_creds, where.home.name)
+        try:
+            async with asyncio.timeout(ANSWERS):
+                found = (await local.links()).links
+        finally:
+            await local.close()
+        return {each.record.link: each.push.facts(time.time()) if each.push is not None else None for each in found}
+
+    if not any(each["shares"] and each["state"] == "on" for each in links):
+        return
+    with suppress(TidingsError, TimeoutError, OSError):
+        told = asyncio.run(look())
+        for each in links:
+            each["push"] = told.get(each["link"])
 
 
 @app.command("show")
@@ -186,12 +214,14 @@ def show(
       tidings link show acme --follow
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     if follow:
         asyncio.run(_follow(where, row, as_json))
         return
-    answer, by_worker = _asked(where, "status", link=row.link, whole=True)
+    answer, by_worker = asked(where, "status", link=row.link, whole=True)
     facts = answer["links"][0]
+    if not by_worker:
+        _add_pushes(where, [facts])
     if as_json:
         output.data({**facts, "shown": link_words.state(facts), "worker": by_worker})
         return
@@ -200,7 +230,7 @@ def show(
         output.say(NOBODY)
     if by_worker and answer["steward"]:
         output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
-    output.hint(f"tidings link verify {_name(row)}" if facts["ledger"] else "tidings link list")
+    output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
 
 
 async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:
@@ -240,7 +270,7 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
     """For `tidings status`: links in one line, and what is wrong with them."""
     from tidings.link.local_socket import ask
 
-    known = _known(where)
+    known = links_of(where)
     wanted = [row for row in known if row.state in ("on", "setting")]
     taking = [row for row in wanted if row.takes(time.time())]
     wrong = [*_ended_unasked(known), *_unreachable(where, taking)]
@@ -267,8 +297,8 @@ def _ended_unasked(known: list[AgreedLink]) -> list[str]:
     """Links that were ended for them, until their owner has seen it, or agreed on another one with that space."""
     on = {row.origin for row in known if row.state in ("on", "setting")}
     return [
-        f"the link with {_name(row)} was ended: {row.why}; invite again, or `tidings link remove {row.link}` once you "
-        "have seen to it"
+        f"the link with {name_of(row)} was ended: {row.why}; invite again, or `tidings link remove {row.link}` once "
+        "you have seen to it"
         for row in known
         if row.why and row.state in ("ending", "off") and row.origin not in on
     ]
@@ -280,8 +310,7 @@ def _unreachable(where: Place, taking: list[AgreedLink]) -> list[str]:
 
     peers = LinkPeers.below(where.home)
     return [
-        f"nothing comes from {_name(row)}: how it is reached is not known here; accept the line again, and if that was "
-        f"of no use `tidings link remove {row.link}` on both sides and invite again"
+        f"nothing comes from {name_of(row)}: {unreached_words(name_of(row))}"
         for row in taking
         if row.state == "on" and not peers.creds(row.link).exists()
     ]
@@ -307,13 +336,15 @@ def pause(
       tidings link pause acme --reason "their agents flood general"
     """
     where = place(space, home)
-    row = _meant(where, name)
-    answer, by_worker = _asked(where, "pause", link=row.link, reason=reason)
+    row = meant(where, name)
+    answer, by_worker = asked(where, "pause", link=row.link, reason=reason)
     if as_json:
         output.data({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
         return
-    output.say(f"link with {_name(row)} is paused: nothing comes in over it, and it goes on where it was when resumed")
-    output.hint(f"tidings link resume {_name(row)}")
+    output.say(
+        f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
+    )
+    output.hint(f"tidings link resume {name_of(row)}")
 
 
 @app.command("resume")
@@ -325,15 +356,15 @@ def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
       tidings link resume acme
     """
     where = place(space, home)
-    row = _meant(where, name)
-    answer, by_worker = _asked(where, "resume", link=row.link)
+    row = meant(where, name)
+    answer, by_worker = asked(where, "resume", link=row.link)
     if as_json:
         output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
         return
-    output.say(f"link with {_name(row)} goes on" if answer["was"] is not None else "it was not paused")
+    output.say(f"link with {name_of(row)} goes on" if answer["was"] is not None else "it was not paused")
     if not by_worker:
         output.say(NOBODY)
-    output.hint(f"tidings link show {_name(row)} --follow")
+    output.hint(f"tidings link show {name_of(row)} --follow")
 
 
 @app.command("verify")
@@ -350,24 +381,32 @@ def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
       tidings link verify acme --json
     """
     where = place(space, home)
-    row = _meant(where, name)
-    with output.working(f"comparing with {_name(row)}"):
-        answer, by_worker = _asked(where, "verify", link=row.link)
+    row = meant(where, name)
+    with output.working(f"comparing with {name_of(row)}"):
+        answer, by_worker = asked(where, "verify", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer})
     else:
-        for words in link_words.verified(_name(row), answer):
+        for words in link_words.verified(name_of(row), answer):
             output.line(words)
-        if answer["lacking"]:
+        if answer["lacking"] or answer["lost"]:
             output.say("the worker fetches what is not here" if by_worker else NOBODY)
-    if not answer["equal"]:
+    if not answer["equal"] or answer["lost"]:
         raise typer.Exit(DIFFERS)
-    output.hint(f"tidings link show {_name(row)}")
+    output.hint(f"tidings link show {name_of(row)}")
 
 
 @app.command("rebuild")
 def rebuild(
-    name: LinkArgument,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The other space as it is called here, or the link.", metavar="[NAME]", autocompletion=completion.links
+        ),
+    ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Begin a new ledger for all links: when `links.db` is damaged.")
+    ] = False,
     yes: YesOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -375,24 +414,51 @@ def rebuild(
 ) -> None:
     """Forget how far a link is and what is in its quarantine, and read all again that the other space still has.
 
-    Messages that are here already are found and do not come twice.
+    Messages that are here already are found and do not come twice. `--ledger` does it for all links, and works when the
+    ledger cannot be read any more: the file is set aside as `links.db.aside`. Links that were paused go on then, and
+    records that were given up are in quarantine again.
 
     Examples:
 
       tidings link rebuild acme --yes
+
+      tidings link rebuild --ledger
     """
     where = place(space, home)
-    row = _meant(where, name)
-    if not yes and not typer.confirm(f"Read everything of {_name(row)} again?", err=True):
+    if bool(name) == ledger:
+        raise UsageError("say which link to read again, or --ledger for all of them")
+    if ledger:
+        _rebuild_all(where, yes=yes, as_json=as_json)
+        return
+    row = meant(where, name or "")
+    if not yes and not typer.confirm(f"Read everything of {name_of(row)} again?", err=True):
         raise typer.Exit(1)
-    answer, by_worker = _asked(where, "rebuild", link=row.link)
+    answer, by_worker = asked(where, "rebuild", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"link with {_name(row)} begins anew; it had handled {answer['handled']:,} of the other log")
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log")
     if not by_worker:
         output.say(NOBODY)
-    output.hint(f"tidings link show {_name(row)} --follow")
+    output.hint(f"tidings link show {name_of(row)} --follow")
+
+
+def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
+    from tidings.link.agreements import set_ledger_aside
+    from tidings.link.local_socket import ask
+
+    where.home.read_info()
+    if not yes and not typer.confirm("Begin a new ledger, and read everything of all links again?", err=True):
+        raise typer.Exit(1)
+    with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
+        asyncio.run(ask(where.home.link_socket, "leave", within=PATIENCE))
+    aside = set_ledger_aside(where.home, LEAVING)
+    if as_json:
+        output.data({"aside": str(aside) if aside is not None else None})
+        return
+    output.say(f"the ledger was set aside as {aside}" if aside is not None else "there was no ledger")
+    output.say("links are read again from their beginning; `tidings up` or `tidings link run` carries them")
+    output.hint("tidings link list")
 
 
 @app.command("remove")
@@ -414,15 +480,15 @@ def remove(
       tidings link remove acme --yes
     """
     where = place(space, home)
-    row = _meant(where, name)
-    if not yes and not typer.confirm(f"End the link with {_name(row)}?", err=True):
+    row = meant(where, name)
+    if not yes and not typer.confirm(f"End the link with {name_of(row)}?", err=True):
         raise typer.Exit(1)
     ended = asyncio.run(_remove(where, row))
     if as_json:
-        output.data({"link": row.link, "space": _name(row), "state": ended.state})
+        output.data({"link": row.link, "space": name_of(row), "state": ended.state})
         return
     output.say(
-        f"the link with {_name(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
+        f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
         "The operator of the other space should remove it there too"
     )
     if ended.state == "ending":
@@ -463,8 +529,8 @@ def quarantine_list(
       tidings link quarantine list acme -n 500 --json
     """
     where = place(space, home)
-    row = _meant(where, name)
-    answer, _ = _asked(where, "quarantined", link=row.link, limit=count)
+    row = meant(where, name)
+    answer, _ = asked(where, "quarantined", link=row.link, limit=count)
     if as_json:
         output.data(answer["records"])
         return
@@ -484,11 +550,11 @@ def quarantine_list(
     output.table(
         ("record", "reason", "channel", "sender", "size", "tried", "since", "words"),
         rows,
-        empty=f"nothing of {_name(row)} is in quarantine",
+        empty=f"nothing of {name_of(row)} is in quarantine",
     )
     if answer["count"] > len(rows):
-        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {_name(row)} -n 10000`")
-    output.hint(f"tidings link quarantine show {_name(row)} SEQ" if rows else f"tidings link show {_name(row)}")
+        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
+    output.hint(f"tidings link quarantine show {name_of(row)} SEQ" if rows else f"tidings link show {name_of(row)}")
 
 
 @quarantine.command("show")
@@ -506,8 +572,8 @@ def quarantine_show(
       tidings link quarantine show acme 1204
     """
     where = place(space, home)
-    row = _meant(where, name)
-    record = _asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
+    row = meant(where, name)
+    record = asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
     if as_json:
         output.data(record)
         return
@@ -517,7 +583,7 @@ def quarantine_show(
     output.table(("what", "value"), record.items(), empty="")
     output.line()
     output.line(_readable(payload))
-    output.hint(f"tidings link quarantine retry {_name(row)} {seq}")
+    output.hint(f"tidings link quarantine retry {name_of(row)} {seq}")
 
 
 def _readable(payload: bytes) -> str:
@@ -546,15 +612,15 @@ def quarantine_retry(
       tidings link quarantine retry acme --all
     """
     where = place(space, home)
-    row = _meant(where, name)
+    row = meant(where, name)
     if bool(seqs) == every:
         raise UsageError("say which records to try, or --all")
-    answer, by_worker = _asked(where, "retry", link=row.link, seqs=None if every else seqs)
+    answer, by_worker = asked(where, "retry", link=row.link, seqs=None if every else seqs)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"{answer['count']:,} records of {_name(row)} are tried again" + ("" if by_worker else f"; {NOBODY}"))
-    output.hint(f"tidings link quarantine list {_name(row)}")
+    output.say(f"{answer['count']:,} records of {name_of(row)} are tried again" + ("" if by_worker else f"; {NOBODY}"))
+    output.hint(f"tidings link quarantine list {name_of(row)}")
 
 
 @quarantine.command("drop")
@@ -573,13 +639,13 @@ def quarantine_drop(
       tidings link quarantine drop acme 1204 --reason "forged, says their operator"
     """
     where = place(space, home)
-    row = _meant(where, name)
-    answer, _ = _asked(where, "drop", link=row.link, seq=seq, reason=reason)
+    row = meant(where, name)
+    answer, _ = asked(where, "drop", link=row.link, seq=seq, reason=reason)
     if as_json:
         output.data({"link": row.link, "seq": seq, **answer})
         return
-    output.say(f"record {seq} of {_name(row)} is given up; {answer['left']:,} are left in quarantine")
-    output.hint(f"tidings link quarantine list {_name(row)}")
+    output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")
+    output.hint(f"tidings link quarantine list {name_of(row)}")
 
 
 # --- running ---

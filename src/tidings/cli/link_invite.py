@@ -51,7 +51,9 @@ def invite(
     ] = None,
     expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     until: UntilOption = None,
-    hops: Annotated[int, typer.Option(help="Links that a message may come over, this one too.")] = 1,
+    hops: Annotated[
+        int, typer.Option(help="Links a message may come over, this one too; from 2 on others' words go on to them.")
+    ] = 1,
     direct: Annotated[bool, typer.Option("--direct", help="Direct messages and tasks may pass.")] = False,
     roster: Annotated[bool, typer.Option("--roster", help="Who is here may pass.")] = False,
     url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
@@ -111,7 +113,7 @@ def _terms(
     if not 1 <= hops <= MOST_HOPS:
         raise UsageError(f"a message comes over 1 to {MOST_HOPS} links: `--hops 1`")
     common = as_patterns(both or ())
-    takes = _names("--take", take)
+    takes = channel_names("--take", take)
     if twice := [each for each in common if each in takes]:
         raise UsageError(f"{twice[0]} is in --both and in --take: it can have one name here")
     return LinkTerms(
@@ -125,7 +127,7 @@ def _terms(
     )
 
 
-def _names(option: str, given: list[str] | None, *, both: bool = False) -> dict[str, str]:
+def channel_names(option: str, given: list[str] | None, *, both: bool = False) -> dict[str, str]:
     """`THEIRS=OURS`, or `THEIRS` for the same name, several in one with commas between."""
     found: dict[str, str] = {}
     for each in (part.strip() for text in given or () for part in text.split(",")):
@@ -209,7 +211,7 @@ def accept(
     where = place(space, home)
     wishes = LinkWishes(
         called=called or "",
-        names=_names("--take", take, both=True),
+        names=channel_names("--take", take, both=True),
         only=None if only is None else as_patterns(only),
         share=None if share is None else as_patterns(share),
         until=_until(until),

@@ -27,6 +27,15 @@ def state(link: Facts) -> str:
     return "waiting" if link["reached"] is None else "not carried"
 
 
+def unreached_words(name: str) -> str:
+    """What helps a link whose other space is not known how to be reached."""
+    return (
+        "how it is reached is not known here, because its agreement was interrupted or an older copy of this space was "
+        f"put back. Accept the line again if you have just begun; else `tidings link renew {name}`, here or there, and "
+        "accept the line that it prints on the other side"
+    )
+
+
 def _is_over(link: Facts) -> bool:
     return bool(link["channels"] or link["beyond"]) and link["until"] is not None
 
@@ -49,6 +58,16 @@ def lag(link: Facts) -> str:
     return f"{live['lag_records']:,} records{seconds}"
 
 
+def push_lag(link: Facts) -> str:
+    """How far the other space is behind what is shared with it."""
+    push = link.get("push")
+    if push is None:
+        return "-"
+    if not push["lag_records"]:
+        return "nothing"
+    return f"{push['lag_records']:,} records, {output.age(0.0, push['lag_seconds'])}"
+
+
 def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     """Everything of one, for a table of two columns."""
     live, ledger = link["live"] or {}, link["ledger"] or {}
@@ -58,13 +77,21 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "until", moment(link["until"]) if link["until"] else None
     yield "takes in", mapping(link["channels"])
     for origin, channels in link["beyond"].items():
-        yield f"from behind it, {origin[:12]}", mapping(channels)
+        yield f"from {link['behind'].get(origin) or origin[:12]} through it", mapping(channels)
+    for origin, channel, count in ledger.get("not_taken", []):
+        yield (
+            "passed on, not taken",
+            f"{count:,} records of {channel} of {origin[:12]}: --beyond {origin[:12]}:{channel}",
+        )
+    yield "they share", _offered(link)
     yield "shares", link["shares"]
-    yield "hops", link["hops"]
+    yield "passes on", _passes_on(link)
     yield "reached at", link["reached"]
     yield "connection", live.get("connectivity")
     yield "behind", lag(link)
     yield "handled through", _through(live, ledger)
+    yield "they are behind", push_lag(link) if link.get("push") else None
+    yield "they handled through", _their_place(link.get("push"), now)
     yield "last record taken", output.age(ledger["handled_at"], now) + " ago" if ledger.get("handled_at") else None
     yield "paused", ledger.get("paused")
     yield "records", counted(ledger.get("counts", {})) if ledger else None
@@ -72,8 +99,45 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "to be fetched again", ledger.get("owed")
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
-        yield "left out", f"{named}: {each['reason']}"
-    yield "why", link["words"] or live.get("words") or link["why"]
+        yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"
+    yield "why", _why(link, live)
+
+
+def _their_place(push: Facts | None, now: float) -> str | None:
+    if push is None:
+        return None
+    asked = (
+        f"asked {output.age(push['asked_at'], now)} ago" if push["asked_at"] else "not asked since the steward started"
+    )
+    return f"{push['handled']:,} of our log; {asked}"
+
+
+_REASONS = {
+    "not_shared": "not of a space and channel that is taken",
+    "echo": "said here, and came back",
+    "vanished": "the other log lost it",
+    "hops": "came over too many links",
+    "too_old": "removed there before it was fetched",
+}
+
+
+def _offered(link: Facts) -> str | None:
+    """What they share now, which may be more or less than is taken."""
+    if link.get("offered") is None:
+        return None
+    return ", ".join(link["offered"]) or "nothing"
+
+
+def _passes_on(link: Facts) -> str:
+    if link["hops"] == 1:
+        return "only what was said here"
+    return f"what came over other links too, up to {link['hops']} links in all"
+
+
+def _why(link: Facts, live: Facts) -> str | None:
+    if state(link) == "waiting":
+        return unreached_words(link["space"] or link["link"])
+    return str(link["words"] or live.get("words") or link["why"]) or None
 
 
 def _through(live: Facts, ledger: Facts) -> str | None:
@@ -106,8 +170,16 @@ def event(said: Facts) -> str:
 
 
 def _status(said: Facts) -> str:
+    push = said.get("push")
+    theirs = f"; they are {push['lag_records']:,} records behind" if push and push["lag_records"] else ""
+    if "status" not in said:
+        return f"shares only{theirs}"
     behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
-    return f"{said['status']}, {said['connectivity']}{behind}" + (f": {said['words']}" if said["words"] else "")
+    return f"{said['status']}, {said['connectivity']}{behind}{theirs}" + (f": {said['words']}" if said["words"] else "")
+
+
+def _left(said: Facts) -> str:
+    return f"; {said['lag_records']:,} records are before them" if said["lag_records"] else ""
 
 
 def _advanced(said: Facts) -> str:
@@ -141,6 +213,7 @@ _EVENTS: dict[str, Callable[[Facts], str]] = {
     "status_changed": lambda e: f"{e['before']} -> {e['now']}" + (f": {e['words']}" if e["words"] else ""),
     "connectivity_changed": lambda e: f"connection {e['before']} -> {e['now']}",
     "pull_advanced": _advanced,
+    "push_advanced": lambda e: f"they handled our log up to {e['handled']:,}" + _left(e),
     "gap_detected": _gap,
     "local_log_set_back": lambda e: f"the log here was set back: {e['lost']:,} messages are fetched again",
     "repair_started": lambda e: f"comparing up to {e['through']['seq']:,}",
@@ -156,11 +229,18 @@ _EVENTS: dict[str, Callable[[Facts], str]] = {
 
 def verified(name: str, answer: Facts) -> Iterator[str]:
     total = sum(answer["counts"].values())
+    if answer["lost"]:
+        places = ", ".join(str(seq) for seq, *_ in answer["lost_named"][:MOST_SHOWN])
+        more = ", …" if answer["lost"] > MOST_SHOWN else ""
+        yield (
+            f"the log of this space lost {answer['lost']:,} messages that had come over this link, at {places}{more}: "
+            "they are fetched again, as far as the other space still has them; `tidings doctor store` looks at the rest"
+        )
     if (rest := answer["head"] - answer["through"]) > 0:
-        yield f"{rest:,} records of the other log are not handled yet, and were not compared"
+        yield f"{rest:,} records of the other log, of any kind, are not handled yet, and were not compared"
     if answer["equal"]:
         yield f"equal: every record that {name} shares up to {answer['through']:,} is accounted for here"
-        yield f"{total:,} records: {counted(answer['counts'])}"
+        yield f"{total:,} record{'' if total == 1 else 's'}: {counted(answer['counts'])}"
         return
     yield (
         f"not equal: {answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not there "

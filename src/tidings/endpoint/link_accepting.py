@@ -6,6 +6,9 @@
 Each step is on disk before the next one (`links/accepting/<invitation>.json`): whoever is interrupted accepts the same
 line again, and it goes on from there with what was agreed. If the other space refuses, our record is ended again. The
 key of our worker's user is made here and never travels.
+
+A line may also renew a link that there is: both sides get new users, and keep what they agreed on and how they call it.
+What was interrupted or refused then ends nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError,
 from tidings.nats.address import parse_addresses
 from tidings.space.administration import Administrator, administer
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.link_inviting import check_unlinked, keep_peer, steward_key_of, taken_names
+from tidings.space.link_inviting import check_unlinked, keep_peer, lost_words, steward_key_of, taken_names
+from tidings.space.link_ledger import LinkLedger
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.space.linking import Linker, terms_of
 from tidings.space.listening import address_for
@@ -103,6 +107,8 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
     seed: str
     #: the link that we are making, once the operator agreed to it
     link: str = ""
+    #: it was there before, and is renewed: whatever is refused or interrupted does not end it
+    had: bool = False
     offer: str = ""
     signature: str = ""
     #: what we said, or are about to say
@@ -133,6 +139,7 @@ class _Acceptor:
     def __init__(self, home: SpaceHome, line: InvitationLine, tell: Tell) -> None:
         self.home, self.line, self.tell = home, line, tell
         self.path = home.link_accepting / f"{line.key.id}.json"
+        self.is_new = not self.path.exists()
         self.progress = self._read()
 
     async def run(self, wishes: LinkWishes, agree: Agree) -> AcceptedLink:
@@ -189,7 +196,8 @@ class _Acceptor:
     # --- our side ---
 
     async def _agree(self, wishes: LinkWishes, agree: Agree) -> None:
-        if self.progress.link:  # interrupted before anybody was told
+        self._check_not_lost()
+        if self.progress.link and not self.progress.had:  # interrupted before anybody was told
             await _end(self.home, self.progress.link, "its acceptance was interrupted")
         text, signature = await self._ask_offer()
         offer, info = self._checked(read_offer(text, signature)), self.home.read_info()
@@ -199,17 +207,34 @@ class _Acceptor:
         agree(proposal)
         async with administer(self.home, "accepting a link") as admin:
             self._check_free(admin, offer, proposal.record.space)
-            self._change(link=offer.link, offer=text, signature=signature)
+            held = admin.links.get(offer.link)
+            had = held is not None and held.state in ("setting", "on")
+            self._change(link=offer.link, had=had, offer=text, signature=signature)
             failpoints.reach("link_accept.after_kept")
-            row = (await Linker(admin).set(proposal.record)).row
+            row = (await Linker(admin).set(proposal.record, line=self.line.key.id)).row
             failpoints.reach("link_accept.after_record")
             acceptance = self._acceptance(offer, hash_of(text), proposal, info, row.token)
             self._change(said=signed_acceptance(admin.keyring.core, self.key, acceptance))
         failpoints.reach("link_accept.after_said")
 
+    def _check_not_lost(self) -> None:
+        """A line that was accepted here, of which nothing is left: whoever asked with another key would look like a
+        thief of the line."""
+        if not self.is_new:
+            return
+        for row in LinkLedger.below(self.home, self.home.read_info().id).rows():
+            if row.line == self.line.key.id and row.state in ("setting", "on"):
+                self.path.unlink()
+                raise UsageError(lost_words(self.line.space, row.link))
+
     async def _ask_offer(self) -> tuple[str, str]:
-        signature = self.key.sign(asking(self.line.space, self.line.key.id, self.key.id))
-        asked = {"id": self.key.id, "sig": base64.b64encode(signature).decode()}
+        said = asking(self.line.space, self.line.key.id, self.key.id)
+        async with administer(self.home, "asking for what a line offers") as admin:
+            proof = admin.keyring.core.sign(said)
+        signed = {
+            name: base64.b64encode(each).decode() for name, each in (("sig", self.key.sign(said)), ("proof", proof))
+        }
+        asked = {"id": self.key.id, "space": self.home.read_info().id, **signed}
         answer = await ask(self.line, await self._where(), self.key, "offer", asked, self.tell)
         return str(answer.get("offer", "")), str(answer.get("signature", ""))
 
@@ -230,14 +255,18 @@ class _Acceptor:
             if path == self.path or other.done or not other.link:
                 continue
             if read_offer(other.offer, other.signature).space_id == offer.space_id:
-                await _end(self.home, other.link, "another invitation of the same space was accepted")
                 path.unlink()
+                if other.had:
+                    continue
+                await _end(self.home, other.link, "another invitation of the same space was accepted")
                 self.tell(f"gave up link {other.link}, which was never finished")
 
     def _proposal(self, admin: Administrator, offer: LinkOffer, info: SpaceInfo, wishes: LinkWishes) -> Proposal:
-        called = check_space(wishes.called) if wishes.called else offer.space
+        row = admin.links.get(offer.link) if offer.renews else None
+        before = terms_of(row) if row is not None else None
+        called = check_space(wishes.called) if wishes.called else before.space if before else offer.space
         self._check_free(admin, offer, called)
-        channels, shares = _chosen(offer, wishes)
+        channels, shares = _chosen(offer, wishes, before)
         until = _earlier(offer.until, wishes.until)
         record = Link(
             op="-",
@@ -253,6 +282,7 @@ class _Acceptor:
             peer=offer.user,
             direct=offer.direct if wishes.direct else "off",
             roster=offer.roster if wishes.roster else "off",
+            beyond=before.beyond if before else {},
         )
         proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
         agreed(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
@@ -260,7 +290,13 @@ class _Acceptor:
 
     def _check_free(self, admin: Administrator, offer: LinkOffer, called: str) -> None:
         row = admin.links.get(offer.link)
-        if row is not None and self.progress.link != offer.link:
+        if row is not None and offer.renews and (self.progress.had or self.progress.link != offer.link):
+            if row.origin != offer.space_id or row.state not in ("setting", "on"):
+                raise DeniedError(
+                    f"link {offer.link} was removed here: it is to be removed there too (`tidings link remove "
+                    f"{offer.link}`), and another one is made by `tidings link invite`"
+                )
+        elif row is not None and self.progress.link != offer.link:
             raise DeniedError(f"there was a link {offer.link} here before: ask for another invitation")
         if row is None or row.state not in ("setting", "on"):
             check_unlinked(admin.links, offer.space_id)
@@ -326,10 +362,15 @@ class _Acceptor:
 
     async def _take_back(self, error: Exception) -> None:
         """It will not come to it: what we wrote is ended. The key stays, for the same line with other terms."""
-        link = self.progress.link
-        await _end(self.home, link, f"the other space refused: {error}")
+        link, had = self.progress.link, self.progress.had
+        if not had:
+            await _end(self.home, link, f"the other space refused: {error}")
         self._put(_Progress(seed=self.progress.seed))
-        if isinstance(error, AuthRevoked):
+        if had:
+            self.tell(
+                f"link {link} stays as it is agreed, and what it takes waits: ask for another line that renews it"
+            )
+        elif isinstance(error, AuthRevoked):
             self.tell(
                 f"if the other space lists a link {link}, it is to be removed there: `tidings link remove {link}`"
             )
@@ -368,21 +409,29 @@ async def _end(home: SpaceHome, link: str, why: str) -> None:
         LinkPeers.below(home).forget(link)
 
 
-def _chosen(offer: LinkOffer, wishes: LinkWishes) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What we take under which names, and what we share: of what is offered and wanted, as much as we like."""
-    channels = renamed({each: each for each in offer.shares}, wishes.names)
+def _chosen(offer: LinkOffer, wishes: LinkWishes, before: Link | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What we take under which names, and what we share: of what is offered and wanted, as much as we like. `before`:
+    the link that is renewed, of which as much stays as is offered."""
+    offered = restricted(before.channels, offer.shares) if before else {each: each for each in offer.shares}
+    channels = renamed(offered, wishes.names)
     if wishes.only is not None:
         taken = restricted(channels, wishes.only)
         _check_chosen("--only", wishes.only, taken, offer.shares)
         channels = taken
-    shares = offer.wants
+    shares = _common(before.shares, offer.wants) if before else offer.wants
     if wishes.share is not None:
-        shares = minimal([each for each in wishes.share if covers_any(offer.wants, each)])
-        shares = minimal([*shares, *(each for each in offer.wants if covers_any(wishes.share, each))])
+        shares = _common(wishes.share, offer.wants)
         _check_chosen("--share", wishes.share, shares, offer.wants)
     if not channels and not shares:
         raise UsageError("nothing would pass: take or share something of what is offered, or do not accept it")
     return channels, shares
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """What two lists of patterns both cover."""
+    return minimal(
+        [*(each for each in one if covers_any(other, each)), *(each for each in other if covers_any(one, each))]
+    )
 
 
 def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tuple[str, ...]) -> None:

@@ -21,11 +21,14 @@ from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink
 from tidings.link.ports import Verify
 from tidings.link.running import LoopClock, RunningDirection
+from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog, Spaces
 from tidings.space.link_peers import PeerAccess
 
 #: seconds between two looks whether the credential ends before long
 LOOK_AT_CREDENTIAL = 30.0
+#: seconds after which the other space is told that its last records were handled
+TELL_AFTER = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -58,6 +61,7 @@ class CarriedLink:
             verify=verify,
             comparison=Comparison(HeldRecords(ledger), self.source),
             mode=mode,
+            tell_after=TELL_AFTER,
         )
         self.direction.listen(listener)
         self._running = RunningDirection(self.direction)
@@ -66,6 +70,11 @@ class CarriedLink:
     def start(self) -> None:
         self._running.start()
         self._keeping = asyncio.create_task(self._keep_credential(), name=f"credential of {self.definition.link}")
+
+    def offered(self) -> list[str] | None:
+        """What the other space shares with us, as it last said; None if it was not asked yet."""
+        said = self.source.said if isinstance(self.source, PeerSource) else None
+        return list(said.shares) if said is not None else None
 
     async def stop(self, deadline: float) -> None:
         """It finishes what it is at, for at most `deadline` seconds. Others go on meanwhile."""

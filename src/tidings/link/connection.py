@@ -29,11 +29,12 @@ class LinkConnection:
         name: str,
         on_open: Callable[[Connection], Awaitable[None]] | None = None,
         on_reconnected: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None] = lambda: None,
         timeout: float = 5.0,
     ) -> None:
         self.creds, self.timeout = creds, timeout
         self._url, self._name = url, name
-        self._on_open, self._on_reconnected = on_open, on_reconnected
+        self._on_open, self._on_reconnected, self._on_closed = on_open, on_reconnected, on_closed
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
 
@@ -57,6 +58,7 @@ class LinkConnection:
                     name=self._name,
                     timeout=self.timeout,
                     on_reconnected=self._on_reconnected,
+                    on_closed=self._on_closed,
                 )
                 try:
                     if self._on_open is not None:

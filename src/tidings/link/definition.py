@@ -43,6 +43,11 @@ class LinkDefinition(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             origin: ChannelMap(names) for origin, names in self.beyond.items() if origin != self.peer
         }
 
+    @property
+    def takes(self) -> tuple[object, ...]:
+        """What decides what becomes of a record; what else is agreed on says nothing of what was handled."""
+        return self.space, self.peer, self.channels, self.beyond, self.hops
+
     def ours(self, origin: str, channel: str) -> str | None:
         """What a channel of that space is called here; None if it is not taken over this link."""
         names = self._maps.get(origin)

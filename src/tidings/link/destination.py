@@ -50,11 +50,28 @@ _MESSAGE_SIZE_EXCEEDED = 10054
 _NO_RESPONDERS = 503
 
 
+class PeerProgress(msgspec.Struct, frozen=True):
+    """How far the other space has handled our log, as it last asked. Seconds of the epoch; None: not asked, or nothing
+    waits. Lag counts sequences, if anything that is shared is among them."""
+
+    handled: int
+    asked_at: float | None
+    lag_records: int
+    waiting_since: float | None
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """For people and programs."""
+        lag = max(0.0, now - self.waiting_since) if self.waiting_since is not None else 0.0
+        told = {"handled": self.handled, "asked_at": self.asked_at, "lag_records": self.lag_records}
+        return told | {"lag_seconds": round(lag, 1)}
+
+
 class LinkInForce(NamedTuple):
-    """A link record, and the sequence it is at."""
+    """A link record, the sequence it is at, and how far the other space is with what it shares."""
 
     seq: int
     record: Link
+    push: PeerProgress | None = None
 
 
 class LocalLinks(NamedTuple):
@@ -287,5 +304,5 @@ def _facts(said: dict[str, Any]) -> LocalFacts:
 
 
 def _link(row: dict[str, Any]) -> LinkInForce:
-    seq = int(row.pop("seq"))
-    return LinkInForce(seq, msgspec.convert({"op": "-", **row}, Link))
+    seq, push = int(row.pop("seq")), row.pop("push", None)
+    return LinkInForce(seq, msgspec.convert({"op": "-", **row}, Link), push and msgspec.convert(push, PeerProgress))

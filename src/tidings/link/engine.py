@@ -121,8 +121,11 @@ class Direction:
         rng: random.Random | None = None,
         mode: Mode = LIVE,
         limit: int = PAGE_RECORDS,
+        tell_after: float = POLL[1],
     ) -> None:
+        """`tell_after`: seconds after records were handled until the peer is asked again, and hears how far we are."""
         self.definition, self.mode = definition, mode
+        self._tell_after = tell_after
         self._ledger, self._source, self._destination, self._clock = ledger, source, destination, clock
         self._comparison, self._rng, self._limit = comparison, rng or random.Random(), limit
         self._admitter = Admitter(definition, ledger, destination, verify)
@@ -141,6 +144,8 @@ class Direction:
         self._index: IndexState | None = None
         #: the sequence of the link record that what is let in counts by; None if nobody says it
         self._agreed: int | None = None
+        #: the same of the peer's record by which it shares; 0 if nobody says it
+        self._granted = 0
         self._told: Status = "initializing"
 
     # --------------------------------------------------------------------------------------- what others may do
@@ -229,7 +234,8 @@ class Direction:
         due = await self._look_at_waiting()
         if page.more:  # a peer that moves and has nothing to say must not keep us busy either
             return 0.0 if page.records else SPACING
-        return self._idle_until(due)
+        delay = self._idle_until(due)
+        return min(delay, self._tell_after) if page.records and self.mode.every is None else delay
 
     async def _look(self) -> LinkRow:
         self._link = link = await self._ledger.link()
@@ -304,7 +310,14 @@ class Direction:
         if page.gap is None:
             check_page(token, page, self._limit)
             self._head = page.head
+            self._note_grant(page.granted)
         return page
+
+    def _note_grant(self, granted: int) -> None:
+        """Under another record more may be shared of what the token has passed: comparing finds it."""
+        if self._granted not in (0, granted):
+            self._repair_at = 0.0
+        self._granted = granted
 
     async def _take_page(self, token: Token, page: LinkPage) -> None:
         """Everything in it gets its disposition, or nothing of it does."""
@@ -314,7 +327,7 @@ class Direction:
         try:
             done = await self._dispose(page.records)
             time_ns = max((each.time_ns for each in page.records), default=0)
-            await self._commit(token, page.through, done, time_ns)
+            await self._commit(token, page.through, done, time_ns, min(page.floor, page.through.seq))
         except TidingsError as error:
             if not isinstance(error, errors.StoreError | errors.ConflictError):
                 await self._note_received(page.through)
@@ -339,7 +352,9 @@ class Direction:
         if not page.more:
             self._reached_the_end, self._rescan = True, False
 
-    async def _commit(self, before: Token, through: Token, done: Sequence[Disposed], time_ns: int) -> None:
+    async def _commit(
+        self, before: Token, through: Token, done: Sequence[Disposed], time_ns: int, floor: int = 0
+    ) -> None:
         row, now, space, known = self._ledger.row, self._now(), self.definition.space, self._index
         assert known is not None
         own = {each.seq: each for each in self._put_in(done, known)}
@@ -348,6 +363,7 @@ class Direction:
             self._check_unchanged(c)
             books.commit_page(c, row, before, through, done, now, time_ns)
             local_index.extend_own(c, space, known, own)
+            books.forget_removed(c, row, floor)
 
         await self._ledger.write(commit)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from tidings.wire.links import GapKind, Token
@@ -93,6 +93,15 @@ class PullAdvanced(LinkEvent):
 
 
 @dataclass(frozen=True)
+class PushAdvanced(LinkEvent):
+    """The other space has handled our log up to `handled`; `lag_records` is what it has before it."""
+
+    handled: int
+    lag_records: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True)
 class GapDetected(LinkEvent):
     """From `before` the peer's log cannot go on; it goes on at `now`. `reread` records are read again, `vanished`
     cannot be any more. Of a range that was removed, nobody knows how many records it had."""
@@ -137,6 +146,18 @@ class RepairFailed(LinkEvent):
 @dataclass(frozen=True)
 class DegradedPollEntered(LinkEvent):
     words: str
+
+
+def line_of(event: LinkEvent) -> str:
+    """For a log: `link abc: pull advanced, handled 5, head 5, admitted 1`; what is nothing is left out."""
+    name = "".join(f" {each.lower()}" if each.isupper() else each for each in type(event).__name__).strip()
+    told = ((each.name, getattr(event, each.name)) for each in fields(event) if each.name not in ("link", "at"))
+    shown = [f"{what.replace('_', ' ')} {_shown(value)}" for what, value in told if value not in (0, "", False)]
+    return f"link {event.link}: " + ", ".join([name, *shown])
+
+
+def _shown(value: object) -> str:
+    return str(value.seq) if isinstance(value, Token) else str(value)
 
 
 Listener = Callable[[LinkEvent], None]

@@ -11,6 +11,7 @@ holds (`local_index`) are beside this. Nothing here asks anybody anything.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -30,6 +31,8 @@ MOST_RECEIVED = 100
 #: what a link may have in quarantine; a page that would add more stops
 MOST_QUARANTINED = 10_000
 MOST_QUARANTINED_BYTES = 64 * 1024 * 1024
+#: records below the peer's floor that are forgotten with one page
+FORGOTTEN_AT_ONCE = 2_000
 #: milliseconds until a record that was put aside is tried for the first time
 QUARANTINE_REST = 60_000
 
@@ -82,6 +85,15 @@ class HeldRow(NamedTuple):
     hash: str
 
 
+class LetIn(NamedTuple):
+    """A record of the peer's log that is said to be in the log here, at `local_seq`."""
+
+    seq: int
+    local_seq: int
+    channel: str
+    identity: OriginIdentity
+
+
 class Omitted(NamedTuple):
     first: int
     last: int
@@ -109,6 +121,15 @@ def open_link(connection: sqlite3.Connection, definition: LinkDefinition, secret
             "it takes: make a new link record, or remove the link from the ledger"
         )
     return found
+
+
+def agree_anew(connection: sqlite3.Connection, row: int, definition: LinkDefinition) -> None:
+    """The same is taken under another agreement: everything that is known of it stays true."""
+    key = definition.key
+    connection.execute(
+        "UPDATE link SET scope = ?, authority = ?, definition = ? WHERE row = ?",
+        (key.scope, key.authority, definition.text(), row),
+    )
 
 
 def find(connection: sqlite3.Connection, row: int) -> LinkRow:
@@ -198,6 +219,23 @@ def commit_page(
     connection.execute(
         "UPDATE link SET handled_at = ?, handled_time = max(handled_time, ?) WHERE row = ?", (now, time_ns, row)
     )
+
+
+def forget_removed(connection: sqlite3.Connection, row: int, floor: int, limit: int = FORGOTTEN_AT_ONCE) -> int:
+    """What became of records below the floor of the peer's log is counted, and no longer kept: nobody can compare them
+    or ask for them again. What waits stays. How many were forgotten; at most `limit` at a time."""
+    gone = connection.execute(
+        """DELETE FROM disposition WHERE link = ? AND life = 0 AND seq IN (
+          SELECT seq FROM disposition WHERE link = ? AND life = 0 AND seq < ?
+          AND kind IN ('admitted', 'duplicate', 'omitted') ORDER BY seq LIMIT ?) RETURNING kind""",
+        (row, row, floor, limit),
+    ).fetchall()
+    connection.executemany(
+        """INSERT INTO forgotten (link, kind, records) VALUES (?, ?, ?)
+        ON CONFLICT DO UPDATE SET records = records + excluded.records""",
+        [(row, kind, count) for (kind,), count in Counter(gone).items()],
+    )
+    return len(gone)
 
 
 def omit_range(connection: sqlite3.Connection, row: int, before: Token, through: Token, now: int) -> None:
@@ -320,8 +358,10 @@ def quarantined(connection: sqlite3.Connection, row: int) -> tuple[int, int]:
 
 def counts(connection: sqlite3.Connection, row: int) -> dict[str, int]:
     """How many records have each disposition."""
-    query = "SELECT kind, count(*) FROM disposition WHERE link = ? GROUP BY kind ORDER BY kind"
-    return dict(connection.execute(query, (row,)).fetchall())
+    query = """SELECT kind, sum(records) FROM (
+      SELECT kind, count(*) AS records FROM disposition WHERE link = ? GROUP BY kind
+      UNION ALL SELECT kind, records FROM forgotten WHERE link = ?) GROUP BY kind ORDER BY kind"""
+    return dict(connection.execute(query, (row, row)).fetchall())
 
 
 def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: int = 100) -> list[Omitted]:
@@ -329,6 +369,27 @@ def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: i
     query = """SELECT seq, seq, reason FROM disposition WHERE link = ? AND kind = 'omitted' AND seq > ?
       UNION ALL SELECT first, last, reason FROM omitted_range WHERE link = ? AND last > ? ORDER BY 1 LIMIT ?"""
     return [Omitted(*found) for found in connection.execute(query, (row, after, row, after, limit))]
+
+
+def let_in(connection: sqlite3.Connection, row: int, after: int, limit: int) -> list[LetIn]:
+    """Those that are said to be in the log here, over whichever link, by their place in the peer's log."""
+    query = """SELECT seq, local_seq, channel, origin, sender, id FROM disposition
+      WHERE link = ? AND life = 0 AND seq > ? AND kind IN ('admitted', 'duplicate') ORDER BY seq LIMIT ?"""
+    found = connection.execute(query, (row, after, limit))
+    return [LetIn(seq, local, channel, OriginIdentity(*name)) for seq, local, channel, *name in found]
+
+
+def read_index_anew(connection: sqlite3.Connection, space: str) -> None:
+    """What the log here holds is read from it again before anything is let in; what it lost is owed then."""
+    connection.execute("UPDATE space SET epoch = '' WHERE space = ?", (space,))
+
+
+def not_taken(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[tuple[str, str, int]]:
+    """What the peer passes on of other spaces and is not taken: (space, channel, how many records)."""
+    query = """SELECT d.origin, d.channel, count(*) FROM disposition AS d JOIN link AS l ON l.row = d.link
+      WHERE d.link = ? AND d.kind = 'omitted' AND d.reason = 'not_shared' AND d.origin NOT IN (l.peer, l.space)
+      GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"""
+    return [(origin, channel, count) for origin, channel, count in connection.execute(query, (row, limit))]
 
 
 def held_days(connection: sqlite3.Connection, row: int, floor: int, through: int) -> list[tuple[str, str]]:
@@ -349,7 +410,7 @@ def held_rows(
 
 
 def _close_all(connection: sqlite3.Connection, row: int) -> None:
-    for table in ("obligation", "quarantine", "disposition", "omitted_range"):
+    for table in ("obligation", "quarantine", "disposition", "omitted_range", "forgotten"):
         connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
 
 

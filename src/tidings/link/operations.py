@@ -7,8 +7,10 @@ disk.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -20,8 +22,10 @@ from tidings.link import ledger as books
 from tidings.link import waiting
 from tidings.link.agreements import definition_of, find_row, milliseconds, open_store, opened
 from tidings.link.carrying import CarriedLink
+from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
 from tidings.link.definition import LinkDefinition
+from tidings.link.destination import LocalDestination, LocalSpace
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink, LinkRow
 from tidings.link.source import PeerSource
@@ -33,6 +37,8 @@ from tidings.space.link_peers import LinkPeers
 from tidings.space.linking import terms_of
 from tidings.store.database import Database
 
+#: seconds for which a link is waited for that has something to handle before it is compared
+CATCH_UP = 3.0
 #: records that are named in an answer about what differs
 MOST_NAMED = 100
 PAUSED = "paused by the operator"
@@ -46,6 +52,8 @@ class Carrying(NamedTuple):
     carried: Callable[[str], CarriedLink | None] = lambda _link: None
     words: Callable[[str], str] = lambda _link: ""
     aside: Callable[[str], AbstractAsyncContextManager[None]] = lambda _link: nullcontext()
+    #: how far the other space is with what we share
+    push: Callable[[str], Answer | None] = lambda _link: None
 
 
 class LinkOperations:
@@ -78,6 +86,8 @@ class LinkOperations:
             facts["ledger"] = await self.database.read(lambda c: _ledger_facts(c, found, whole))
         facts["words"] = self._carrying.words(row.link)
         facts["live"] = msgspec.to_builtins(carried.direction.status()) if carried is not None else None
+        facts["push"] = self._carrying.push(row.link)
+        facts["offered"] = carried.offered() if carried is not None else None
         return facts
 
     async def quarantined(self, link: str, after: int = 0, limit: int = 100) -> Answer:
@@ -151,17 +161,42 @@ class LinkOperations:
     # --- comparing ---
 
     async def verify(self, link: str) -> Answer:
-        """What the peer shares against what the ledger has, by digests, up to where it was handled."""
+        """What the peer shares against what the ledger has, by digests, up to where it was handled; and whether the log
+        here still has what the ledger says it let in."""
         row, carried = await self._row(link), self._carrying.carried(link)
         if row.handled is None:
             raise ConflictError(f"nothing came over link {link} yet: there is nothing to compare")
         if carried is not None:
-            answer = await self._compared(row, carried.source)
-            if not answer["equal"]:
+            row = await self._caught_up(link, carried)
+        lost = await self._lost(row)
+        if lost["lost"]:  # whoever carries it finds what is to be fetched again
+            await self.database.write(lambda c: books.read_index_anew(c, self.space))
+        if carried is not None:
+            answer = await self._compared(row, carried.source) | lost
+            if not answer["equal"] or lost["lost"]:
                 carried.direction.ask(repair=True)
             return answer
         async with self._peer(link) as peer:
-            return await self._compared(row, peer)
+            return await self._compared(row, peer) | lost
+
+    async def _caught_up(self, link: str, carried: CarriedLink) -> LinkRow:
+        """Where the link is once it has handled what the other log had when we asked, if that is soon."""
+        wanted, deadline = (await carried.source.hello()).head, time.monotonic() + CATCH_UP
+        carried.direction.ask()
+        while True:
+            row = await self._row(link)
+            if row.handled is None or row.handled.seq >= wanted or time.monotonic() >= deadline:
+                return row
+            await asyncio.sleep(0.05)
+
+    async def _lost(self, row: LinkRow) -> Answer:
+        local = LocalSpace(self.home.read_info().url, self.home.link_creds, self.home.name)
+        try:
+            found = await lost_here(BookedLink(self.database, row.row), LocalDestination(local, row.definition.link))
+        finally:
+            await local.close()
+        named = [[each.local_seq, each.channel, each.identity.sender, each.identity.id] for each in found.named]
+        return {"lost": found.lost, "lost_named": named}
 
     @asynccontextmanager
     async def _peer(self, link: str) -> AsyncIterator[SharedLog]:
@@ -230,7 +265,10 @@ OPERATIONS = frozenset(
 
 
 def no_access(link: str) -> str:
-    return f"how the other space of link {link} is reached is not known here: its operator gives that with a line"
+    return (
+        f"how the other space of link {link} is reached is not known here: its operator gives that with a line "
+        f"(`tidings link renew {link}` there)"
+    )
 
 
 @asynccontextmanager
@@ -258,9 +296,13 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),
+        #: what spaces behind it are called here, as far as there are links with them
+        "behind": {origin: _called(home, origin) for origin in record.beyond},
         "takes": row.takes(milliseconds() / 1000),
         "ledger": None,
         "live": None,
+        "offered": None,
+        "push": None,
         "words": "",
     }
 
@@ -271,6 +313,12 @@ def _reached(home: SpaceHome, link: str) -> str | None:
     except TidingsError:
         return None
     return access.address if access is not None else None
+
+
+def _called(home: SpaceHome, origin: str) -> str:
+    rows = LinkLedger.below(home, home.read_info().id).rows()
+    named = (str(each.terms.get("space")) for each in rows if each.origin == origin and each.state in ("setting", "on"))
+    return next(named, "")
 
 
 def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> Answer:
@@ -288,6 +336,7 @@ def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> 
     if whole:
         facts["counts"] = books.counts(connection, row.row)
         facts["omitted"] = [each._asdict() for each in books.omissions(connection, row.row, limit=20)]
+        facts["not_taken"] = [list(each) for each in books.not_taken(connection, row.row)]
     return facts
 
 

@@ -152,4 +152,14 @@ CREATE TRIGGER obligation_ends AFTER UPDATE OF kind ON disposition WHEN NEW.kind
 BEGIN DELETE FROM obligation WHERE link = NEW.link AND life = NEW.life AND seq = NEW.seq; END;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST,))
+#: what is known of records that the peer's log removed by age is counted, and no longer kept one by one
+_COUNTED = """
+CREATE TABLE forgotten (
+  link INTEGER NOT NULL REFERENCES link (row) ON DELETE CASCADE,
+  kind TEXT NOT NULL CHECK (kind IN ('admitted', 'duplicate', 'omitted')),
+  records INTEGER NOT NULL CHECK (records > 0),
+  PRIMARY KEY (link, kind)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED))

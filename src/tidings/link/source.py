@@ -23,6 +23,7 @@ from tidings.broker.private_files import read_private, write_private
 from tidings.errors import (
     ConflictError,
     DeniedError,
+    MalformedDigest,
     MalformedRecord,
     OutcomeUnknown,
     PageRefused,
@@ -30,10 +31,11 @@ from tidings.errors import (
     TidingsError,
     UnreachableError,
 )
+from tidings.link.compare import ComparisonLimits
 from tidings.link.connection import LinkConnection
 from tidings.link.ports import Fetched, PeerFacts
 from tidings.space.control import request_body
-from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
+from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer
 from tidings.wire.link_pages import LONGEST, read_page, read_records
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.operations import MOST
@@ -43,6 +45,8 @@ from tidings.wire.subjects import LINK_SERVICE, Subjects
 PATIENCE = 15.0
 #: for how long a digest is asked for again while it is being made, and the pause between
 DIGEST_WITHIN, DIGEST_PAUSE = 900.0, 0.5
+#: how often a digest is begun again, and days of channels that are taken of one
+DIGEST_TRIES, MOST_PAIRS = 3, ComparisonLimits().days
 #: how often it asks for a newer token: where nobody can be cut they hold for 15 minutes
 RENEW_EVERY = 240.0
 #: seconds for which a page that was asked for ahead is what the other space would say
@@ -106,12 +110,19 @@ class PeerSource:
         self.patience = patience
         self._on_wake = on_wake
         self.connection = LinkConnection(
-            url, creds, name="link", on_open=self._hear_wakes, on_reconnected=lambda: self._on_wake()
+            url,
+            creds,
+            name="link",
+            on_open=self._hear_wakes,
+            on_reconnected=lambda: self._on_wake(),
+            on_closed=lambda: self._on_wake(),  # a user that was cut is told so when it asks
         )
         #: what it last said, and when
         self.said: PeerHello | None = None
         self._said_at = time.monotonic()
         self._ahead: _Ahead | None = None
+        #: the record by which it shared the last page
+        self._granted = 0
 
     async def _hear_wakes(self, connection: Connection) -> None:
         await connection.listen(self.subjects.live_link(self.connection.user), lambda _message: self._on_wake())
@@ -138,6 +149,9 @@ class PeerSource:
         if time.monotonic() - self._said_at > RENEW_EVERY:
             await self.hello()
         page = await self._asked_ahead(token) or await self._page(token, limit, token.seq)
+        if self._granted not in (0, page.granted):
+            self._said_at = -RENEW_EVERY  # it shares something else now
+        self._granted = page.granted or self._granted
         if page.more and page.through.seq > token.seq:
             asking = asyncio.create_task(self._page(page.through, limit, token.seq), name="the page behind")
             self._ahead = _Ahead(page.through, time.monotonic(), asking)
@@ -171,7 +185,32 @@ class PeerSource:
     # --- what comparing asks (`link/compare.py`) ---
 
     async def digest(self, through: int) -> DigestAnswer:
-        return DigestAnswer.decode(await self._ask_until_made("digest", through=through))
+        """The whole, of as many answers as it takes. One that was begun again from another floor is asked for anew."""
+        for _ in range(DIGEST_TRIES):
+            found = await self._digest_pages(through)
+            if found is not None:
+                return found
+        raise StewardUnreachable("the floor of the other log rose time and again while its digest was read: ask again")
+
+    async def _digest_pages(self, through: int) -> DigestAnswer | None:
+        channels: dict[str, dict[str, Digest]] = {}
+        after, floor, pairs = ("", ""), None, 0
+        while True:
+            asked = {"through": through, "after": list(after)}
+            page = DigestAnswer.decode(await self._ask_until_made("digest", **asked))
+            if floor not in (None, page.floor):
+                return None
+            floor = page.floor
+            for channel, days in sorted(page.channels.items()):
+                for day, digest in sorted(days.items()):
+                    if (channel, day) <= after:
+                        raise MalformedDigest(f"the digest comes to {channel[:80]!r} on {day[:80]!r} a second time")
+                    after, pairs = (channel, day), pairs + 1
+                    channels.setdefault(channel, {})[day] = digest
+            if pairs > MOST_PAIRS or (page.more and not page.channels):
+                raise MalformedDigest(f"the digest has more than {MOST_PAIRS:,} days of channels, or does not go on")
+            if not page.more:
+                return DigestAnswer(page.floor, page.through, channels)
 
     async def buckets(self, channel: str, day: str, through: int) -> BucketsAnswer:
         return BucketsAnswer.decode(await self._ask_until_made("buckets", channel=channel, day=day, through=through))

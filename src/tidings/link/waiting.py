@@ -68,12 +68,16 @@ def owe(connection: sqlite3.Connection, row: int, seqs: Iterable[int], now: int)
 
 
 def first_other(connection: sqlite3.Connection, row: int, found: Iterable[ComparedRecord]) -> int | None:
-    """The first of these sequences at which the ledger knows another message: that log is not the one it knew."""
+    """The first of these sequences at which the ledger knows another record: that log is not the one it knew. What was
+    put aside because it is no message has no id here, and is known by its bytes."""
     query = """SELECT sender, id, hash FROM disposition
-      WHERE link = ? AND life = 0 AND seq = ? AND id <> '' AND reason <> 'vanished'"""
+      WHERE link = ? AND life = 0 AND seq = ? AND hash <> '' AND reason <> 'vanished'"""
     known = ((each, connection.execute(query, (row, each.seq)).fetchone()) for each in found)
-    other = [one.seq for one, ours in known if ours is not None and ours != (one.sender, one.id, one.hash.hex())]
-    return min(other, default=None)
+    return min((one.seq for one, ours in known if ours is not None and _is_other(one, *ours)), default=None)
+
+
+def _is_other(claimed: ComparedRecord, sender: str, name: str, hashed: str) -> bool:
+    return hashed != claimed.hash.hex() or (name != "" and (sender, name) != (claimed.sender, claimed.id))
 
 
 def lost_here(connection: sqlite3.Connection, space: str, floor: int, now: int) -> int:

@@ -20,9 +20,9 @@ import msgspec
 from tidings.errors import TidingsError, UsageError
 from tidings.link.agreements import definition_of, milliseconds, open_store, opened, takes_something
 from tidings.link.carrying import CarriedLink
-from tidings.link.destination import LocalLinks
+from tidings.link.destination import LocalLinks, PeerProgress
 from tidings.link.engine import LIVE, Mode
-from tidings.link.events import LinkEvent, Listeners
+from tidings.link.events import LinkEvent, Listeners, PushAdvanced, line_of
 from tidings.link.ledger import BookedLink
 from tidings.link.local_socket import LocalServer
 from tidings.link.operations import Carrying, LinkOperations, no_access
@@ -65,6 +65,8 @@ class LinkWorker:
         #: why a link that should be carried is not
         self._words: dict[str, str] = {}
         self._steward_words = ""
+        #: how far the other spaces are with what is shared here
+        self._pushes: dict[str, PeerProgress] = {}
         self._stopping, self._look_now = asyncio.Event(), asyncio.Event()
         self._changing = asyncio.Lock()
         self._verify = ThreadedVerify()
@@ -80,7 +82,7 @@ class LinkWorker:
     async def run(self) -> None:
         """`StoreBusy` if another worker has the ledger."""
         self._database = await asyncio.to_thread(open_store, self.home)
-        carrying = Carrying(self._carried.get, lambda link: self._words.get(link, ""), self._set_aside)
+        carrying = Carrying(self._carried.get, lambda link: self._words.get(link, ""), self._set_aside, self._push)
         self._operations = LinkOperations(self.home, self._database, carrying)
         server = LocalServer(self.home.link_socket, self._answer)
         try:
@@ -112,6 +114,7 @@ class LinkWorker:
             self._note_steward(str(error))
             return
         self._note_steward("")
+        self._note_pushes(found)
         async with self._changing:
             await self._settle(found)
 
@@ -119,6 +122,18 @@ class LinkWorker:
         if words and words != self._steward_words:
             self._tell(f"which links are in force is not known, and is asked again: {words}")
         self._steward_words = words
+
+    def _note_pushes(self, found: LocalLinks) -> None:
+        before, now = self._pushes, time.time()
+        self._pushes = {each.record.link: each.push for each in found.links if each.push is not None}
+        for link, push in self._pushes.items():
+            if link in before and push.handled > before[link].handled:
+                facts = push.facts(now)
+                self._heard(PushAdvanced(link, now, push.handled, push.lag_records, facts["lag_seconds"]))
+
+    def _push(self, link: str) -> dict[str, Any] | None:
+        found = self._pushes.get(link)
+        return found.facts(time.time()) if found is not None else None
 
     async def _settle(self, found: LocalLinks) -> None:
         now = time.time()
@@ -199,7 +214,7 @@ class LinkWorker:
     # ------------------------------------------------------------------------------------------- what it is asked
 
     def _heard(self, event: LinkEvent) -> None:
-        log.info("%s", event)
+        log.info("%s", line_of(event))
         self._listeners.tell(event)
 
     async def _answer(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -209,6 +224,9 @@ class LinkWorker:
                 yield each
         elif do == "look":
             await self.look()
+            yield {}
+        elif do == "leave":
+            self.stop()
             yield {}
         else:
             try:
@@ -232,11 +250,12 @@ class LinkWorker:
         remove, said = self._listeners.add(hear), None
         try:
             while True:
-                carried = self._carried.get(link)
-                if carried is None:
+                carried, push = self._carried.get(link), self._push(link)
+                if carried is None and push is None:
                     yield {"event": "not_carried", "words": self._words.get(link, "")}
                     return
-                status = msgspec.to_builtins(carried.direction.status())
+                status = msgspec.to_builtins(carried.direction.status()) if carried is not None else {}
+                status["push"] = push
                 if status != said:
                     said = status
                     yield {"event": "status", "at": time.time(), **status}

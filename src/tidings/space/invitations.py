@@ -44,6 +44,8 @@ class LinkPromise:
     agreed: str = ""
     #: why the other space could not be reached when it was made; empty: it could, or need not be
     unreached: str = ""
+    #: it is for the space of that link alone, and gives it new keys
+    renews: bool = False
 
 
 @dataclass(frozen=True, slots=True)

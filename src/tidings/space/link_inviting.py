@@ -3,6 +3,8 @@
     key of our user over there -> signed offer -> line
     acceptance -> taken by its key (written first) -> link record -> how the other space is reached
 
+A line may also renew a link: its own space alone, which signs with its id, gets new keys by it, on the terms there are.
+
 A key that has taken an offer gets the same answer however often it asks, for the same terms; another key gets none.
 Nothing here is wider than the offer that the owner made: an acceptance only says how much of it is taken.
 """
@@ -14,6 +16,9 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
+
+import msgspec
 
 from tidings import failpoints
 from tidings.broker import jwt
@@ -28,7 +33,7 @@ from tidings.space.invitations import Invitation, LinkPromise
 from tidings.space.inviting import Inviter, Reach
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers, PeerAccess
-from tidings.space.linking import Linker
+from tidings.space.linking import Linker, terms_of
 from tidings.wire.invitations import InvitationLine, is_loopback
 from tidings.wire.keys import KeyPair
 from tidings.wire.link_terms import (
@@ -106,8 +111,23 @@ class LinkInviter:
     def invite(self, terms: LinkTerms, seconds: int, reach: Reach) -> tuple[Invitation, InvitationLine]:
         """Offer a link to the holder of a new line."""
         self._check(terms)
+        return self._offer(new_link_id(), terms, seconds, reach)
+
+    def renew(self, row: AgreedLink, seconds: int, reach: Reach) -> tuple[Invitation, InvitationLine]:
+        """Offer the space of a link new keys for it, on the terms that it has; another line for that is void now."""
+        if row.state not in ("setting", "on"):
+            raise UsageError(f"link {row.link} was removed: `tidings link invite` makes another one")
+        record = terms_of(row)
+        terms = LinkTerms(
+            record.shares, record.channels, record.space, record.until, record.hops, record.direct, record.roster
+        )
+        self._check_passing(terms)
+        return self._offer(row.link, terms, seconds, reach, renews=True)
+
+    def _offer(
+        self, link: str, terms: LinkTerms, seconds: int, reach: Reach, *, renews: bool = False
+    ) -> tuple[Invitation, InvitationLine]:
         line = self.inviter.new_line(seconds, reach, for_link=True)
-        link = new_link_id()
         offer = LinkOffer(
             invitation=line.key.id,
             link=link,
@@ -121,11 +141,14 @@ class LinkInviter:
             hops=terms.hops,
             direct=terms.direct,
             roster=terms.roster,
+            renews=renews,
         )
         text, signature = signed_offer(self.admin.keyring.core, offer)
-        promise = LinkPromise(link, text, signature, terms.takes or {}, terms.called, is_loopback(reach.host))
+        local = is_loopback(reach.host)
+        promise = LinkPromise(link, text, signature, terms.takes or {}, terms.called, local, renews=renews)
+        made = self.inviter.promise(Invitation("", 0, 0, link=promise), line)
         self._forget_keys()
-        return self.inviter.promise(Invitation("", 0, 0, link=promise), line), line
+        return made, line
 
     def _check(self, terms: LinkTerms) -> None:
         if not terms.shares and not terms.takes:
@@ -133,12 +156,16 @@ class LinkInviter:
                 "say what is to pass: `--share PATTERN` for what they may read, `--take THEIRS` for what you read of "
                 "theirs, `--both CHANNEL` for one that you have in common"
             )
+        self._check_passing(terms)
+        if terms.called:
+            self._check_name(terms.called)
+
+    @staticmethod
+    def _check_passing(terms: LinkTerms) -> None:
         check_patterns(terms.shares)
         channel_map(terms.takes or {})
         if terms.until is not None and terms.until <= time.time():
             raise UsageError("the link would have ended already: name a later time, or none")
-        if terms.called:
-            self._check_name(terms.called)
 
     def _check_name(self, name: str) -> None:
         check_space(name)
@@ -155,9 +182,13 @@ class LinkInviter:
 
     def _forget_keys(self) -> None:
         """Of offers that nobody can accept any more."""
-        for each in self.admin.invitations.all():
-            if each.link is not None and not each.link.agreed and each.state(time.time()) != "open":
-                self.keys.forget(each.link.link)
+        offers = [
+            (each.link, each.state(time.time())) for each in self.admin.invitations.all() if each.link is not None
+        ]
+        open_ones = {offer.link for offer, state in offers if state == "open"}
+        for offer, state in offers:
+            if not offer.agreed and state != "open" and offer.link not in open_ones:
+                self.keys.forget(offer.link)
 
     async def redeem(self, invitation_id: str, user: str, said: SignedAcceptance) -> AgreedLink:
         """Make the link that was accepted. The same key again, with the same terms, finds it made."""
@@ -171,16 +202,20 @@ class LinkInviter:
         promise = invitation.link
         offer, acceptance, terms = judged(promise, user, said, steward_key_of(self.admin.home))
         row = self.admin.links.get(promise.link)
-        if row is not None:
+        if is_made(row, promise, user):
             check_unchanged(row, promise, said)
         else:
-            check_unlinked(self.admin.links, acceptance.space_id)
+            check_acceptor(self.admin.links, promise, acceptance)
+            if self.keys.get(promise.link).id != offer.user:
+                raise DeniedError(f"a newer line was made for link {promise.link}, and takes the place of this one")
             invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
             failpoints.reach("link_redeem.after_taken")
             name = promise.called or self._free_name(acceptance)
-            row = (await linker.set(_record(offer, acceptance, terms, promise, name))).row
+            record = _record(offer, acceptance, terms, promise, name)
+            beyond = terms_of(row).beyond if row is not None else {}
+            row = (await linker.set(msgspec.structs.replace(record, beyond=beyond))).row
             failpoints.reach("link_redeem.after_record")
-        await self._keep_peer(invitation, acceptance)
+        await self._keep_peer(invitation, acceptance, offer.user)
         return row
 
     def _free_name(self, acceptance: LinkAcceptance) -> str:
@@ -190,10 +225,10 @@ class LinkInviter:
         behind = f"-{acceptance.space_id[1:7].lower()}"
         return acceptance.space[: MAX_TOKEN - len(behind)] + behind
 
-    async def _keep_peer(self, invitation: Invitation, acceptance: LinkAcceptance) -> None:
+    async def _keep_peer(self, invitation: Invitation, acceptance: LinkAcceptance, user: str) -> None:
         """How our worker reaches the other space, if it can. The key goes where it is used."""
         link = acceptance.link
-        if not is_kept(self.peers, acceptance):
+        if not is_kept(self.peers, acceptance, user):
             creds = jwt.credentials(acceptance.token, self.keys.get(link))
             if acceptance.url and acceptance.shares and invitation.link is not None:
                 why = await _unreached(acceptance.url, creds, acceptance.space)
@@ -257,6 +292,23 @@ def _check_address(url: str, *, local: bool) -> None:
             raise DeniedError(f"{each.url} would be spoken to in plain: let your space listen with TLS (`--listen`)")
 
 
+def is_made(row: AgreedLink | None, promise: LinkPromise, user: str) -> TypeGuard[AgreedLink]:
+    """Is there the link that a line promised? One that it renews is there before, with another user."""
+    return row is not None and (row.peer == user or not promise.renews)
+
+
+def check_acceptor(ledger: LinkLedger, promise: LinkPromise, acceptance: LinkAcceptance) -> None:
+    """May this space have what was promised? A link is renewed by its own space, a new one is for one without."""
+    if not promise.renews:
+        check_unlinked(ledger, acceptance.space_id)
+        return
+    row = ledger.get(promise.link)
+    if row is None or row.state in ("ending", "off"):
+        raise DeniedError(f"link {promise.link} was removed since: ask for another invitation")
+    if row.origin != acceptance.space_id:
+        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
+
+
 def check_unchanged(row: AgreedLink, promise: LinkPromise, said: SignedAcceptance) -> None:
     """A link that was made by an acceptance is made by that one only."""
     if row.state in ("ending", "off"):
@@ -269,9 +321,19 @@ def check_unlinked(ledger: LinkLedger, space_id: str) -> None:
     for row in ledger.rows():
         if row.origin == space_id and row.state not in ("ending", "off"):
             raise DeniedError(
-                f"there is a link between these two spaces already ({row.link}): remove it on both sides first "
-                f"(`tidings link remove {row.link}`)"
+                f"there is a link between these two spaces already ({row.link}): `tidings link set` changes what "
+                f"passes, `tidings link renew` gives it new keys, and `tidings link remove {row.link}` on both sides "
+                "makes room for another"
             )
+
+
+def lost_words(space: str, link: str) -> str:
+    """What helps a space that has lost its key of a link."""
+    return (
+        f"this line made link {link}, and the key that your space had of it is gone, perhaps because an older copy of "
+        f"the space was put back: let the operator of {space} say `tidings link renew {link}`, and accept the line "
+        "that it prints"
+    )
 
 
 def taken_names(own: str, ledger: LinkLedger) -> set[str]:
@@ -287,8 +349,12 @@ def peer_of(other: LinkAcceptance) -> PeerAccess | str:
     return PeerAccess(link=other.link, space=other.space, id=other.space_id, steward=other.steward, url=other.url)
 
 
-def is_kept(peers: LinkPeers, other: LinkAcceptance) -> bool:
-    return peers.get(other.link) is not None if other.url else peers.creds(other.link).exists()
+def is_kept(peers: LinkPeers, other: LinkAcceptance, user: str) -> bool:
+    """Is it known how the other space is reached, as the user that was agreed on?"""
+    creds = peers.creds(other.link)
+    if not creds.exists() or (other.url and peers.get(other.link) is None):
+        return False
+    return jwt.split_credentials(read_private(creds))[1].id == user
 
 
 def keep_peer(peers: LinkPeers, peer: PeerAccess | str, creds: str) -> None:

@@ -47,6 +47,8 @@ class AgreedLink:
     #: why it ended, if nobody asked for that
     why: str = ""
     version: int = 0
+    #: the invitation by whose line it was accepted here; empty: it was offered here
+    line: str = ""
 
     def is_due(self, now: float) -> bool:
         """Is it time for another token?"""

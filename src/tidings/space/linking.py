@@ -47,16 +47,17 @@ class Linker:
         self.admin = admin
         self.ledger = admin.links
 
-    async def set(self, terms: Link, *, make_peer: bool = False) -> Linked:
+    async def set(self, terms: Link, *, make_peer: bool = False, line: str = "") -> Linked:
         """Agree on a link, or change one. `terms.peer`: the user of the other space's worker, by its public key; None:
-        the one it has. `make_peer`: a new key for it, which is answered and not kept."""
+        the one it has. `make_peer`: a new key for it, which is answered and not kept. `line`: the invitation by which
+        it was accepted here."""
         await self.finish()
         before = self.ledger.get(terms.link)
         self._check_until(terms)
         key = KeyPair.generate() if make_peer else None
         peer = key.id if key is not None else terms.peer or (before.peer if before else "")
         row = self._row(terms, check_agent_id(peer) if peer else "", before)
-        self.ledger.put(row)
+        row = self.ledger.put(row, line=line or (before.line if before else ""))
         failpoints.reach("link.after_ledger")
         try:
             row = await self._write(row)

@@ -16,6 +16,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.gate import LogGate
+from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import links_in_force, links_on
 from tidings.steward.link_scope import admitted, identity_of, own_fields
 from tidings.steward.marks import Marks
@@ -35,13 +36,18 @@ class AdmissionHandlers:
     writer: RulingWriter
     marks: Marks
     gate: LogGate
+    pushes: LinkPushes
 
     @handles("admission", "links")
     async def links(self, request: ControlRequest) -> Answer:
-        """The link records in force, on or off, and the log as it is."""
+        """The link records in force, on or off, with how far the other space is that they share with; and the log."""
         del request
-        rows = [{**_plain(record), "seq": seq} for _, seq, record in links_in_force(self.space)]
-        return {**await self._log(), "name": self.space.info.name, "links": rows}
+        log = await self._log()
+        rows = [
+            {**_plain(record), "seq": seq, "push": await self.pushes.of(link, seq, record, log["head"])}
+            for link, seq, record in list(links_in_force(self.space))
+        ]
+        return {**log, "name": self.space.info.name, "links": rows}
 
     @handles("admission", "facts")
     async def facts(self, request: ControlRequest) -> Answer:

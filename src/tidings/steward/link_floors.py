@@ -7,6 +7,7 @@ and by bytes, and the other space finds a gap then. What is written of a link th
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from tidings.errors import ConflictError
@@ -24,6 +25,8 @@ class LinkFloors:
     space: SpaceContext
     #: link -> first sequence that it still needs, as it last said
     _said: dict[str, int] = field(default_factory=dict)
+    #: link -> when it said so, in seconds
+    _at: dict[str, float] = field(default_factory=dict)
     #: what is written
     _written: dict[str, int] = field(default_factory=dict)
     #: links that ended -> the record that says so; nothing is left to write of them
@@ -36,6 +39,11 @@ class LinkFloors:
     def note(self, link: str, needed: int) -> None:
         """A page was asked for. Whoever began anew needs more than it did."""
         self._said[link] = needed
+        self._at[link] = time.time()
+
+    async def said(self, link: str, since: int) -> tuple[int, float | None]:
+        """The first sequence that it still needs, and when it said so to this steward. `since`: its record's."""
+        return await self._floor(link, since), self._at.get(link)
 
     async def floors(self) -> dict[str, int]:
         """Of every link that shares something now, by the name that retention has for it."""

@@ -31,6 +31,7 @@ from tidings.wire.digests import (
     BucketsAnswer,
     ChannelDigests,
     DayDigests,
+    Digest,
     DigestAnswer,
     IdsAnswer,
     RecordIdentity,
@@ -52,6 +53,8 @@ MOST_RECORDS = 1_000
 READ_AT_ONCE, MOST_SCANNED = 200, 2 * PAGE_BYTES
 #: records of an answer to `fetch`, and rows of one to `ids`
 MOST_FETCHED, MOST_IDS = 256, 1_000
+#: days of channels in one answer to `digest`: well below what an answer may have, however long their names are
+MOST_DAYS = 2_000
 #: pages under way: of one link, and of all
 EACH, AT_ONCE = 1, 2
 #: seconds for which a digest is worked on before whoever asked is told to ask again; it goes on from there
@@ -196,6 +199,7 @@ class LinkHandlers:
         if (gap := await self._gap(token, facts)) is not None:
             return LinkPage(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap)
         self.floors.note(link, handled + 1)
+        granted = self.granted(user).seq  # before anything is read: a record that changes meanwhile is told by the next
         found, reach = await self._read(self._scope(user).filters(), token.seq + 1, facts.head, limit)
         await self._settled()
         now_known = LogFacts(facts.space, self.marks.file.epoch, max(facts.floor, self.space.table.floor), facts.head)
@@ -203,7 +207,7 @@ class LinkHandlers:
             return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
         kept, end = _fitting(self._scope(user), found, reach, limit)
         through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
-        return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor)
+        return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor, granted=granted)
 
     async def _facts(self, link: str, after: int) -> LogFacts:
         head, floor = await self._ends(link, after)
@@ -313,8 +317,8 @@ class LinkHandlers:
 
     @handles("link", "digest")
     async def digest(self, request: ControlRequest) -> Answer:
-        """What is shared, by channel and day, from the floor up to `through`."""
-        through = _through(request)
+        """What is shared, by channel and day, from the floor up to `through`; behind the channel and day in `after`."""
+        through, after = _through(request), _after(request)
 
         def add(scan: _Scan, record: LinkedRecord) -> bool:
             said = identity_of(record.payload)
@@ -323,7 +327,14 @@ class LinkHandlers:
             return True
 
         scan = await self._scanned(request, None, through, ("digest", through), add)
-        return DigestAnswer(scan.floor, through, scan.days.totals()).encode()
+        pairs = sorted((channel, day) for channel, days in scan.days.totals().items() for day in days)
+        rest = [each for each in pairs if each > after]
+        if more := len(rest) > MOST_DAYS:
+            self._keep(request, ("digest", through), scan)
+        totals, shown = scan.days.totals(), dict[str, dict[str, Digest]]()
+        for channel, day in rest[:MOST_DAYS]:
+            shown.setdefault(channel, {})[day] = totals[channel][day]
+        return DigestAnswer(scan.floor, through, shown, more).encode()
 
     @handles("link", "buckets")
     async def buckets(self, request: ControlRequest) -> Answer:
@@ -377,10 +388,18 @@ class LinkHandlers:
                 scan.position = max(floor, after + 1, 1)
             if await self._walk(request.sender, channel, scan, min(through, head), add):
                 return scan
-            self._scans[key] = scan
-            while len(self._scans) > MOST_SCANS:
-                self._scans.pop(next(iter(self._scans)))
+            self._remember(key, scan)
         raise ConflictError(f"it is being made, and is at record {scan.position} of {through}: ask again")
+
+    def _keep(self, request: ControlRequest, key: tuple[object, ...], scan: _Scan) -> None:
+        """It is asked for the rest of it."""
+        granted = self.granted(request.sender)
+        self._remember((granted.link, granted.seq, self.marks.file.epoch, *key), scan)
+
+    def _remember(self, key: tuple[object, ...], scan: _Scan) -> None:
+        self._scans[key] = scan
+        while len(self._scans) > MOST_SCANS:
+            self._scans.pop(next(iter(self._scans)))
 
     async def _walk(self, user: str, channel: str | None, scan: _Scan, end: int, add: _Add) -> bool:
         """Whether it came to the end, or needs no more."""
@@ -412,6 +431,14 @@ class LinkHandlers:
                     reach = min(reach, records[-1].seq)
                 break
         return [found[seq] for seq in sorted(found) if seq <= reach], reach
+
+
+def _after(request: ControlRequest) -> tuple[str, str]:
+    """The channel and day behind which a digest goes on."""
+    given = request.arguments.get("after") or ["", ""]
+    if len(given) != 2 or not all(isinstance(each, str) for each in given):
+        raise UsageError("`after` of a digest is a channel and a day")
+    return given[0], given[1]
 
 
 def _named_on(record: LinkedRecord, channel: str, day: str) -> RecordIdentity | None:

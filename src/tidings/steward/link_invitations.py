@@ -14,7 +14,7 @@ from typing import Any
 
 from tidings.errors import ConflictError, DeniedError
 from tidings.space.invitations import LinkPromise
-from tidings.space.link_inviting import check_unchanged, check_unlinked, is_kept, judged
+from tidings.space.link_inviting import check_acceptor, check_unchanged, is_kept, is_made, judged, lost_words
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers
 from tidings.steward.context import SpaceContext
@@ -43,6 +43,7 @@ class LinkInvitationHandlers:
         )
         if not verify(user, said, signature_bytes(request.text("sig"))):
             raise DeniedError("this request is not signed by the key that it names")
+        self._check_not_lost(request, user, said)
         promise = self._promise(request.sender, user)
         if read_offer(promise.offer, promise.signature).steward != self.space.table.steward_key:
             raise DeniedError(
@@ -56,19 +57,31 @@ class LinkInvitationHandlers:
         user = check_agent_id(request.text("id"))
         said = SignedAcceptance(request.text("text"), request.text("sig"), request.text("proof"))
         promise = self._promise(request.sender, user)
-        _, acceptance, _ = judged(promise, user, said, self.space.table.steward_key)
+        offer, acceptance, _ = judged(promise, user, said, self.space.table.steward_key)
         row = self.ledger.get(promise.link)
-        if row is None:
-            check_unlinked(self.ledger, acceptance.space_id)
-        else:
+        if is_made(row, promise, user):
             check_unchanged(row, promise, said)
-        if row is None or row.state != "on" or not is_kept(LinkPeers.below(self.space.home), acceptance):
+        else:
+            check_acceptor(self.ledger, promise, acceptance)
+            row = None
+        if row is None or row.state != "on" or not is_kept(LinkPeers.below(self.space.home), acceptance, offer.user):
             asked = {"invitation": request.sender, "agent": user, **said._asdict()}
             await self.invited.have_it_done(request.sender, user, {"redeem_link": asked})
             row = self.ledger.get(promise.link)
         if row is None or row.state != "on" or row.peer != user:
             raise ConflictError("the link was made and removed again: ask for another invitation")
         return _sealed(user, self._answer(row, self._promise(request.sender, user)))
+
+    def _check_not_lost(self, request: ControlRequest, user: str, said: bytes) -> None:
+        """A linked space that asks by its own line with another key has lost the one it had: an older copy of it was
+        put back. It proves to be that space, and is no stranger who has the line."""
+        space, proof = request.optional("space", str) or "", request.optional("proof", str) or ""
+        found = self.invited.invitations.get(request.sender)
+        if not space or found is None or found.link is None or not found.taken or user in found.taken:
+            return
+        row = self.ledger.get(found.link.link)
+        if row is not None and row.origin == space and verify(space, said, signature_bytes(proof)):
+            raise DeniedError(lost_words(self.space.info.name, row.link))
 
     def _promise(self, invitation: str, user: str) -> LinkPromise:
         if user == invitation:

@@ -49,6 +49,7 @@ class LinkWakes:
             self._connection, self._heard, self._links = None, {}, {}
         if on == self._links and bool(on) == (self._connection is not None):
             return
+        changed = [link for link, record in on.items() if self._links.get(link) not in (None, record)]
         self._links, self._told = on, {}
         if not on:
             await self.close()
@@ -56,6 +57,9 @@ class LinkWakes:
         if self._connection is None:
             self._connection = await self._connect()
         await self._subscribe(self._connection, self._wanted())
+        for link in changed:  # perhaps more is shared of what was said long ago
+            if link not in self._timers:
+                self._wake(link)
 
     def _wanted(self) -> set[str]:
         patterns = minimal(tuple(pattern for record in self._links.values() for pattern in record.shares))

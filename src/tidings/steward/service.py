@@ -47,6 +47,7 @@ from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_handlers import LinkHandlers
 from tidings.steward.link_invitations import LinkInvitationHandlers
+from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import LinkRecords
 from tidings.steward.link_wakes import LinkWakes
 from tidings.steward.mail import Mail
@@ -329,7 +330,7 @@ class Steward:
             self.admin,
             LinkRecords(space, writer),
             self.linked,
-            AdmissionHandlers(space, writer, self.marks, self.gate),
+            AdmissionHandlers(space, writer, self.marks, self.gate, LinkPushes(space, self.link_floors)),
             unread,
         )
 

@@ -554,13 +554,15 @@ class LinkHelloAnswer(TypedDict):
 
 
 class LinkPageAnswer(TypedDict):
-    """Everything shared up to `through` is in it, and in those before."""
+    """Everything shared up to `through` is in it, and in those before. `granted`: the sequence of the record by which
+    it is shared; under another one more may be, also of what was passed."""
 
     records: list[LinkedRow]
     through: TokenRow
     head: int
     floor: int
     gap: GapRow | None
+    granted: int
 
 
 class LinkFetchAnswer(TypedDict):
@@ -572,11 +574,13 @@ class LinkFetchAnswer(TypedDict):
 
 
 class LinkDigestAnswer(TypedDict):
-    """Channel -> day -> [count, sum in 64 hex digits], of records from `floor` to `through`."""
+    """Channel -> day -> [count, sum in 64 hex digits], of records from `floor` to `through`. `more`: ask again, after
+    the last channel and day of these."""
 
     floor: int
     through: int
     channels: dict[str, dict[str, list[Any]]]
+    more: bool
 
 
 class LinkBucketsAnswer(TypedDict):
@@ -607,7 +611,8 @@ class AdmissionFactsAnswer(TypedDict):
 
 
 class AdmissionLinksAnswer(AdmissionFactsAnswer):
-    """Each link is the fields of its record, and `seq`, where that is."""
+    """Each link is the fields of its record, and `seq`, where that is. `push` of one that shares something: up to where
+    the other space has `handled` this log, when it last asked, and what waits for it."""
 
     name: str
     links: list[dict[str, Any]]

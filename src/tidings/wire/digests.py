@@ -212,21 +212,24 @@ class ChannelDigests:
 
 @dataclass(frozen=True, slots=True)
 class DigestAnswer:
-    """To `digest`: each shared channel, each day that holds something."""
+    """To `digest`: each shared channel, each day that holds something. `more`: there are days behind the last of these,
+    by channel and day."""
 
     floor: int
     through: int
     channels: Mapping[str, Mapping[str, Digest]]
+    more: bool = False
 
     def encode(self) -> dict[str, Any]:
         channels = {name: {day: each.encode() for day, each in days.items()} for name, days in self.channels.items()}
-        return {"floor": self.floor, "through": self.through, "channels": channels}
+        return {"floor": self.floor, "through": self.through, "channels": channels, "more": self.more}
 
     @classmethod
     def decode(cls, document: object) -> DigestAnswer:
         channels = _field(document, "channels", dict)
         decoded = {name: {day: Digest.decode(each) for day, each in _days(days)} for name, days in channels.items()}
-        return cls(_field(document, "floor", int), _field(document, "through", int), decoded)
+        more = isinstance(document, dict) and document.get("more", False) is True
+        return cls(_field(document, "floor", int), _field(document, "through", int), decoded, more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class _Page(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     floor: int
     gap: LinkGap | None
+    granted: int = 0
 
 
 def record_row(record: LinkedRecord) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def page_fields(page: LinkPage) -> dict[str, Any]:
         "head": page.head,
         "floor": page.floor,
         "gap": msgspec.to_builtins(page.gap) if page.gap else None,
+        "granted": page.granted,
     }
 
 
@@ -77,11 +79,18 @@ def read_page(said: Any) -> LinkPage:
     except msgspec.ValidationError as error:
         raise MalformedRecord(f"this is no page of a link: {str(error)[:300]}") from error
     _check_texts(found.through.space, found.through.epoch, found.through.mark, found.gap.epoch if found.gap else "")
-    numbers = [found.head, found.floor, found.through.seq]
+    numbers = [found.head, found.floor, found.through.seq, found.granted]
     numbers += [found.gap.oldest, found.gap.head, found.gap.agreed] if found.gap else []
     _check_counts(numbers)
     records = tuple(map(_record, found.records))
-    return LinkPage(records=records, through=found.through, head=found.head, floor=found.floor, gap=found.gap)
+    return LinkPage(
+        records=records,
+        through=found.through,
+        head=found.head,
+        floor=found.floor,
+        gap=found.gap,
+        granted=found.granted,
+    )
 
 
 def read_records(said: Any) -> tuple[LinkedRecord, ...]:

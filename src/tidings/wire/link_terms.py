@@ -65,6 +65,8 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
 class LinkOffer(_Side, frozen=True, kw_only=True):
     #: what it would like to read of the other's
     wants: _Texts
+    #: it is for the link that there is between the two: new keys, on the terms that it has
+    renews: bool = False
 
     def __post_init__(self) -> None:
         _Side.__post_init__(self)

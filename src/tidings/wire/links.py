@@ -184,6 +184,9 @@ class LinkPage(msgspec.Struct, frozen=True, kw_only=True):
     floor: int
     #: nothing follows the token until this is dealt with
     gap: LinkGap | None = None
+    #: the sequence of the record by which it is shared: with another one more may be shared of what lies behind; 0 if
+    #: that is not told
+    granted: int = 0
 
     @property
     def more(self) -> bool:

@@ -104,7 +104,7 @@ _TABLE: tuple[Operation, ...] = (
         "accept",
         "offer",
         "What a space offers to be linked: asked by whoever has the line, signed by a new key.",
-        {"id": TEXT, "sig": TEXT},
+        {"id": TEXT, "sig": TEXT, "space": TEXT, "proof": TEXT},
     ),
     Operation(
         "accept",
@@ -170,7 +170,7 @@ _TABLE: tuple[Operation, ...] = (
         {"space": TEXT, "epoch": TEXT, "after": COUNT, "mark": TEXT, "limit": COUNT, "handled": COUNT},
     ),
     Operation("link", "fetch", "Single records that are shared.", {"seqs": COUNTS}),
-    Operation("link", "digest", "Digests of what is shared, by channel and day.", {"through": COUNT}),
+    Operation("link", "digest", "Digests of what is shared, by channel and day.", {"through": COUNT, "after": TEXTS}),
     Operation(
         "link",
         "buckets",

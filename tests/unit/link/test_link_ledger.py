@@ -58,7 +58,8 @@ def record(seq: int, payload: bytes = b"poison") -> LinkedRecord:
 @pytest.fixture
 def connection() -> Iterator[sqlite3.Connection]:
     found = sqlite3.connect(":memory:", isolation_level=None)
-    found.executescript(MIGRATIONS.steps[0])
+    for step in MIGRATIONS.steps:
+        found.executescript(step)
     found.execute("PRAGMA foreign_keys = ON")
     yield found
     found.close()
@@ -203,6 +204,31 @@ def test_going_back_gives_up_what_is_read_again_and_keeps_what_is_not(connection
     assert kinds(connection) == {2: "admitted", 4: "admitted", 5: "admitted", 8: "admitted"}
     with pytest.raises(LinkConflict):
         ledger.go_back(connection, row, token(20), token(0, epoch="e2"))
+
+
+def test_what_the_peer_removed_by_age_is_counted_and_not_kept_but_what_waits_is(
+    connection: sqlite3.Connection, row: int
+) -> None:
+    commit(
+        connection,
+        row,
+        9,
+        said(2),
+        said(4),
+        said(5, "omitted", "echo"),
+        said(6, "duplicate"),
+        said(7, "quarantined", "signature"),
+    )
+    waiting.owe(connection, row, [8], now=1)
+    before = ledger.counts(connection, row)
+    kept = connection.execute("SELECT count(*) FROM disposition WHERE kind IN ('quarantined', 'obligation')").fetchone()
+    everything = connection.execute("SELECT count(*), max(seq) FROM disposition").fetchone()
+    assert ledger.forget_removed(connection, row, everything[1] + 1, limit=1) == 1, "a few at a time"
+    assert ledger.forget_removed(connection, row, everything[1] + 1) == everything[0] - kept[0] - 1
+    assert ledger.forget_removed(connection, row, everything[1] + 1) == 0
+    assert connection.execute("SELECT count(*) FROM disposition").fetchone() == kept
+    assert ledger.counts(connection, row) == before
+    assert ledger.held_days(connection, row, everything[1] + 1, 10**6) == []
 
 
 def test_a_range_that_was_named_is_cut_where_the_log_goes_back(connection: sqlite3.Connection, row: int) -> None:

@@ -65,6 +65,9 @@ def test_they_do_on_thousands_of_seeds(first: int) -> None:
         pytest.param(2011, id="a log that was set back unnoticed below a token without a mark is read again"),
         pytest.param(2305, id="what the index found at another place is not lost when that place is removed"),
         pytest.param(2793, id="two links bring the same while the log here is put back"),
+        pytest.param(
+            4644, id="a message where something that was none was put aside, in a log that was set back, comes"
+        ),
         pytest.param(2975, id="what had vanished and is in the log that was put back comes after all"),
     ],
 )
@@ -133,7 +136,9 @@ def the_token_moves_before_the_page_is_let_in(patch: Patch) -> None:
         moved = page.through
         await take(self, moved, page)
 
-    async def dispose_only(self: Direction, before: Token, through: Token, done: Sequence[Disposed], at: int) -> None:
+    async def dispose_only(
+        self: Direction, before: Token, through: Token, done: Sequence[Disposed], at: int, _floor: int = 0
+    ) -> None:
         row = self._ledger.row
         if before != through:
             await self._ledger.write(lambda c: ledger.commit_page(c, row, before, through, (), 0))

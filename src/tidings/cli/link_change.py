@@ -1,0 +1,273 @@
+"""`tidings link set` and `tidings link renew`: a link that there is passes something else, or gets new keys.
+
+What a space takes and what it lets others read is its own record, so each operator changes that alone and at once. More
+passes when both have said so: one shares it, the other takes it. New keys need both, by a line for the other space.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from tidings.cli import output
+from tidings.cli.agent import listed
+from tidings.cli.amounts import seconds
+from tidings.cli.invitation import moment_of
+from tidings.cli.link import LinkArgument, app, asked, links_of, meant, name_of
+from tidings.cli.link_invite import channel_names
+from tidings.cli.link_words import mapping
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.errors import InvalidName, TidingsError, UsageError
+from tidings.space.agents import as_patterns
+from tidings.wire.keys import public_bytes
+from tidings.wire.patterns import covers_any
+
+if TYPE_CHECKING:
+    from tidings.space.invitations import Invitation
+    from tidings.space.link_ledger import AgreedLink
+    from tidings.wire.rulings import Link
+
+__all__ = ["app"]
+#: characters of a space's id that name it, at least
+SHORTEST_ID = 6
+
+
+@app.command("set")
+def change(
+    name: LinkArgument,
+    share: Annotated[
+        list[str] | None,
+        typer.Option("--share", help="What they may read, all of it; '' for nothing.", metavar="PATTERN"),
+    ] = None,
+    take: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--take", help="What you take, all of it, and its names here; '' for nothing.", metavar="THEIRS[=OURS]"
+        ),
+    ] = None,
+    beyond: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beyond",
+            help="What of a space behind theirs may come through it; '' for nothing.",
+            metavar="SPACE:THEIRS[=OURS]",
+        ),
+    ] = None,
+    hops: Annotated[
+        int | None, typer.Option(help="Links a message may come over; from 2 on others' words go on to them.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="For how long from now, such as 90d; or never.", metavar="TIME")
+    ] = None,
+    direct: Annotated[
+        bool | None, typer.Option("--direct/--no-direct", help="Direct messages and tasks may pass.")
+    ] = None,
+    roster: Annotated[bool | None, typer.Option("--roster/--no-roster", help="Who is here may pass.")] = None,
+    yes: YesOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change what passes over a link, on this side: at once, without removing it.
+
+    What you name takes the place of what was; the rest stays. Less holds from now on. More passes once the other
+    operator has said the same there: what you share they must take, what you take they must share. What came stays.
+
+    In a chain of spaces A, B, C the operator of B lets words of A go on to C (`link set C --hops 2`), and the operator
+    of C lets them in (`link set B --beyond A:general=a.general`); A is named as it is called here, or by its id, which
+    `link show B` tells.
+
+    Examples:
+
+      tidings link set acme --share general --share news         now they may read both
+
+      tidings link set acme --take 'team.>=acme.team.>'          another name, for what comes from now on
+
+      tidings link set acme --until 90d
+
+      tidings link set acme --beyond globex:general=globex.general
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    before, after = _changed(where, row, share, take, beyond, hops, until, direct=direct, roster=roster)
+    words = list(_differences(before, after))
+    if not words:
+        raise UsageError("it is so already: name what is to be otherwise (`tidings link set --help`)")
+    if not as_json:
+        for text in words:
+            output.say(text)
+    if not yes and _is_wider(before, after) and not typer.confirm("Let them read more?", err=True):
+        raise typer.Exit(1)
+    asyncio.run(_set(where, after))
+    if as_json:
+        shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", "direct", "roster")
+        fields = msgspec.to_builtins(after)
+        output.data({each: fields[each] for each in shown} | {"changed": words})
+        return
+    output.say(f"the link with {name_of(row)} is so from now on")
+    if before.has_ended(time.time_ns()):
+        output.say(f"note: it had ended, and their credential with it: `tidings link renew {name_of(row)}`")
+    output.hint(f"tidings link show {name_of(row)}")
+
+
+def _changed(
+    where: Place,
+    row: AgreedLink,
+    share: list[str] | None,
+    take: list[str] | None,
+    beyond: list[str] | None,
+    hops: int | None,
+    until: str | None,
+    *,
+    direct: bool | None,
+    roster: bool | None,
+) -> tuple[Link, Link]:
+    """The record as it is, and as it is to be."""
+    from tidings.space.linking import terms_of
+    from tidings.wire.link_terms import check_patterns, minimal
+    from tidings.wire.links import MOST_HOPS
+
+    if row.state not in ("setting", "on"):
+        raise UsageError(f"link {row.link} was removed: `tidings link invite` makes another one")
+    before, changes = terms_of(row), dict[str, Any]()
+    if share is not None:
+        changes["shares"] = minimal(as_patterns(each for each in share if each))
+        check_patterns(changes["shares"])
+    if take is not None:
+        changes["channels"] = channel_names("--take", [each for each in take if each])
+    if beyond is not None:
+        changes["beyond"] = _behind(where, row, [each for each in beyond if each])
+    if hops is None and changes.get("beyond") and before.hops == 1:
+        hops = 2
+    if hops is not None:
+        if not 1 <= hops <= MOST_HOPS:
+            raise UsageError(f"a message comes over 1 to {MOST_HOPS} links: `--hops 2`")
+        changes["hops"] = hops
+    if until is not None:
+        changes["until"] = None if until == "never" else int(time.time()) + seconds("--until", until)
+    for switch, on in (("direct", direct), ("roster", roster)):
+        if on is not None:
+            changes[switch] = "on" if on else "off"
+    after = msgspec.structs.replace(before, **changes)
+    if after.beyond and after.hops == 1:
+        raise UsageError("what comes from behind another space comes over 2 links at least: leave --hops 1 out")
+    if not (after.channels or after.beyond or after.shares):
+        raise UsageError(f"nothing would pass: `tidings link remove {name_of(row)}` ends the link")
+    return before, after
+
+
+def _behind(where: Place, row: AgreedLink, given: list[str]) -> dict[str, dict[str, str]]:
+    """`SPACE:THEIRS[=OURS]`, by the space's id."""
+    found: dict[str, list[str]] = {}
+    for each in given:
+        named, colon, names = each.partition(":")
+        if not colon or not names:
+            raise UsageError(
+                f"--beyond {each!r}: name a space behind theirs and its channel, `--beyond SPACE:THEIRS=OURS`"
+            )
+        found.setdefault(_space_id(where, row, named.strip()), []).append(names)
+    return {origin: channel_names("--beyond", names) for origin, names in found.items()}
+
+
+def _space_id(where: Place, row: AgreedLink, text: str) -> str:
+    """Of a space that is linked with this one too, by its name here; or of any, by its id or the beginning of that."""
+    with suppress(InvalidName):
+        public_bytes(text)
+        return text
+    others = [each for each in links_of(where) if each.link != row.link and each.state != "off"]
+    found = {each.origin for each in others if each.terms.get("space") == text}
+    if not found and len(text) >= SHORTEST_ID:
+        facts = asked(where, "status", link=row.link, whole=True)[0]["links"][0]
+        passed_on = {origin for origin, *_ in (facts["ledger"] or {}).get("not_taken", [])} | set(facts["beyond"])
+        found = {each for each in {*passed_on, *(other.origin for other in others)} if each.startswith(text)}
+    if len(found) != 1:
+        raise UsageError(
+            f"--beyond {text}: {'several spaces are' if found else 'no space is'} meant by that. Name one that this "
+            f"space is linked with, or an id: `tidings link show {name_of(row)}` tells whose words are passed on"
+        )
+    return found.pop()
+
+
+def _differences(before: Link, after: Link) -> Iterator[str]:
+    if before.shares != after.shares:
+        yield f"they may read {listed(after.shares)}, and not {listed(before.shares)} as before"
+    if before.channels != after.channels:
+        yield f"you take {mapping(after.channels)}, and not {mapping(before.channels)} as before"
+    if before.beyond != after.beyond:
+        taken = [f"{mapping(channels)} of {origin[:12]}" for origin, channels in after.beyond.items()]
+        yield f"through them you take {'; '.join(taken) or 'nothing of others'}"
+    if before.hops != after.hops:
+        on = "goes on to them" if after.hops > 1 else "does not go on to them"
+        yield f"a message may come over {after.hops} links: what other spaces said {on}, where they may read it"
+    if before.until != after.until:
+        yield f"it ends {moment_of(after.until) if after.until else 'when you end it'}"
+    for switch, words in (("direct", "direct messages and tasks"), ("roster", "roster")):
+        if getattr(before, switch) != getattr(after, switch):
+            yield f"{words}: {getattr(after, switch)}"
+
+
+def _is_wider(before: Link, after: Link) -> bool:
+    """Could the other space read anything that it could not?"""
+    return after.hops > before.hops or not all(covers_any(before.shares, each) for each in after.shares)
+
+
+async def _set(where: Place, record: Link) -> None:
+    from tidings.link.local_socket import ask
+    from tidings.space.administration import administer
+    from tidings.space.linking import Linker
+
+    async with administer(where.home, "changing a link") as admin:
+        await Linker(admin).set(record)
+    with suppress(TidingsError):  # a worker looks by itself soon
+        await ask(where.home.link_socket, "look", within=5.0)
+
+
+@app.command("renew")
+def renew(
+    name: LinkArgument,
+    expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a link new keys on both sides: prints a line that `tidings link accept` takes in the other space.
+
+    For a space that was put back from a copy older than the link, and for keys that may be in other hands. What was
+    agreed stays, and so does how far the link is. Only that space can accept the line; until it does the link goes on
+    as it was. A line that was made before for the same is void.
+
+    Examples:
+
+      tidings link renew acme
+
+      tidings link renew acme --expires 7d
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    made, line = asyncio.run(_renew(where, row, seconds("--expires", expires), url))
+    if as_json:
+        output.data({"id": made.id, "link": row.link, "expires": moment_of(made.expires), "line": line})
+        return
+    output.say(
+        f"link {row.link} gets new keys when {name_of(row)} accepts this by {moment_of(made.expires)}; as before they "
+        f"may read {listed(tuple(row.terms.get('shares') or ()))}, you take {mapping(row.terms.get('channels') or {})}"
+    )
+    output.line(line)
+    output.hint("tidings invitation list")
+
+
+async def _renew(where: Place, row: AgreedLink, holds: int, url: str | None) -> tuple[Invitation, str]:
+    from tidings.space.administration import administer
+    from tidings.space.inviting import reach_of
+    from tidings.space.link_inviting import LinkInviter
+
+    async with administer(where.home, "renewing a link") as admin:
+        made, line = LinkInviter(admin).renew(row, holds, reach_of(admin, url))
+    return made, str(line)

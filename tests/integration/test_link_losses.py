@@ -1,0 +1,123 @@
+"""What a space lost of its own: messages that links brought, and the ledger that says so."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from carried_links import LinkedSpaces, came, linked_spaces, said, status, until_came, worker
+from linked_spaces import LINK
+from tidings.cli import link_words
+from tidings.cli.main import main
+from tidings.errors import StoreBroken
+from tidings.link.agreements import open_store
+from tidings.link.local_socket import ask
+from tidings.space.home import SpaceHome
+from tidings.testing.real_space import RealSpace
+from tidings.testing.waiting import eventually
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
+    async with linked_spaces(tmp_path) as spaces:
+        yield spaces
+
+
+async def erase(space: RealSpace, text: str) -> None:
+    """Of the log, behind everybody's back."""
+    async with space.core() as js:
+        stream = space.subjects.log_stream
+        last = (await js.info(stream))["state"]["last_seq"]
+        async for records in js.read(stream, f"{space.subjects.root}.via.>", 1, last):
+            for each in records:
+                if f'"{text}"'.encode() in each.payload:
+                    await js.api(f"STREAM.MSG.DELETE.{stream}", {"seq": each.seq})
+
+
+async def test_verify_tells_what_the_own_log_lost_of_what_had_come_and_it_is_fetched_again(both: LinkedSpaces) -> None:
+    await said(both.main, "ada", "one", "two", "three")
+    async with worker(both.acme):
+        await until_came(both.acme, ["one", "two", "three"])
+
+        async def verified() -> dict[str, object]:
+            return await ask(both.acme.home.link_socket, "verify", link=LINK)
+
+        found = await verified()
+        assert (found["equal"], found["lost"]) == (True, 0)
+        await erase(both.acme, "two")
+        found = await verified()
+        assert (found["equal"], found["lost"]) == (True, 1), "the other space has nothing that the ledger does not know"
+        words = list(link_words.verified("main", found))
+        assert "lost 1 messages that had come over this link" in words[0]
+        await until_came(both.acme, ["one", "three", "two"])
+        assert (await verified())["lost"] == 0
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    """Bits of every page but the first."""
+    whole = bytearray(path.read_bytes())
+    for at in range(4096 + 8, len(whole), 512):
+        whole[at] ^= 0x55
+    path.write_bytes(bytes(whole))
+
+
+def _overwrite(path: Path) -> None:
+    path.write_bytes(b"not a database at all" * 500)
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, _overwrite])
+async def test_a_ledger_that_is_damaged_is_told_and_a_new_one_is_filled_from_the_logs(
+    both: LinkedSpaces, damage: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"word {number}" for number in range(40)]
+    await said(both.main, "ada", *texts)
+    async with worker(both.acme):
+        await until_came(both.acme, texts)
+    store = both.acme.home.link_store
+    assert callable(damage)
+    damage(store)
+    whole = store.read_bytes()
+    at = ("--space", "acme", "--home", str(both.acme.home.home))
+    for words in (("list",), ("show", "main")):
+        assert await asyncio.to_thread(main, ["link", *words, *at]) != 0
+        assert "tidings link rebuild --ledger" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(StoreBroken, match="rebuild --ledger"):
+        async with worker(both.acme):
+            pass
+    assert store.read_bytes() == whole, "it was left as it is"
+    assert await asyncio.to_thread(main, ["link", "rebuild", "--ledger", "--yes", *at]) == 0
+    assert store.with_name("links.db.aside").read_bytes() == whole
+    async with worker(both.acme):
+        await eventually(lambda: is_handled(both.acme), within=30)
+        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
+        assert (answer["equal"], answer["lost"]) == (True, 0)
+    assert await came(both.acme) == texts, "nothing came twice"
+
+
+async def is_handled(space: RealSpace) -> bool:
+    live = (await status(space))["live"]
+    return bool(live and live["status"] == "live")
+
+
+async def test_a_worker_that_runs_leaves_its_ledger_to_the_command(both: LinkedSpaces) -> None:
+    await said(both.main, "ada", "one")
+    at = ["--space", "acme", "--home", str(both.acme.home.home)]
+    async with worker(both.acme):
+        await until_came(both.acme, ["one"])
+        assert await asyncio.to_thread(main, ["link", "rebuild", "--ledger", "--yes", *at]) == 0
+    async with worker(both.acme):
+        await eventually(lambda: is_handled(both.acme), within=30)
+    assert await came(both.acme) == ["one"]
+
+
+def test_whatever_is_wrong_with_the_file_the_sentence_says_what_helps(tmp_path: Path) -> None:
+    home = SpaceHome(tmp_path, "main")
+    home.root.mkdir(parents=True, mode=0o700)
+    home.link_store.with_name("links.db-wal").write_bytes(b"something")
+    with pytest.raises(StoreBroken, match=r"is gone but its log is there.*tidings link rebuild --ledger"):
+        open_store(home)
