@@ -411,7 +411,7 @@ class Endpoint(AgentInterface):
 
     async def unheard(self, channel: str, mentioned: Iterable[Mention], timeout: float = 2.0) -> tuple[str, ...]:
         """Which mentions in a channel reach nobody, in sentences: the steward knows who is in it, and who may be."""
-        names = {each.id: each.name for each in mentioned if each.id != self.id}
+        names = {each.id: self._shown_name(each) for each in mentioned if each.id != self.id}
         if not names:
             return ()
         try:
@@ -420,8 +420,16 @@ class Endpoint(AgentInterface):
             ]
         except TidingsError as error:
             return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
-        why = {"read": f"may not read {channel}", "member": f"is not in {channel}"}
+        why = {
+            "read": f"may not read {channel}",
+            "member": f"is not in {channel}",
+            "space": f"is in another space, with which {channel} is not shared",
+        }
         return tuple(f"{names[each]} {why[reason]}, so it does not get this" for each, reason in deaf.items())
+
+    def _shown_name(self, mention: Mention) -> str:
+        row = self.roster.get(mention.id)
+        return row.name if row is not None else mention.name
 
     def _warnings(self, channel: str) -> tuple[str, ...]:
         """What a mention does not do on this channel, as far as its class is known here."""

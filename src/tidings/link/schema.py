@@ -152,4 +152,38 @@ CREATE TRIGGER obligation_ends AFTER UPDATE OF kind ON disposition WHEN NEW.kind
 BEGIN DELETE FROM obligation WHERE link = NEW.link AND life = NEW.life AND seq = NEW.seq; END;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST,))
+_PEOPLE = """
+-- agents of the spaces this one is linked with, as their stewards state them
+CREATE TABLE person (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  name TEXT NOT NULL,
+  roles TEXT NOT NULL,
+  -- where its access record is in the peer's log
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  revoked INTEGER NOT NULL CHECK (revoked IN (0, 1)),
+  succeeds TEXT,
+  PRIMARY KEY (space, peer, agent)
+) WITHOUT ROWID;
+
+-- which key a name of theirs stands for; it is changed by a key that succeeds it, or by the operator
+CREATE TABLE pin (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  name TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  PRIMARY KEY (space, peer, name)
+) WITHOUT ROWID;
+
+CREATE TABLE peer_roster (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  epoch TEXT NOT NULL,
+  through INTEGER NOT NULL CHECK (through >= 0),
+  key TEXT NOT NULL,
+  PRIMARY KEY (space, peer)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _PEOPLE))

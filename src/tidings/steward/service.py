@@ -49,6 +49,7 @@ from tidings.steward.link_handlers import LinkHandlers
 from tidings.steward.link_invitations import LinkInvitationHandlers
 from tidings.steward.link_records import LinkRecords
 from tidings.steward.link_wakes import LinkWakes
+from tidings.steward.linked_people import LinkedPeople, RosterStatements
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
@@ -264,6 +265,7 @@ class Steward:
             self.home, self.info, self.js, self.state, self.table, self.intervals, self._secret
         )
         writer, life = self.writer, self.life
+        self.people = LinkedPeople(space)
         rows = RosterTable(
             space.access,
             self.intervals.presence,
@@ -271,7 +273,9 @@ class Steward:
             moved=lambda owner: self.table.moved.get(owner, 0),
             wanted=lambda owner: self.letters.wanted(owner),
             told=lambda owner: self.store.told[owner],
+            elsewhere=self.people.row,
         )
+        self.people.admit = rows.admit
         backstop = BackstopWatch(self.state, is_starting=self._pipeline_is_starting)
         self.store = StoreWatch(space, self.lease, life, rows.admit)
         self.letters = DeadLetters(space, self.store, rows.admit)
@@ -315,7 +319,7 @@ class Steward:
             started=self.started,
         )
         self.dispatcher.serve(
-            AgentHandlers(space, writer, self.lease, self.gate, self.marks, self.roster),
+            AgentHandlers(space, writer, self.lease, self.gate, self.marks, self.roster, self.people),
             HistoryHandlers(space, self.marks),
             self.roster,
             ReceiptHandlers(space, self.receipts),
@@ -330,6 +334,8 @@ class Steward:
             LinkRecords(space, writer),
             self.linked,
             AdmissionHandlers(space, writer, self.marks, self.gate),
+            self.people,
+            RosterStatements(self.linked, self.roster),
             unread,
         )
 
@@ -360,6 +366,7 @@ class Steward:
             (every.store, self.store.run),
             (every.voids, self.voids.run),
             (every.links, self._tell_links),
+            (every.links, self.people.run),
             (every.retention, self.link_floors.run),
             (every.stuck, self.probe.run),
             (every.reading, self.store.read_all),

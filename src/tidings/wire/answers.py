@@ -398,6 +398,8 @@ class LinkVersion(TypedDict):
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
+    direct: str
+    roster: str
 
 
 class LinksAnswer(TypedDict):
@@ -613,6 +615,31 @@ class AdmissionLinksAnswer(AdmissionFactsAnswer):
     links: list[dict[str, Any]]
 
 
+class AdmissionPeopleAnswer(TypedDict):
+    """`version` is what is known now; `refused` are keys of ours, or of another linked space."""
+
+    version: str
+    refused: list[str]
+
+
+class StatementRow(TypedDict):
+    """What the steward says of one agent, in JSON, and its signature."""
+
+    text: str
+    sig: str
+
+
+class LinkRosterAnswer(TypedDict):
+    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one."""
+
+    people: list[StatementRow]
+    through: int
+    more: bool
+    epoch: str
+    key: str
+    rotations: list[dict[str, Any]]
+
+
 class AdmissionIndexAnswer(TypedDict):
     """Rows of [sequence, link, origin, channel there, sender, id, SHA-256 of the payload], all up to `through`."""
 
@@ -631,6 +658,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admission", "links"): AdmissionLinksAnswer,
     ("admission", "facts"): AdmissionFactsAnswer,
     ("admission", "index"): AdmissionIndexAnswer,
+    ("admission", "people"): AdmissionPeopleAnswer,
     ("attention", "get"): AttentionAnswer,
     ("attention", "set"): AttentionAnswer,
     ("channel", "list"): ChannelListAnswer,
@@ -652,6 +680,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("link", "digest"): LinkDigestAnswer,
     ("link", "buckets"): LinkBucketsAnswer,
     ("link", "ids"): LinkIdsAnswer,
+    ("link", "roster"): LinkRosterAnswer,
     ("member", "join"): JoinAnswer,
     ("member", "leave"): LeaveAnswer,
     ("member", "list"): MembershipsAnswer,

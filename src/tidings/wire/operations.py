@@ -122,6 +122,12 @@ _TABLE: tuple[Operation, ...] = (
     ),
     Operation("admission", "facts", "The log as it is, and what a link lets in.", {"after": COUNT, "link": TEXT}),
     Operation("admission", "index", "What came in by links, in pages.", {"after": COUNT, "limit": COUNT}),
+    Operation(
+        "admission",
+        "people",
+        "Who is in a linked space, as the worker verified it; asked without people, which version is known.",
+        {"link": TEXT, "version": TEXT, "people": ROWS, "after": COUNT, "more": FLAG},
+    ),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
         "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
@@ -182,6 +188,12 @@ _TABLE: tuple[Operation, ...] = (
         "ids",
         "The records of some of these, in pages.",
         {"channel": TEXT, "day": TEXT, "buckets": COUNTS, "through": COUNT, "after": COUNT},
+    ),
+    Operation(
+        "link",
+        "roster",
+        "Who is in this space, in signed statements and in pages, if the link shares that.",
+        {"after": COUNT, "key": TEXT},
     ),
     Operation(
         "member",

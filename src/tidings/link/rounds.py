@@ -1,0 +1,78 @@
+"""What a worker does for a link beside its log: who is there, and mail; round after round, by itself.
+
+It never keeps what is said in channels waiting, and what fails here is told and tried again later. A link that is
+paused does nothing, and nobody at its other end is known here meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from tidings.backoff import Backoff
+from tidings.broker.aio import end_tasks
+from tidings.errors import TidingsError
+from tidings.link.ledger import BookedLink
+from tidings.link.people_round import PeopleRound
+
+#: seconds between two rounds, unless something new is told of
+EVERY = 5.0
+#: and after failures
+AFTER_FAILURES = Backoff(1.0, 60.0)
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    def __init__(self, link: str, ledger: BookedLink, people: PeopleRound, *, every: float | None = None) -> None:
+        self.link, self._ledger, self._people = link, ledger, people
+        self._every = every or EVERY
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: why the last round failed
+        self.words = ""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"people of link {self.link}")
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def stop(self) -> None:
+        """At once: what was not written down is done again."""
+        await end_tasks([self._task])
+
+    async def _run(self) -> None:
+        pauses = AFTER_FAILURES.delays()
+        while True:
+            try:
+                await self._round()
+                self.words, pauses, pause = "", AFTER_FAILURES.delays(), self._every
+            except TidingsError as error:
+                self._note(str(error))
+                pause = next(pauses)
+            except Exception as error:  # boundary: a peer must not end the worker
+                log.exception("a round of link %s failed", self.link)
+                self._note(f"it failed ({type(error).__name__}); the log of the worker says more")
+                pause = next(pauses)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), pause)
+            self._woken.clear()
+
+    async def _round(self) -> None:
+        if (await self._ledger.link()).paused is not None:
+            await self._people.withdraw()
+            return
+        await self._people.run()
+
+    def _note(self, words: str) -> None:
+        if words != self.words:
+            log.warning("link %s: who is at its other end is not known for sure: %s", self.link, words)
+        self.words = words
+
+    async def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
+        return {**found, "words": self.words}
