@@ -24,7 +24,7 @@ from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
-from tidings.errors import AmbiguousPeer, TidingsError, UnknownPeer
+from tidings.errors import AmbiguousPeer, DeniedError, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
 from tidings.wire.names import foreign_name, short_id, shown_space
 from tidings.wire.roster import Agent
@@ -71,6 +71,16 @@ def _linked_words(known: list[Agent], text: str) -> str:
         verb = "is linked and tells" if len(spaces) == 1 else "are linked and tell"
         return f": {', '.join(spaces)} {verb} who is there, {wanted[:64] or 'that'} does not"
     return ": no linked space tells who is there (`tidings link invite --roster` agrees on it); answer in its channel"
+
+
+def check_takes_mail(agent: Agent) -> Agent:
+    """Of an agent of a linked space it is agreed whether direct messages go there."""
+    if not agent.direct:
+        raise DeniedError(
+            f"{agent.name} cannot be written to: the link with {agent.elsewhere} passes no direct messages; both "
+            "operators agree on it with `tidings link invite --direct`"
+        )
+    return agent
 
 
 def each_once(mentions: Iterable[Mention]) -> list[Mention]:

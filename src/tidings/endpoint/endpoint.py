@@ -24,7 +24,7 @@ from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection, State
 from tidings.endpoint.direct_mailbox import DirectMailbox
-from tidings.endpoint.directory import NameDirectory, speaking_as
+from tidings.endpoint.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
@@ -256,6 +256,11 @@ class Endpoint(AgentInterface):
     async def _agent_id(self, to: str) -> str:
         return to if is_agent_id(to) else (await self.resolve(to)).id
 
+    async def _reader_id(self, to: str) -> str:
+        """Of whoever a direct message is to; DeniedError if none may go there."""
+        row = self.roster.get(to) if is_agent_id(to) else await self.resolve(to)
+        return check_takes_mail(row).id if row is not None else to
+
     @property
     def id(self) -> str:
         return self.identity.id
@@ -453,7 +458,7 @@ class Endpoint(AgentInterface):
     ) -> Receipt:
         """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
         check_said(text, parts, more=data is not None)
-        target = await self._agent_id(to)
+        target = await self._reader_id(to)
         composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
         stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
         return Receipt(composed.id, stored.seq, to=target)

@@ -82,6 +82,8 @@ class LinkTable:
 
     def judge(self, asked: ClaimedOrigin, seq: int, time_ns: int) -> bool | None:
         """May the record at `seq` be taken for one of this channel? None: the steward is to be asked first."""
+        if asked.agreed:
+            return self._judge_mail(asked, time_ns)
         if self._through < 0 or (seq > self._through and self._is_old):
             return None
         record = self._at(asked.link, seq)
@@ -89,6 +91,13 @@ class LinkTable:
         if ours == asked.channel:
             return True
         return False if seq <= self._through else None
+
+    def _judge_mail(self, asked: ClaimedOrigin, time_ns: int) -> bool | None:
+        """A direct message names the record it came by, which is as old as it or older."""
+        if self._through < asked.agreed:
+            return None
+        record = self._at(asked.link, asked.agreed)
+        return record is not None and record.admits_mail(asked.origin, time_ns=time_ns)
 
     def space_name(self, link: str, origin: str, seq: int) -> str:
         """What the space of this id is called here; empty if no link record says it."""
@@ -159,6 +168,18 @@ class LinkTable:
         self._through = max(self._through, seq)
         for hear in self.on_learned:
             hear()
+
+    async def learn_record(self, seq: int) -> None:
+        """Ask for the link record that is said to be at `seq`, which need not be true. Raises as `learn`."""
+        if self._through >= seq:
+            return
+        if self._question is None:
+            self._question = asyncio.create_task(self._ask())
+        question = self._question
+        await asyncio.wait([question])
+        error = question.result()
+        if error is not None:
+            raise error
 
     async def _ask(self) -> TidingsError | None:
         try:

@@ -20,6 +20,7 @@ from tidings.link.engine import LIVE, Direction, Mode
 from tidings.link.events import Listener
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink
+from tidings.link.mail_round import MailRound
 from tidings.link.people_round import PeopleRound
 from tidings.link.ports import Verify
 from tidings.link.rounds import Rounds
@@ -68,8 +69,9 @@ class CarriedLink:
         self._running = RunningDirection(self.direction)
         self.rounds: Rounds | None = None
         if record.roster == "on":
-            people = PeopleRound(definition.space, record, ledger, self.source, spaces.steward)
-            self.rounds = Rounds(definition.link, ledger, people, every=mode.every)
+            people = PeopleRound(definition.space, record, ledger, self.source, spaces.here)
+            mail = MailRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_mail else None
+            self.rounds = Rounds(definition.link, ledger, people, mail, every=mode.every)
         self._keeping: asyncio.Task[None] | None = None
 
     def _woken(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
-from tidings.link import people, waiting
+from tidings.link import mail_book, people, waiting
 from tidings.link.agreements import carries, definition_of, find_row, milliseconds, open_store, opened
 from tidings.link.carrying import CarriedLink
 from tidings.link.compare import Comparison, Difference
@@ -91,7 +91,13 @@ class LinkOperations:
         if carried is not None and carried.rounds is not None:
             return await carried.rounds.facts()
         found = await self.database.read(lambda c: people.sorted_people(c, PeerPlace(self.space, record.origin)))
-        return {"known": len(found.known), "changed": [[p.name, p.id] for p in found.refused], "taken": [], "words": ""}
+        return {
+            "known": len(found.known),
+            "changed": [[p.name, p.id] for p in found.refused],
+            "taken": [],
+            "words": "",
+            "mail": None,
+        }
 
     async def people(self, link: str) -> Answer:
         """Everybody that is known at the other end, by name."""
@@ -167,6 +173,7 @@ class LinkOperations:
                 books.delete(connection, row.row)
             for peer in {row.definition.peer for row in rows}:
                 people.forget(connection, PeerPlace(self.space, peer))
+                mail_book.forget(connection, PeerPlace(self.space, peer))
             return len(rows)
 
         async with self._carrying.aside(link):

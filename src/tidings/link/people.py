@@ -16,6 +16,9 @@ from typing import NamedTuple
 from tidings.errors import PageRefused, UnknownPeer
 from tidings.wire.people import MOST_PEOPLE, Person, Sorted, sort_people
 
+#: keys that were agents there and are told of, so that what is on its way to them can come to an end
+MOST_GONE = 500
+
 
 class PeerPlace(NamedTuple):
     """Whose people: a space, and the peer it is linked with; ids of both."""
@@ -93,9 +96,15 @@ def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:
         connection.execute(f"DELETE FROM {table} WHERE space = ? AND peer = ?", place)
 
 
-def version_of(people: Iterable[Person]) -> str:
+def gone(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
+    """Keys that were agents there, the newest of them."""
+    query = "SELECT agent FROM person WHERE space = ? AND peer = ? AND revoked = 1 ORDER BY seq DESC LIMIT ?"
+    return [agent for (agent,) in connection.execute(query, (*place, MOST_GONE))]
+
+
+def version_of(people: Iterable[Person], gone: Iterable[str] = ()) -> str:
     """One text for the same agents under the same names."""
-    rows = sorted((each.id, each.name, *each.roles) for each in people)
+    rows = [*sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 

@@ -60,13 +60,13 @@ class PeopleRound:
         try:
             await self._read()
         except TidingsError:  # what was known before still holds, and a new steward of ours does not know it
-            await self._hand_over(await self._known())
+            await self._hand_over(*await self._known())
             raise
-        await self._hand_over(await self._known())
+        await self._hand_over(*await self._known())
 
     async def withdraw(self) -> None:
         """Nobody of that space is to be known here for now."""
-        await self._hand_over(())
+        await self._hand_over((), [])
 
     async def facts(self) -> PeopleFacts:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
@@ -117,19 +117,19 @@ class PeopleRound:
 
     # --- telling our own steward ---
 
-    async def _known(self) -> tuple[Person, ...]:
-        return (await self._jobs.read(lambda c: book.sorted_people(c, self.place))).known
+    async def _known(self) -> tuple[tuple[Person, ...], list[str]]:
+        found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
+        return found.known, await self._jobs.read(lambda c: book.gone(c, self.place))
 
-    async def _hand_over(self, known: tuple[Person, ...]) -> None:
-        link, version = self._record.link, book.version_of(known)
+    async def _hand_over(self, known: tuple[Person, ...], gone: list[str]) -> None:
+        link, version = self._record.link, book.version_of(known, gone)
         if (await self._local.ask("people", link=link, version=version))["version"] == version:
             return
         refused: list[str] = []
         for start in range(0, max(1, len(known)), PEOPLE_PER_PAGE):
-            rows = [
-                {"id": p.id, "name": p.name, "roles": list(p.roles)} for p in known[start : start + PEOPLE_PER_PAGE]
-            ]
+            part = known[start : start + PEOPLE_PER_PAGE]
+            rows = [{"id": each.id, "name": each.name, "roles": list(each.roles)} for each in part]
             more = start + PEOPLE_PER_PAGE < len(known)
-            said = await self._local.ask("people", link=link, version=version, people=rows, after=start, more=more)
-            refused += said["refused"]
+            asked = {"people": rows, "after": start, "more": more, "gone": [] if more else gone}
+            refused += (await self._local.ask("people", link=link, version=version, **asked))["refused"]
         self._taken = tuple(refused)

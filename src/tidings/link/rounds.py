@@ -17,18 +17,27 @@ from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.link.ledger import BookedLink
+from tidings.link.mail_round import MailRound
 from tidings.link.people_round import PeopleRound
 
-#: seconds between two rounds, unless something new is told of
-EVERY = 5.0
+#: seconds between two rounds, unless something new is told of: receipts wait for the next one
+EVERY = 2.0
 #: and after failures
 AFTER_FAILURES = Backoff(1.0, 60.0)
 log = logging.getLogger(__name__)
 
 
 class Rounds:
-    def __init__(self, link: str, ledger: BookedLink, people: PeopleRound, *, every: float | None = None) -> None:
-        self.link, self._ledger, self._people = link, ledger, people
+    def __init__(
+        self,
+        link: str,
+        ledger: BookedLink,
+        people: PeopleRound,
+        mail: MailRound | None = None,
+        *,
+        every: float | None = None,
+    ) -> None:
+        self.link, self._ledger, self._people, self._mail = link, ledger, people, mail
         self._every = every or EVERY
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -66,13 +75,22 @@ class Rounds:
         if (await self._ledger.link()).paused is not None:
             await self._people.withdraw()
             return
-        await self._people.run()
+        failure: TidingsError | None = None
+        try:
+            await self._people.run()
+        except TidingsError as error:  # mail to whoever is known goes on
+            failure = error
+        if self._mail is not None:
+            await self._mail.run()
+        if failure is not None:
+            raise failure
 
     def _note(self, words: str) -> None:
         if words != self.words:
-            log.warning("link %s: who is at its other end is not known for sure: %s", self.link, words)
+            log.warning("link %s: who is at its other end, or mail from there, is late: %s", self.link, words)
         self.words = words
 
     async def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
-        return {**found, "words": self.words}
+        mail = await self._mail.facts() if self._mail is not None else None
+        return {**found, "words": self.words, "mail": mail}

@@ -186,4 +186,36 @@ CREATE TABLE peer_roster (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _PEOPLE))
+_MAIL = """
+-- direct messages of other spaces that were handled, for as long as they may be offered again
+CREATE TABLE mail (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  id TEXT NOT NULL,
+  reader TEXT NOT NULL,
+  -- where it is in the peer's mail
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  outcome TEXT NOT NULL CHECK (outcome IN ('admitted', 'had', 'refused')),
+  why TEXT NOT NULL,
+  -- of what was refused: whether its sender's space was told
+  told INTEGER NOT NULL CHECK (told IN (0, 1)),
+  at INTEGER NOT NULL,
+  PRIMARY KEY (space, peer, sender, id, reader),
+  CHECK (told = 1 OR outcome = 'refused')
+) WITHOUT ROWID;
+CREATE INDEX mail_untold ON mail (space, peer, seq) WHERE told = 0;
+CREATE INDEX mail_age ON mail (space, peer, at);
+
+CREATE TABLE peer_mail (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  epoch TEXT NOT NULL DEFAULT '',
+  through INTEGER NOT NULL DEFAULT 0 CHECK (through >= 0),
+  told_epoch TEXT NOT NULL DEFAULT '',
+  told_through INTEGER NOT NULL DEFAULT 0 CHECK (told_through >= 0),
+  PRIMARY KEY (space, peer)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _PEOPLE, _MAIL))

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from tidings.link.compare import PeerSide
 from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
-from tidings.link.people_round import Asked, PeerAsked
+from tidings.link.mail_round import LocalPost
+from tidings.link.people_round import PeerAsked
 from tidings.link.ports import Destination, Source
 from tidings.link.source import PeerSource
 from tidings.space.home import SpaceHome
@@ -34,8 +35,8 @@ class Spaces(Protocol):
     def destination(self, link: str) -> Destination: ...
 
     @property
-    def steward(self) -> Asked:
-        """The steward of this space, as its worker asks it."""
+    def here(self) -> LocalPost:
+        """This space, as its steward answers its worker, and takes mail from it."""
         ...
 
     async def close(self) -> None: ...
@@ -55,7 +56,7 @@ class NatsSpaces:
         return LocalDestination(self._local, link)
 
     @property
-    def steward(self) -> Asked:
+    def here(self) -> LocalPost:
         return self._local
 
     async def close(self) -> None:

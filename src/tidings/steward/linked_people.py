@@ -45,6 +45,8 @@ class _Kept:
 
     version: str = ""
     people: dict[str, Agent] = field(default_factory=dict)
+    #: keys that were agents there
+    gone: frozenset[str] = frozenset()
     #: a version that is being handed over
     staged: str = ""
     rows: dict[str, Agent] = field(default_factory=dict)
@@ -66,11 +68,6 @@ def shares_roster(record: Link) -> bool:
     return record.roster == "on"
 
 
-def passes_mail(record: Link) -> bool:
-    """Direct messages go to agents by their keys, so both have to be agreed on."""
-    return record.direct == "on" and shares_roster(record)
-
-
 class LinkedPeople:
     """Agents of linked spaces, as our own worker told them in this term. `admit` hears whose rows changed."""
 
@@ -78,6 +75,8 @@ class LinkedPeople:
         self.space = space
         self.admit = admit
         self._kept: dict[str, _Kept] = {}
+        #: links over which mail passed at the last look: rows say whether it does
+        self._passing: set[str] = set()
 
     # --- questions ---
 
@@ -96,15 +95,22 @@ class LinkedPeople:
         return found.row if found is not None else None
 
     def of_link(self, link: str) -> frozenset[str]:
-        """The keys of the agents at its other end."""
+        """The keys of the agents at its other end, and of those who were."""
         kept = self._kept.get(link) if link in self._sharing() else None
-        return frozenset(each for each in kept.people if self.space.access(each) is None) if kept else frozenset()
+        if kept is None:
+            return frozenset()
+        return frozenset(each for each in (*kept.people, *kept.gone) if self.space.access(each) is None)
+
+    def takes_mail(self, agent_id: str) -> bool:
+        """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
+        passing = [link for link, record in self._sharing().items() if record.passes_mail]
+        return self.is_awaited or any(agent_id in self.of_link(link) for link in passing)
 
     @property
     def is_awaited(self) -> bool:
         """Is there a link over which mail passes, of which nobody has told yet who is at its other end?"""
         sharing = self._sharing()
-        return any(passes_mail(record) and not self._version(link) for link, record in sharing.items())
+        return any(record.passes_mail and not self._version(link) for link, record in sharing.items())
 
     def hears(self, agent_id: str, channel: str) -> bool:
         """Is a channel shared with the space of this agent?"""
@@ -125,11 +131,16 @@ class LinkedPeople:
         sharing = self._sharing()
         for link in self._kept.keys() - sharing.keys():
             self.admit(self._kept.pop(link).people)
+        passing = {link for link, record in sharing.items() if record.passes_mail}
+        for link in (passing ^ self._passing) & self._kept.keys():
+            self.admit(self._kept[link].people)
+        self._passing = passing
 
     @handles("admission", "people")
     async def hand_over(self, request: ControlRequest) -> Answer:
-        """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`. Asked
-        without people it answers which `version` is known. Who is one of ours, or of another space, is refused."""
+        """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
+        last of them, who has `gone`. Asked without people it answers which `version` is known. Who is one of ours, or
+        of another space, is refused."""
         link, version = request.text("link"), request.text("version")
         if link not in self._sharing():
             raise DeniedError(f"link {link} is not on, or does not share its roster")
@@ -137,7 +148,7 @@ class LinkedPeople:
         kept = self._kept.setdefault(link, _Kept())
         if people is None:
             return {"version": kept.version, "refused": []}
-        rows = _rows(people)
+        rows, gone = _rows(people), frozenset(request.texts("gone"))
         after = request.optional("after", int) or 0
         if after == 0:
             kept.staged, kept.rows = version, {}
@@ -146,7 +157,7 @@ class LinkedPeople:
         kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
         if not request.optional("more", bool):
             before, kept.people = kept.people, kept.rows
-            kept.version, kept.rows, kept.staged = version, {}, ""
+            kept.version, kept.rows, kept.staged, kept.gone = version, {}, "", gone
             self.admit([*before, *kept.people])
         return {"version": kept.version, "refused": [each.id for each in rows if self._is_elsewhere(each.id, link)]}
 
@@ -166,7 +177,8 @@ def _rows(people: Any) -> list[_Row]:
 
 
 def _shown(row: Agent, record: Link) -> Agent:
-    return Agent(id=row.id, name=foreign_name(row.name, row.id, record.space, record.origin), roles=row.roles)
+    name = foreign_name(row.name, row.id, record.space, record.origin)
+    return Agent(id=row.id, name=name, roles=row.roles, direct=record.passes_mail)
 
 
 class RosterStatements:

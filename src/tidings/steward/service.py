@@ -47,6 +47,7 @@ from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_handlers import LinkHandlers
 from tidings.steward.link_invitations import LinkInvitationHandlers
+from tidings.steward.link_mail import LinkMail
 from tidings.steward.link_records import LinkRecords
 from tidings.steward.link_wakes import LinkWakes
 from tidings.steward.linked_people import LinkedPeople, RosterStatements
@@ -285,7 +286,7 @@ class Steward:
         self.invited = InvitationHandlers(space, life, self.dispatcher.idle)
         self.receipts = ReceiptStore(space, self.dispatcher.idle)
         self.tasks = TaskQueues(space, self.lease.seq, self.letters, self.store, self.dispatcher.idle, life.fail)
-        self.mail = Mail(space, self.receipts)
+        self.mail = Mail(space, self.receipts, self.people)
         self.voids = VoidWatch(space, writer, self.receipts)
         self.shares = Shares(space, self.floods, self.receipts, self.store)
         self.link_floors = LinkFloors(space)
@@ -293,6 +294,7 @@ class Steward:
         self.retention = Retention(self.js, self.table, self.state, self.link_floors.floors)
         self._tell_links = wakes.run
         self.linked = LinkHandlers(space, writer, self.marks, self.link_floors)
+        self.link_mail = LinkMail(space, self.linked, self.people, self.receipts)
         self.sides = SideStreams(space, self.letters, self.tasks.holds, self.store)
         self.probe = WriteProbe(space, writer, self.gate.disk, life, self._unwritten)
         unread = UnreadMail(space, self.receipts, self.letters, self.store, backstop)
@@ -336,6 +338,7 @@ class Steward:
             AdmissionHandlers(space, writer, self.marks, self.gate),
             self.people,
             RosterStatements(self.linked, self.roster),
+            self.link_mail,
             unread,
         )
 
@@ -367,6 +370,7 @@ class Steward:
             (every.voids, self.voids.run),
             (every.links, self._tell_links),
             (every.links, self.people.run),
+            (every.links, self.link_mail.run),
             (every.retention, self.link_floors.run),
             (every.stuck, self.probe.run),
             (every.reading, self.store.read_all),

@@ -640,6 +640,54 @@ class LinkRosterAnswer(TypedDict):
     rotations: list[dict[str, Any]]
 
 
+class MailRow(TypedDict):
+    """A direct message that goes over a link: `sig` is its sender's, over its space and `to`. The payload is base64."""
+
+    seq: int
+    sender: str
+    to: str
+    sig: str
+    payload: str
+
+
+class LinkMailAnswer(TypedDict):
+    """`epoch` and `through` are what to go on from."""
+
+    mail: list[MailRow]
+    epoch: str
+    through: int
+    more: bool
+
+
+class LinkToldAnswer(TypedDict):
+    """`refused`: numbers of those that speak of no message to an agent of the asking space."""
+
+    new: int
+    refused: list[int]
+
+
+class AdmissionMailAnswer(TypedDict):
+    """One verdict for each: `take`, `have`, `wait: ...` or `no: ...`."""
+
+    agreed: int
+    verdicts: list[str]
+
+
+class ForeignReceipt(TypedDict):
+    sender: str
+    id: str
+    to: str
+    stage: str
+    why: str
+
+
+class AdmissionReceiptsAnswer(TypedDict):
+    receipts: list[ForeignReceipt]
+    epoch: str
+    through: int
+    more: bool
+
+
 class AdmissionIndexAnswer(TypedDict):
     """Rows of [sequence, link, origin, channel there, sender, id, SHA-256 of the payload], all up to `through`."""
 
@@ -659,6 +707,9 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admission", "facts"): AdmissionFactsAnswer,
     ("admission", "index"): AdmissionIndexAnswer,
     ("admission", "people"): AdmissionPeopleAnswer,
+    ("admission", "mail"): AdmissionMailAnswer,
+    ("admission", "took"): NothingAnswer,
+    ("admission", "receipts"): AdmissionReceiptsAnswer,
     ("attention", "get"): AttentionAnswer,
     ("attention", "set"): AttentionAnswer,
     ("channel", "list"): ChannelListAnswer,
@@ -681,6 +732,8 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("link", "buckets"): LinkBucketsAnswer,
     ("link", "ids"): LinkIdsAnswer,
     ("link", "roster"): LinkRosterAnswer,
+    ("link", "mail"): LinkMailAnswer,
+    ("link", "told"): LinkToldAnswer,
     ("member", "join"): JoinAnswer,
     ("member", "leave"): LeaveAnswer,
     ("member", "list"): MembershipsAnswer,

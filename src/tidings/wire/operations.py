@@ -126,7 +126,20 @@ _TABLE: tuple[Operation, ...] = (
         "admission",
         "people",
         "Who is in a linked space, as the worker verified it; asked without people, which version is known.",
-        {"link": TEXT, "version": TEXT, "people": ROWS, "after": COUNT, "more": FLAG},
+        {"link": TEXT, "version": TEXT, "people": ROWS, "after": COUNT, "more": FLAG, "gone": TEXTS},
+    ),
+    Operation(
+        "admission",
+        "mail",
+        "Whether direct messages may come in by a link.",
+        {"link": TEXT, "mail": ROWS, "anew": FLAG},
+    ),
+    Operation("admission", "took", "Direct messages that were let in.", {"mail": ROWS}),
+    Operation(
+        "admission",
+        "receipts",
+        "What became of direct messages of other spaces, in pages.",
+        {"epoch": TEXT, "after": COUNT},
     ),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
@@ -195,6 +208,13 @@ _TABLE: tuple[Operation, ...] = (
         "Who is in this space, in signed statements and in pages, if the link shares that.",
         {"after": COUNT, "key": TEXT},
     ),
+    Operation(
+        "link",
+        "mail",
+        "Direct messages for agents of the asking space, in pages, if the link passes them.",
+        {"epoch": TEXT, "after": COUNT},
+    ),
+    Operation("link", "told", "What became of direct messages that were handed out there.", {"receipts": ROWS}),
     Operation(
         "member",
         "join",

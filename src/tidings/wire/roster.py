@@ -87,6 +87,8 @@ class Agent:
     told: int = 0
     #: number of the attention the steward keeps for this agent; a higher one is a later word of it
     attention_number: int | None = None
+    #: whether direct messages come to it; of an agent of a linked space they need not
+    direct: bool = True
 
     @property
     def online(self) -> bool:

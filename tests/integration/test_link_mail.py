@@ -1,0 +1,173 @@
+"""Direct messages between agents of linked spaces: sealed, once, receipts come back; nothing passes that is not agreed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidings
+from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
+from linked_spaces import LINK, peer_of, unlinked, worker_of
+from tidings.endpoint.connecting import connect_directly
+from tidings.errors import DeniedError, UnknownPeer
+from tidings.link import rounds
+from tidings.space.link_peers import LinkPeers
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
+from tidings.testing.waiting import eventually
+
+
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "EVERY", 0.1)
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
+    async with linked_spaces(tmp_path, roster="on", direct="on") as spaces:
+        yield spaces
+
+
+async def knows(agent: tidings.Endpoint, name: str) -> None:
+    async def known() -> bool:
+        return any(each.name == name for each in await agent.who())
+
+    await eventually(known, within=20, what=name)
+
+
+async def heard(agent: tidings.Endpoint) -> tidings.Incoming:
+    return await agent.next_message(timeout=20)
+
+
+async def silent(agent: tidings.Endpoint, seconds: float = 1.0) -> None:
+    with pytest.raises(TimeoutError):
+        await agent.next_message(timeout=seconds)
+
+
+async def test_a_direct_message_to_a_linked_space_is_read_there_answered_and_its_receipts_come_back(
+    both: LinkedSpaces,
+) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        connect(both.main, "ada") as ada,
+        connect(both.acme, "bob") as bob,
+    ):
+        await knows(ada, "bob@acme")
+        sent = await ada.dm("bob@acme", "are you there?")
+        got = await heard(bob)
+        assert (got.text, got.kind, got.sender.name, got.sender.id) == ("are you there?", "direct", "ada@main", ada.id)
+        assert (got.sealed, got.origin, got.origin_id) == (True, "main", both.main.info.id)
+        assert (await ada.receipt(sent, "delivered", timeout=20)).stage == "delivered"
+        await got.ack()
+        assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+        answer = await bob.dm(got.sender.id, "yes", reply_to=got.message.id)
+        back = await heard(ada)
+        assert (back.text, back.sender.name, back.message.reply_to) == ("yes", "bob@acme", sent.id)
+        await back.ack()
+        assert (await bob.receipt(answer, "read", timeout=20)).stage == "read"
+        traced = await ada.trace(sent)
+        assert any("read" in str(each) for each in traced.values())
+
+        async def gone() -> bool:
+            async with both.main.core() as js:
+                return not await js.subjects_of(both.main.subjects.direct_stream, f"{both.main.subjects.root}.dm.>")
+
+        await eventually(gone, within=20, what="what was read there goes here")
+
+
+async def test_a_direct_message_waits_for_a_space_that_is_away_and_comes_once(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        sent = [await ada.dm("bob@acme", f"number {n}") for n in range(70)]
+        for _ in range(2):
+            async with worker(both.acme):
+                await asyncio.sleep(0)
+        async with worker(both.acme):
+            got = []
+            for _ in sent:
+                got.append(await heard(bob))
+                await got[-1].ack()
+            assert [each.text for each in got] == [f"number {n}" for n in range(70)]
+            await silent(bob)
+
+
+@pytest.mark.parametrize("place", ["link.mail.admitted", "link.mail.committed"])
+async def test_a_worker_that_is_killed_around_its_commit_loses_nothing_and_nothing_comes_twice(
+    both: LinkedSpaces, place: str
+) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        sent = [await ada.dm("bob@acme", text) for text in ("one", "two")]
+        async with worker_process(both.acme, TIDINGS_FAILPOINT=f"{place}:kill") as doomed:
+            await asyncio.wait_for(doomed.child.wait(), 30)
+        async with worker(both.acme):
+            for wanted in ("one", "two"):
+                got = await heard(bob)
+                assert got.text == wanted
+                await got.ack()
+            await silent(bob)
+            assert (await ada.receipt(sent[1], "read", timeout=20)).stage == "read"
+
+
+async def test_mail_to_an_agent_that_was_revoked_there_is_undeliverable(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        first = await ada.dm("bob@acme", "too late")
+        async with both.acme.administer() as admin:
+            await admin.revoke("bob")
+        async with worker(both.main), worker(both.acme):
+            found = await ada.receipt(first, "read", timeout=20)
+            assert (found.stage, found.why) == ("undeliverable", "its reader was revoked")
+
+
+async def test_nothing_passes_over_a_link_that_was_ended_and_what_came_before_stays_readable(
+    both: LinkedSpaces,
+) -> None:
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "before")
+
+            async def came() -> bool:
+                mail = (await status(both.acme))["people"]["mail"]
+                return bool(mail and mail["came"] == 1)
+
+            await eventually(came, within=20)
+        late = await ada.dm("bob@acme", "after")
+        await unlinked(both.acme)
+        await unlinked(both.main)
+        await both.main.stop_steward()
+        await both.main.start_steward(replace(TEST_INTERVALS, mail=0.2, mail_grace=0.0))
+        async with worker(both.main), worker(both.acme), connect(both.acme, "bob") as bob:
+            got = await heard(bob)
+            assert got.text == "before"
+            await silent(bob)
+            with pytest.raises(UnknownPeer):
+                await ada.resolve("bob@acme")
+            assert (await ada.receipt(late, "read", timeout=30)).stage == "undeliverable"
+
+
+async def test_without_both_switches_no_mail_passes(tmp_path: Path) -> None:
+    async with linked_spaces(tmp_path, roster="on") as both:
+        async with worker(both.main), worker(both.acme), connect(both.main, "ada") as ada:
+            await knows(ada, "bob@acme")
+            with pytest.raises(DeniedError, match="the link with acme passes no direct messages"):
+                await ada.dm("bob@acme", "psst")
+        creds = LinkPeers.below(both.main.home).creds(LINK).read_text()
+        async with peer_of(both.acme, creds) as peer, worker_of(both.acme) as own:
+            for call in (peer.control.call("link", "mail"), peer.control.call("link", "told", receipts=[])):
+                with pytest.raises(DeniedError, match="passes no direct messages"):
+                    await call
+            with pytest.raises(DeniedError, match="passes no direct messages"):
+                await own.call("admission", "mail", link=LINK, mail=[])
