@@ -1,4 +1,4 @@
-"""Direct messages between agents of linked spaces: sealed, once, receipts come back; nothing passes that is not agreed."""
+"""Direct messages between agents of linked spaces: sealed, once, receipts come back; nothing else passes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
 from tidings.space.link_peers import LinkPeers
+from tidings.steward import link_mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 
@@ -171,3 +172,75 @@ async def test_without_both_switches_no_mail_passes(tmp_path: Path) -> None:
                     await call
             with pytest.raises(DeniedError, match="passes no direct messages"):
                 await own.call("admission", "mail", link=LINK, mail=[])
+
+
+async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there_is(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_mail, "MOST_WAITING", 1)
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        for text in ("one", "two", "three"):
+            await ada.dm("bob@acme", text)
+        async with worker(both.acme):
+
+            async def waits() -> bool:
+                people = (await status(both.acme))["people"]
+                return people["mail"]["came"] > 0 and "messages of this link lie here" in people["words"]
+
+            await eventually(waits, within=20)
+            monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)
+            async with connect(both.acme, "bob") as bob:
+                for wanted in ("one", "two", "three"):
+                    got = await heard(bob)
+                    assert got.text == wanted
+                    await got.ack()
+
+
+async def test_mail_of_a_space_whose_store_was_set_back_is_read_from_the_beginning_and_comes_once(
+    both: LinkedSpaces,
+) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "before")
+            got = await heard(bob)
+        # its stream is made anew, under the same name: sequences begin again, and lie below what was handled
+        stream = both.main.subjects.direct_stream
+        async with both.main.core() as js:
+            config = (await js.info(stream))["config"]
+            await js.api(f"STREAM.DELETE.{stream}")
+            await js.api(f"STREAM.CREATE.{stream}", config)
+        await got.ack()
+        await ada.dm("bob@acme", "after")
+        async with worker(both.main), worker(both.acme):
+            again = await heard(bob)
+            assert again.text == "after"
+            await again.ack()
+            await silent(bob)
+
+
+async def test_what_a_key_wrote_before_it_was_rotated_still_comes_and_the_new_key_is_the_same_name(
+    both: LinkedSpaces,
+) -> None:
+    async with worker(both.main), worker(both.acme):
+        async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "from the old key")
+            old = await heard(bob)
+            await old.ack()
+        async with both.main.administer() as admin:
+            await admin.rotate("ada", drop_unread=True)
+        async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+
+            async def renamed() -> bool:
+                return any(each.id == ada.id and each.name == "ada@main" for each in await bob.who())
+
+            await eventually(renamed, within=20)
+            await knows(ada, "bob@acme")
+            sent = await ada.dm("bob@acme", "from the new key")
+            got = await heard(bob)
+            assert (got.text, got.sender.name, got.sender.id) == ("from the new key", "ada@main", ada.id)
+            await got.ack()
+            assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"

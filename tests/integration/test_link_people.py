@@ -1,4 +1,4 @@
-"""Who is in a linked space: told in signed statements, known by name, mentioned; and forgotten when that is not agreed."""
+"""Who is in a linked space: told in signed statements, known by name, mentioned; forgotten when it is not agreed."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -83,7 +83,7 @@ class CarriedLink:
         """An operator does not want to wait."""
         self.direction.ask()
         if self.rounds is not None:
-            self.rounds.wake()
+            self.rounds.ask()
 
     def start(self) -> None:
         self._running.start()

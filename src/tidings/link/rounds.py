@@ -22,6 +22,8 @@ from tidings.link.people_round import PeopleRound
 
 #: seconds between two rounds, unless something new is told of: receipts wait for the next one
 EVERY = 2.0
+#: and at least, however often it is woken
+SPACING = 0.1
 #: and after failures
 AFTER_FAILURES = Backoff(1.0, 60.0)
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Rounds:
     ) -> None:
         self.link, self._ledger, self._people, self._mail = link, ledger, people, mail
         self._every = every or EVERY
-        self._woken = asyncio.Event()
+        self._woken, self._asked = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: why the last round failed
         self.words = ""
@@ -48,6 +50,12 @@ class Rounds:
         self._task = asyncio.create_task(self._run(), name=f"people of link {self.link}")
 
     def wake(self) -> None:
+        """There may be news."""
+        self._woken.set()
+
+    def ask(self) -> None:
+        """An operator does not want to wait."""
+        self._asked.set()
         self._woken.set()
 
     async def stop(self) -> None:
@@ -67,9 +75,19 @@ class Rounds:
                 log.exception("a round of link %s failed", self.link)
                 self._note(f"it failed ({type(error).__name__}); the log of the worker says more")
                 pause = next(pauses)
+            await self._rest(pause)
+
+    async def _rest(self, pause: float) -> None:
+        """Until the next round is due. A peer's wake ends it a little later, and not at all after a failure: it cannot
+        make us hurry. An operator can."""
+        heard = self._asked if self.words else self._woken
+        with suppress(TimeoutError):
+            await asyncio.wait_for(heard.wait(), pause)
+        if not self._asked.is_set() and pause > SPACING:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), pause)
-            self._woken.clear()
+                await asyncio.wait_for(self._asked.wait(), SPACING)
+        self._woken.clear()
+        self._asked.clear()
 
     async def _round(self) -> None:
         if (await self._ledger.link()).paused is not None:
