@@ -187,7 +187,7 @@ async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there
 
             async def waits() -> bool:
                 people = (await status(both.acme))["people"]
-                return people["mail"]["came"] > 0 and "messages of this link lie here" in people["words"]
+                return people["mail"]["came"] == 1 and "as many messages of this link lie here" in people["words"]
 
             await eventually(waits, within=20)
             monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)

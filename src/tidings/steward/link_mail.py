@@ -15,7 +15,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,13 @@ class _Offered(msgspec.Struct, frozen=True):
     sender: str
     id: str
     to: str
+
+
+class _Room(NamedTuple):
+    """How many messages of a link may come in now, and what is said of the next one."""
+
+    left: int
+    words: str
 
 
 class LinkMail:
@@ -184,8 +191,11 @@ class LinkMail:
         if request.optional("anew", bool):
             for each in offered:
                 self._lying.pop((each.to, each.sender), None)
-        wait = await self._no_room(link)
-        verdicts = [await self._verdict(link, each) or wait or "take" for each in offered]
+        verdicts, room = [], await self._room(link)
+        for each in offered:
+            verdict = await self._verdict(link, each)
+            verdicts.append(verdict or (room.words if room.left <= 0 else "take"))
+            room = room._replace(left=room.left - (not verdict))
         return {"agreed": on[1], "verdicts": verdicts}
 
     async def _verdict(self, link: str, mail: _Offered) -> str:
@@ -220,13 +230,13 @@ class LinkMail:
             (await self._ids(each.to, each.sender)).add(each.id)
         return {}
 
-    async def _no_room(self, link: str) -> str:
+    async def _room(self, link: str) -> _Room:
         info = await self.space.js.info(self.stream)
         if int(info["state"]["bytes"]) > MOST_FILLED * int(info["config"]["max_bytes"]):
-            return "wait: the mail of this space is half full"
+            return _Room(0, "wait: the mail of this space is half full")
         counts = await self.space.js.counts_of(self.stream, f"{self.space.subjects.root}.dm.>")
         waiting = sum(n for subject, n in counts.items() if self._is_of(link, subject.rpartition(".")[2]))
-        return f"wait: {waiting:,} messages of this link lie here" if waiting >= MOST_WAITING else ""
+        return _Room(MOST_WAITING - waiting, f"wait: as many messages of this link lie here as may, {MOST_WAITING:,}")
 
     def _is_of(self, link: str, sender: str) -> bool:
         if self.space.access(sender) is not None:
