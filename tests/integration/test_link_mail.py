@@ -10,6 +10,7 @@ import pytest
 
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
+from coding_agents import hosted
 from linked_spaces import LINK, peer_of, unlinked, worker_of
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
@@ -244,3 +245,24 @@ async def test_what_a_key_wrote_before_it_was_rotated_still_comes_and_the_new_ke
             assert (got.text, got.sender.name, got.sender.id) == ("from the new key", "ada@main", ada.id)
             await got.ack()
             assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+
+async def test_programs_at_hosts_write_to_and_hear_agents_of_a_linked_space(both: LinkedSpaces) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        hosted(both.main.home.home),
+        hosted(both.acme.home.home),
+        tidings.connect("main", name="ada", home=both.main.home.home, via="host") as ada,
+        tidings.connect("acme", name="bob", home=both.acme.home.home, via="host") as bob,
+    ):
+
+        async def known() -> bool:
+            return any(each.name == "bob@acme" for each in await ada.who())
+
+        await eventually(known, within=20)
+        sent = await ada.dm("bob@acme", "by way of hosts")
+        got = await bob.next_message(timeout=20)
+        assert (got.text, got.sender.name, got.origin) == ("by way of hosts", "ada@main", "main")
+        await got.ack()
+        assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
