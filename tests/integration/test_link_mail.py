@@ -266,3 +266,46 @@ async def test_programs_at_hosts_write_to_and_hear_agents_of_a_linked_space(both
         assert (got.text, got.sender.name, got.origin) == ("by way of hosts", "ada@main", "main")
         await got.ack()
         assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+
+async def test_mail_is_not_passed_over_by_a_steward_that_does_not_know_yet_who_is_there(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        to = (await ada.resolve("bob@acme")).id
+        await both.main.stop_steward()
+        await both.main.start_steward()
+        await ada.dm(to, "written while nobody was known")
+        async with worker(both.acme):
+
+            async def told() -> bool:
+                return "is not known yet" in (await status(both.acme))["people"]["words"]
+
+            await eventually(told, within=20)
+            async with worker(both.main):
+                assert (await heard(bob)).text == "written while nobody was known"
+
+
+async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_it_was_written(
+    both: LinkedSpaces,
+) -> None:
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "lost and found")
+
+            async def came() -> bool:
+                mail = (await status(both.acme))["people"]["mail"]
+                return bool(mail and mail["came"] == 1)
+
+            await eventually(came, within=20)
+        async with both.acme.core() as js:
+            await js.purge(both.acme.subjects.direct_stream, subject_filter=f"{both.acme.subjects.root}.>")
+            stream = both.acme.subjects.audit_stream
+            config = (await js.info(stream))["config"]
+            await js.api(f"STREAM.DELETE.{stream}")
+            await js.api(f"STREAM.CREATE.{stream}", config)
+        await both.acme.stop_steward()
+        await both.acme.start_steward()
+        async with worker(both.main), worker(both.acme), connect(both.acme, "bob") as bob:
+            assert (await heard(bob)).text == "lost and found"

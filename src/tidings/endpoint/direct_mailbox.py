@@ -140,8 +140,9 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         incoming._settle, incoming._keep, incoming._nak = settle, keep, self.endpoint.redelivery.take
         return incoming
 
-    def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
+    async def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
         """A direct message that was kept elsewhere since; how it is settled is for whoever kept it to say."""
+        await self._know_origin(block)
         return self._surfaced(*self._opened(subject, block, payload, time_ns), seq, time_ns)
 
     def _surfaced(self, received: Received, inside: Message, seq: int, time_ns: int) -> Incoming:

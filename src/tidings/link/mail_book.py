@@ -39,13 +39,15 @@ class MailState(NamedTuple):
     """How far the peer's mail was handled, and how far our receipts were told to it."""
 
     epoch: str = ""
+    #: names who was known of us there: mail to others was not looked for
+    people: str = ""
     through: int = 0
     told_epoch: str = ""
     told_through: int = 0
 
 
 def state(connection: sqlite3.Connection, place: PeerPlace) -> MailState:
-    query = "SELECT epoch, through, told_epoch, told_through FROM peer_mail WHERE space = ? AND peer = ?"
+    query = "SELECT epoch, people, through, told_epoch, told_through FROM peer_mail WHERE space = ? AND peer = ?"
     found = connection.execute(query, place).fetchone()
     return MailState(*found) if found else MailState()
 
@@ -58,7 +60,13 @@ def seqs_of(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[Mai
 
 
 def commit(
-    connection: sqlite3.Connection, place: PeerPlace, done: Sequence[HandledMail], epoch: str, through: int, now: int
+    connection: sqlite3.Connection,
+    place: PeerPlace,
+    done: Sequence[HandledMail],
+    epoch: str,
+    people: str,
+    through: int,
+    now: int,
 ) -> None:
     """A page: what became of everything in it, and the token."""
     connection.executemany(
@@ -68,9 +76,10 @@ def commit(
         [(*place, *each, int(each.outcome != "refused"), now) for each in done],
     )
     connection.execute(
-        """INSERT INTO peer_mail (space, peer, epoch, through) VALUES (?, ?, ?, ?)
-        ON CONFLICT (space, peer) DO UPDATE SET epoch = excluded.epoch, through = excluded.through""",
-        (*place, epoch, through),
+        """INSERT INTO peer_mail (space, peer, epoch, people, through) VALUES (?, ?, ?, ?, ?)
+        ON CONFLICT (space, peer)
+        DO UPDATE SET epoch = excluded.epoch, people = excluded.people, through = excluded.through""",
+        (*place, epoch, people, through),
     )
     if done:
         _prune(connection, place, now)
@@ -111,6 +120,12 @@ def tell_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
     """The peer may not know any more what became of its messages."""
     connection.execute("UPDATE peer_mail SET told_epoch = '', told_through = 0 WHERE space = ? AND peer = ?", place)
     connection.execute("UPDATE mail SET told = 0 WHERE space = ? AND peer = ? AND outcome = 'refused'", place)
+
+
+def begin_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
+    """The mail here may have lost what was let in: everything that the peer still has is looked at again."""
+    connection.execute("UPDATE peer_mail SET epoch = '', people = '', through = 0 WHERE space = ? AND peer = ?", place)
+    connection.execute("DELETE FROM mail WHERE space = ? AND peer = ? AND outcome <> 'refused'", place)
 
 
 def counts(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:

@@ -25,7 +25,7 @@ from tidings.link import mail_book
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_book import HandledMail, MailState
 from tidings.link.people import PeerPlace
-from tidings.link.people_round import Asked
+from tidings.link.people_round import AskedSteward
 from tidings.wire.link_mail import RECEIPTS_AT_ONCE, LinkedMail, MailPage, read_mail
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.rulings import Link
@@ -36,7 +36,7 @@ from tidings.wire.states import ReceiptStage
 MOST_PAGES = 16
 
 
-class LocalPost(Asked, Protocol):
+class LocalPost(AskedSteward, Protocol):
     """Our own space, as far as mail is put into it."""
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class _Waits(ConflictError):
 class MailRound:
     """Of one link. `record` is the link record it is carried by."""
 
-    def __init__(self, space: str, record: Link, ledger: BookedLink, peer: Asked, local: LocalPost) -> None:
+    def __init__(self, space: str, record: Link, ledger: BookedLink, peer: AskedSteward, local: LocalPost) -> None:
         self.place = PeerPlace(space, record.origin)
         self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
         self._secret = b""
@@ -84,7 +84,8 @@ class MailRound:
     async def _take(self) -> None:
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-            page = read_mail(await self._peer.ask("mail", epoch=known.epoch, after=known.through))
+            asked = {"epoch": known.epoch, "people": known.people, "after": known.through}
+            page = read_mail(await self._peer.ask("mail", **asked))
             _check(page, known)
             if known.epoch and page.epoch != known.epoch:  # it may have lost what it was told
                 await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
@@ -107,8 +108,8 @@ class MailRound:
             done.append(await self._dispose(each, verdict, agreed))
         reach("link.mail.admitted")
         if done or not waits:
-            job = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, through=through, now=_now())
-            await self._ledger.write(job)
+            commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
+            await self._ledger.write(partial(commit, through=through, now=_now()))
             reach("link.mail.committed")
         if done:
             await self._local.ask("took", mail=[_row(each.sender, each.id, each.reader) for each in done])
@@ -155,10 +156,12 @@ class MailRound:
         return became("admitted")
 
     async def _message_id(self, offered: _Offered) -> str:
-        """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again."""
+        """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
+        the mail here was set back: the broker may remember what it lost."""
         if not self._secret:
             self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
-        text = "\n".join(("mail", self._record.origin, *_key(offered))).encode()
+        life = (await self._ledger.read(lambda c: mail_book.state(c, self.place))).told_epoch
+        text = "\n".join(("mail", life, self._record.origin, *_key(offered))).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
     # --- what is told ---
@@ -168,6 +171,8 @@ class MailRound:
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
             said = await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through)
+            if known.told_epoch and said["epoch"] != known.told_epoch:
+                await self._ledger.write(lambda c: mail_book.begin_again(c, self.place))
             keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
             seqs = await self._ledger.read(partial(mail_book.seqs_of, place=self.place, keys=keys))
             told = [{**each, "seq": seqs[key]} for each, key in zip(said["receipts"], keys, strict=True) if key in seqs]
@@ -191,8 +196,8 @@ class MailRound:
 
 
 def _check(page: MailPage, known: MailState) -> None:
-    """It goes on from the token, in order; of another epoch, from the beginning."""
-    after = known.through if page.epoch == known.epoch else 0
+    """It goes on from the token, in order; of another epoch, or for others, from the beginning."""
+    after = known.through if (page.epoch, page.people) == (known.epoch, known.people) else 0
     seqs = [after, *(each.seq for each in page.mail)]
     rising = all(one < other for one, other in pairwise(seqs))
     stands = page.more and page.through <= after

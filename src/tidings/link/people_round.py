@@ -28,13 +28,13 @@ from tidings.wire.subjects import Subjects
 MOST_PAGES = 64
 
 
-class Asked(Protocol):
+class AskedSteward(Protocol):
     """A steward that answers a worker: ours, or the one of a linked space."""
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]: ...
 
 
-class PeerAsked(Asked, Protocol):
+class AskedPeer(AskedSteward, Protocol):
     @property
     def subjects(self) -> Subjects: ...
 
@@ -51,7 +51,7 @@ class PeopleFacts(msgspec.Struct, frozen=True):
 class PeopleRound:
     """Of one link. `record` is the link record it is carried by."""
 
-    def __init__(self, space: str, record: Link, jobs: BookedLink, peer: PeerAsked, local: Asked) -> None:
+    def __init__(self, space: str, record: Link, jobs: BookedLink, peer: AskedPeer, local: AskedSteward) -> None:
         self.place = PeerPlace(space, record.origin)
         self._record, self._jobs, self._peer, self._local = record, jobs, peer, local
         self._taken: tuple[str, ...] = ()

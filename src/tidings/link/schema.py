@@ -211,6 +211,7 @@ CREATE TABLE peer_mail (
   space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
   peer TEXT NOT NULL,
   epoch TEXT NOT NULL DEFAULT '',
+  people TEXT NOT NULL DEFAULT '',
   through INTEGER NOT NULL DEFAULT 0 CHECK (through >= 0),
   told_epoch TEXT NOT NULL DEFAULT '',
   told_through INTEGER NOT NULL DEFAULT 0 CHECK (told_through >= 0),

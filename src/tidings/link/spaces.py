@@ -12,14 +12,14 @@ from typing import Protocol
 from tidings.link.compare import PeerSide
 from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
 from tidings.link.mail_round import LocalPost
-from tidings.link.people_round import PeerAsked
+from tidings.link.people_round import AskedPeer
 from tidings.link.ports import Destination, Source
 from tidings.link.source import PeerSource
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import PeerAccess
 
 
-class SharedLog(Source, PeerSide, PeerAsked, Protocol):
+class SharedLog(Source, PeerSide, AskedPeer, Protocol):
     """The log of another space, on a connection that is closed when the link ends."""
 
     async def close(self) -> None: ...

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import DeniedError, UsageError
+from tidings.errors import ConflictError, DeniedError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
@@ -51,7 +51,7 @@ RECEIPTS_EACH, RECEIPTS_READ = 100, 1_000
 LOOKED_AT = 256
 
 
-class _Offered(msgspec.Struct, frozen=True):
+class _OfferedMail(msgspec.Struct, frozen=True):
     sender: str
     id: str
     to: str
@@ -88,17 +88,23 @@ class LinkMail:
 
     @handles("link", "mail")
     async def mail(self, request: ControlRequest) -> Answer:
-        """What lies here for agents of the asking space after a sequence of an epoch; of another epoch, everything."""
+        """What lies here for agents of the asking space after a sequence; everything, if that was another `epoch` of
+        the mail, or other `people` were known: mail to somebody who was not is looked for again."""
         after, granted = request.optional("after", int) or 0, self._granted(request)
         async with self.turns.turn(granted.link):
             await self.receipts.ready()
             epoch, head = await self._ends()
-            if request.optional("epoch", str) != epoch or not 0 <= after <= head:
+            people = self.people.version(granted.link)
+            if not people:
+                raise ConflictError(f"who is at the end of link {granted.link} is not known yet: ask again")
+            asked = request.optional("epoch", str), request.optional("people", str)
+            if asked != (epoch, people) or not 0 <= after <= head:
                 after = 0
             found, through = await self._waiting(granted.link, after + 1, head)
-            self._granted(request)
+            if self._granted(request).link != granted.link or self.people.version(granted.link) != people:
+                raise ConflictError("who is known changed while mail was looked for: ask again")
         rows = [msgspec.to_builtins(each) for each in found]
-        return {"mail": rows, "epoch": epoch, "through": through, "more": through < head}
+        return {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
 
     async def _waiting(self, link: str, start: int, head: int) -> tuple[list[LinkedMail], int]:
         targets = self.people.of_link(link)
@@ -198,7 +204,7 @@ class LinkMail:
             room = room._replace(left=room.left - (not verdict))
         return {"agreed": on[1], "verdicts": verdicts}
 
-    async def _verdict(self, link: str, mail: _Offered) -> str:
+    async def _verdict(self, link: str, mail: _OfferedMail) -> str:
         """Why a message is not taken, or that it is here; empty if it may come in."""
         if self.space.active_access(mail.to) is None:
             was = self.space.access(mail.to) is not None
@@ -294,9 +300,9 @@ class LinkMail:
                 await self.space.js.connection.publish(s.live_link(str(links[link].peer)))
 
 
-def _offered(said: Any) -> list[_Offered]:
+def _offered(said: Any) -> list[_OfferedMail]:
     try:
-        found = msgspec.convert(said, list[_Offered])
+        found = msgspec.convert(said, list[_OfferedMail])
     except msgspec.ValidationError as error:
         raise UsageError(f"admission mail: `mail` are rows of sender, id and to: {str(error)[:200]}") from error
     if len(found) > MAIL_PER_PAGE or not all(is_message_id(each.id) for each in found):

@@ -52,7 +52,7 @@ class _Kept:
     rows: dict[str, Agent] = field(default_factory=dict)
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _PersonRow(msgspec.Struct, frozen=True):
     id: str
     name: str
     roles: tuple[str, ...] = ()
@@ -110,14 +110,15 @@ class LinkedPeople:
     def is_awaited(self) -> bool:
         """Is there a link over which mail passes, of which nobody has told yet who is at its other end?"""
         sharing = self._sharing()
-        return any(record.passes_mail and not self._version(link) for link, record in sharing.items())
+        return any(record.passes_mail and not self.version(link) for link, record in sharing.items())
 
     def hears(self, agent_id: str, channel: str) -> bool:
         """Is a channel shared with the space of this agent?"""
         found = self.find(agent_id)
         return found is not None and covers_any(self._sharing()[found.link].shares, channel)
 
-    def _version(self, link: str) -> str:
+    def version(self, link: str) -> str:
+        """Names who is known at its other end; empty if nobody has told it in this term."""
         kept = self._kept.get(link)
         return kept.version if kept else ""
 
@@ -166,9 +167,9 @@ class LinkedPeople:
         return self.space.access(agent_id) is not None or (found is not None and found.link != link)
 
 
-def _rows(people: Any) -> list[_Row]:
+def _rows(people: Any) -> list[_PersonRow]:
     try:
-        rows = msgspec.convert(people, list[_Row])
+        rows = msgspec.convert(people, list[_PersonRow])
     except (msgspec.ValidationError, InvalidName) as error:
         raise UsageError(f"admission people: `people` are rows of id, name and roles: {str(error)[:200]}") from error
     if len(rows) > PEOPLE_PER_PAGE or len({each.id for each in rows}) != len(rows):

@@ -55,6 +55,8 @@ class Mail:
         self._floors: dict[str, int] = {}
         #: target -> how far its mailbox was cut
         self._cut: dict[str, int] = {}
+        #: target elsewhere -> the newest receipt when its mail was last looked at
+        self._told: dict[str, int] = {}
 
     async def run(self) -> int:
         """One round. Answers how many records went."""
@@ -74,6 +76,7 @@ class Mail:
         removed += await self._remove_expired(floors, archived)
         self._floors = floors
         self._cut = {target: cut for target, cut in self._cut.items() if target in floors}
+        self._told = {target: told for target, told in self._told.items() if target in floors}
         self.removed += removed
         return removed
 
@@ -177,6 +180,9 @@ class Mail:
 
     async def _remove_told(self, target: str, through: int) -> int:
         """What an agent of a linked space has by the word of that space goes, from the oldest of each pair on."""
+        if self._told.get(target) == self.receipts.newest:
+            return 0
+        self._told[target] = self.receipts.newest
         done: dict[str, int] = {}
         stopped: set[str] = set()
         async for page in self.space.js.read(self.stream, self.space.subjects.direct_inbox(target), 1, through):

@@ -651,10 +651,11 @@ class MailRow(TypedDict):
 
 
 class LinkMailAnswer(TypedDict):
-    """`epoch` and `through` are what to go on from."""
+    """`epoch`, `people` and `through` are what to go on from."""
 
     mail: list[MailRow]
     epoch: str
+    people: str
     through: int
     more: bool
 

@@ -59,10 +59,11 @@ class LinkedMail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows a sequence of the mail of an epoch; all of it up to `through` is here."""
+    """What follows a sequence of the mail of an epoch, for those who were known; all of it up to `through` is here."""
 
     mail: Annotated[tuple[LinkedMail, ...], msgspec.Meta(max_length=MAIL_PER_PAGE)]
     epoch: _Text
+    people: _Text
     through: _Seq
     more: bool
 

@@ -212,7 +212,7 @@ _TABLE: tuple[Operation, ...] = (
         "link",
         "mail",
         "Direct messages for agents of the asking space, in pages, if the link passes them.",
-        {"epoch": TEXT, "after": COUNT},
+        {"epoch": TEXT, "people": TEXT, "after": COUNT},
     ),
     Operation("link", "told", "What became of direct messages that were handed out there.", {"receipts": ROWS}),
     Operation(

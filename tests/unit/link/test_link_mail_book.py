@@ -36,10 +36,10 @@ def mail(seq: int, outcome: str = "admitted", mid: str = "") -> HandledMail:
 
 def test_a_page_moves_the_token_and_a_message_that_comes_again_keeps_what_became_of_it(book: Database) -> None:
     first = mail(3)
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [first, mail(4, "refused")], "e1", 5, 1_000))
-    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", 5, "", 0)
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [first, mail(4, "refused")], "e1", "p", 5, 1_000))
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 5, "", 0)
     again = first._replace(seq=1, outcome="had")
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [again], "e2", 1, 2_000))
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [again], "e2", "p", 1, 2_000))
     assert book.read_blocking(lambda c: mail_book.seqs_of(c, PLACE, [first.key])) == {first.key: 1}
     assert book.read_blocking(lambda c: mail_book.counts(c, PLACE)) == {"admitted": 1, "refused": 1}
     assert book.read_blocking(lambda c: mail_book.seqs_of(c, OTHER, [first.key])) == {}
@@ -47,24 +47,24 @@ def test_a_page_moves_the_token_and_a_message_that_comes_again_keeps_what_became
 
 def test_what_was_refused_is_told_once_and_again_when_the_other_space_may_have_forgotten_it(book: Database) -> None:
     refused = mail(1, "refused")
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [refused], "e1", 1, 1_000))
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [refused], "e1", "p", 1, 1_000))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
     book.write_blocking(lambda c: mail_book.note_told(c, PLACE, [refused.key]))
     book.write_blocking(lambda c: mail_book.move_told(c, PLACE, "a1", 7))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == []
     book.write_blocking(lambda c: mail_book.tell_again(c, PLACE))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
-    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", 1, "", 0)
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 1, "", 0)
 
 
 def test_rows_of_mail_are_bounded_by_age_and_number(book: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail_book, "MOST_ROWS", 2)
     for number in range(1, 6):
         page = [mail(number)]
-        book.write_blocking(lambda c, page=page, at=number: mail_book.commit(c, PLACE, page, "e", at, at))  # type: ignore[misc]
+        book.write_blocking(lambda c, page=page, at=number: mail_book.commit(c, PLACE, page, "e", "p", at, at))  # type: ignore[misc]
     assert book.read_blocking(lambda c: mail_book.counts(c, PLACE))["admitted"] <= 3
     late = [mail(9)]
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, late, "e", 9, mail_book.KEPT_FOR + 100))
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, late, "e", "p", 9, mail_book.KEPT_FOR + 100))
     assert book.read_blocking(lambda c: mail_book.counts(c, PLACE)) == {"admitted": 1}
 
 

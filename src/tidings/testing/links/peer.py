@@ -142,7 +142,8 @@ class HostilePeer:
         rows, through = due[:MAIL_PER_PAGE], len(self.mail)
         through = rows[-1].seq if len(rows) < len(due) else through
         more = len(rows) < len(due)
-        return {"mail": list(map(self.mail_row, rows)), "epoch": self.epoch_of_mail, "through": through, "more": more}
+        said = {"epoch": self.epoch_of_mail, "people": "all", "through": through, "more": more}
+        return {"mail": list(map(self.mail_row, rows)), **said}
 
     def _told(self, asked: Answer) -> Answer:
         return {"new": len(asked["receipts"]), "refused": []}

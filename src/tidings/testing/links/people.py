@@ -146,9 +146,9 @@ async def mail_out_of_order(stage: LinkStage) -> ProbeOutcome:
         first, second = (peer.write(stage.reader.id, text) for text in ("one", "two"))
         rows = [peer.mail_row(replace(each, seq=seq)) for each, seq in ((first, 9), (second, 8))]
         lies: list[tuple[str, Any]] = [
-            ("mail", {"mail": rows, "epoch": "x", "through": 9, "more": False}),
-            ("mail", {"mail": [], "epoch": peer.epoch_of_mail, "through": 0, "more": True}),
-            ("mail", {"mail": rows[:1], "epoch": "x", "through": 1, "more": False}),
+            ("mail", {"mail": rows, "epoch": "x", "people": "", "through": 9, "more": False}),
+            ("mail", {"mail": [], "epoch": peer.epoch_of_mail, "people": "all", "through": 0, "more": True}),
+            ("mail", {"mail": rows[:1], "epoch": "x", "people": "", "through": 1, "more": False}),
             ("mail", {"mail": "x"}),
             ("mail", b"[]"),
             (
