@@ -47,6 +47,12 @@ async def heard(agent: tidings.Endpoint) -> tidings.Incoming:
     return await agent.next_message(timeout=20)
 
 
+async def stored(space: RealSpace) -> int:
+    """How many direct messages there ever were in the mail of a space."""
+    async with space.core() as js:
+        return int((await js.info(space.subjects.direct_stream))["state"]["last_seq"])
+
+
 async def silent(agent: tidings.Endpoint, seconds: float = 1.0) -> None:
     with pytest.raises(TimeoutError):
         await agent.next_message(timeout=seconds)
@@ -100,6 +106,7 @@ async def test_a_direct_message_waits_for_a_space_that_is_away_and_comes_once(bo
                 await got[-1].ack()
             assert [each.text for each in got] == [f"number {n}" for n in range(70)]
             await silent(bob)
+            assert await stored(both.acme) == 70
 
 
 @pytest.mark.parametrize("place", ["link.mail.admitted", "link.mail.committed"])
@@ -119,6 +126,7 @@ async def test_a_worker_that_is_killed_around_its_commit_loses_nothing_and_nothi
                 await got.ack()
             await silent(bob)
             assert (await ada.receipt(sent[1], "read", timeout=20)).stage == "read"
+            assert await stored(both.acme) == 2
 
 
 async def test_mail_to_an_agent_that_was_revoked_there_is_undeliverable(both: LinkedSpaces) -> None:

@@ -69,6 +69,16 @@ async def _mail_arrives(stage: LinkStage, mail: LinkedMail) -> None:
     await eventually(seen, within=10, every=0.05, what="an honest direct message arrives")
 
 
+async def _let_in(stage: LinkStage) -> set[bytes]:
+    """What lies in the mail of the reader, whether or not it opens."""
+    s, found = stage.main.subjects, set[bytes]()
+    async with stage.main.core() as js:
+        head = (await js.info(s.direct_stream))["state"]["last_seq"]
+        async for records in js.read(s.direct_stream, s.direct_inbox(stage.reader.id), 1, head):
+            found |= {each.payload for each in records}
+    return found
+
+
 @PROBES.probe("L1", "State agents that the steward did not sign, agents of this space, or another key for a name.")
 async def agents_that_are_none(stage: LinkStage) -> ProbeOutcome:
     peer, own = stage.peer, stage.reader.id
@@ -101,7 +111,7 @@ async def agents_that_are_none(stage: LinkStage) -> ProbeOutcome:
 async def mail_that_is_none(stage: LinkStage) -> ProbeOutcome:
     peer, reader = stage.peer, stage.reader.id
     async with _open(stage):
-        before = len(stage.seen)
+        before, before_it = len(stage.seen), await _let_in(stage)
         said = peer.write(reader, "forged")
         other = KeyPair.generate().id
         chat = signing.sign(peer.agent, peer.id, "chat", reader, said.payload)
@@ -119,8 +129,9 @@ async def mail_that_is_none(stage: LinkStage) -> ProbeOutcome:
         peer.post(honest := peer.write(reader, "honest mail"))
         await _mail_arrives(stage, honest)
         strange = [each.text for each in stage.seen[before:] if each.kind == "direct" and each.text != "honest mail"]
-        if strange:
-            return broken(f"shown: {strange}")
+        let_in = await _let_in(stage) - before_it - {honest.payload}
+        if strange or let_in:
+            return broken(f"shown: {strange}; let in: {let_in}")
     return refused(f"{len(tries)} were not let in, and what was honest behind them came")
 
 
