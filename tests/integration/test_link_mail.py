@@ -308,7 +308,7 @@ async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_i
 
             await eventually(came, within=20)
         async with both.acme.core() as js:
-            await js.purge(both.acme.subjects.direct_stream, subject_filter=f"{both.acme.subjects.root}.>")
+            await js.purge(both.acme.subjects.direct_stream, subject_filter=f"{both.acme.subjects.root}.>", below=2)
             stream = both.acme.subjects.audit_stream
             config = (await js.info(stream))["config"]
             await js.api(f"STREAM.DELETE.{stream}")
