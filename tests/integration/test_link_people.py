@@ -1,5 +1,7 @@
 """Who is in a linked space: told in signed statements, known by name, mentioned; forgotten when it is not agreed."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
 from linked_spaces import LINK, peer_of, unlinked
 from tidings.broker.private_files import write_private
+from tidings.cli.main import main
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
@@ -105,7 +108,7 @@ async def test_who_comes_goes_and_changes_its_key_there_does_so_here(both: Linke
 
 
 async def test_a_name_that_gets_another_key_without_a_word_is_refused_until_the_operator_trusts_it(
-    both: LinkedSpaces,
+    both: LinkedSpaces, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with worker(both.main), connect(both.main, "ada") as ada:
         await knows(ada, "bob@acme")
@@ -120,8 +123,14 @@ async def test_a_name_that_gets_another_key_without_a_word_is_refused_until_the_
         [[name, key]] = await eventually(told, within=20)
         assert name == "bob"
         assert "bob@acme" not in await names(ada)
-        await ask(both.main.home.link_socket, "trust", link=LINK, name="bob", within=10)
+        where = ["--home", str(both.main.home.home), "--space", "main"]
+        assert await asyncio.to_thread(main, ["link", "show", "acme", *where]) == 0
+        assert "bob is U" in " ".join(capsys.readouterr().out.split())
+        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "bob"]) == 0
         assert await knows(ada, "bob@acme") == key
+        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--json"]) == 0
+        assert [each["name"] for each in json.loads(capsys.readouterr().out)["people"]] == ["bob"]
+        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "nobody"]) != 0
 
 
 async def test_a_new_key_of_the_peers_steward_is_followed_and_the_link_goes_on(both: LinkedSpaces) -> None:
