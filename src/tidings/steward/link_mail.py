@@ -48,7 +48,7 @@ PAIRS_KEPT = 1_024
 #: receipts of one answer, and records that are looked at for them
 RECEIPTS_EACH, RECEIPTS_READ = 100, 1_000
 #: new records that are looked at for whom they are, before linked spaces are told that there is something
-LOOKED_AT = 256
+LOOKED_AT = 64
 
 
 class _OfferedMail(msgspec.Struct, frozen=True):
@@ -175,9 +175,9 @@ class LinkMail:
 
     async def _write(self, key: Key, told: ToldReceipt) -> int:
         seq = self.receipts.lives[key].seq if key in self.receipts.lives else told.seq
-        if told.stage is ReceiptStage.VOID or told.why:
+        if told.stage.rank >= ReceiptStage.EXPIRED.rank and (why := _line(told.why)):
             before = self.receipts.stage_of(key)
-            await self.receipts.tell_ended(key, seq, told.stage, _line(told.why) or "the other space does not take it")
+            await self.receipts.tell_ended(key, seq, told.stage, why)
             return int(before is not told.stage)
         return await self.receipts.write([(key, seq, told.stage)])
 
@@ -290,11 +290,10 @@ class LinkMail:
         before, self._looked = self._looked, head
         if before is None or head <= before:
             return
-        s, concerned = self.space.subjects, set[str]()
-        start = max(before + 1, head - LOOKED_AT + 1)
-        async for page in self.space.js.read(self.stream, f"{s.root}.dm.>", start, head):
-            targets = (parsed.target for each in page if isinstance(parsed := s.parse(each.subject), Direct))
-            concerned |= {found.link for each in targets if (found := self.people.find(each)) is not None}
+        s, start = self.space.subjects, max(before + 1, head - LOOKED_AT + 1)
+        page: list[StoredRecord] = await anext(self.space.js.read(self.stream, f"{s.root}.dm.>", start, head), [])
+        targets = (parsed.target for each in page if isinstance(parsed := s.parse(each.subject), Direct))
+        concerned = {found.link for each in targets if (found := self.people.find(each)) is not None}
         for link in concerned & links.keys():
             with suppress(NatsError, OSError):  # it is found by asking, too
                 await self.space.js.connection.publish(s.live_link(str(links[link].peer)))

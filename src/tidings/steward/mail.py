@@ -65,7 +65,6 @@ class Mail:
         archived = await self._archive_limit(head)
         removed = await self._remove_undeliverable([t for t in mailboxes if not self._is_reachable(t)], head)
         floors: dict[str, int] = {}
-        await self.receipts.ready()
         for target in filter(self._is_reachable, mailboxes):
             if self._is_elsewhere(target):
                 floors[target] = 0
@@ -180,6 +179,7 @@ class Mail:
 
     async def _remove_told(self, target: str, through: int) -> int:
         """What an agent of a linked space has by the word of that space goes, from the oldest of each pair on."""
+        await self.receipts.ready()
         if self._told.get(target) == self.receipts.newest:
             return 0
         self._told[target] = self.receipts.newest
