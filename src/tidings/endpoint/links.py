@@ -208,7 +208,9 @@ class LinkTable:
     def _adopt(self, rows: list[dict[str, Any]], told: dict[str, Any]) -> None:
         links: dict[str, Timeline[Link]] = {}
         for row in sorted(rows, key=lambda each: int(each["seq"])):
-            record, seq = msgspec.convert({**row, "op": "told"}, Link), int(row["seq"])
+            mail = "on" if row.get("mail") else "off"
+            record = msgspec.convert({**row, "op": "told", "direct": mail, "roster": mail}, Link)
+            seq = int(row["seq"])
             # what held where the log begins counts below that too: a durable copy may be older than the log
             links.setdefault(record.link, Timeline()).put(seq if seq > int(told["floor"]) else 0, record)
         self._links, self._newest = links, int(told["newest"])

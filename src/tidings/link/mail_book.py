@@ -118,12 +118,14 @@ def move_told(connection: sqlite3.Connection, place: PeerPlace, epoch: str, thro
 
 def tell_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
     """The peer may not know any more what became of its messages."""
-    connection.execute("UPDATE peer_mail SET told_epoch = '', told_through = 0 WHERE space = ? AND peer = ?", place)
+    connection.execute("UPDATE peer_mail SET told_through = 0 WHERE space = ? AND peer = ?", place)
     connection.execute("UPDATE mail SET told = 0 WHERE space = ? AND peer = ? AND outcome = 'refused'", place)
 
 
-def begin_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
-    """The mail here may have lost what was let in: everything that the peer still has is looked at again."""
+def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str) -> None:
+    """The mail here is that of another epoch, and may have lost what was let in: everything that the peer still has is
+    looked at again."""
+    move_told(connection, place, epoch, 0)
     connection.execute("UPDATE peer_mail SET epoch = '', people = '', through = 0 WHERE space = ? AND peer = ?", place)
     connection.execute("DELETE FROM mail WHERE space = ? AND peer = ? AND outcome <> 'refused'", place)
 

@@ -62,18 +62,30 @@ class MailRound:
         self._secret = b""
         #: what the steward remembers of what lies here may be older than what we published
         self._anew = True
+        self._knows_life = False
         #: messages that the other space handed out and nobody signed
         self.forged = 0
 
     async def run(self) -> None:
         """Mail first: what was refused in this round is told in it."""
         try:
+            await self._know_life()
             await self._take()
         except TidingsError:
             self._anew = True
             await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
         await self._tell()
+
+    async def _know_life(self) -> None:
+        """Which life of the mail here something is let into is written down before it is: another may not have it."""
+        if self._knows_life:
+            return
+        known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
+        epoch = str((await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through))["epoch"])
+        if epoch != known.told_epoch:
+            await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
+        self._knows_life = True
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
@@ -171,8 +183,8 @@ class MailRound:
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
             said = await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through)
-            if known.told_epoch and said["epoch"] != known.told_epoch:
-                await self._ledger.write(lambda c: mail_book.begin_again(c, self.place))
+            if said["epoch"] != known.told_epoch:
+                await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=str(said["epoch"])))
             keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
             seqs = await self._ledger.read(partial(mail_book.seqs_of, place=self.place, keys=keys))
             told = [{**each, "seq": seqs[key]} for each, key in zip(said["receipts"], keys, strict=True) if key in seqs]

@@ -370,8 +370,7 @@ def _link_row(seq: int, record: Link, readable: Iterable[str]) -> dict[str, Any]
         "beyond": {space: shown(channels) for space, channels in record.beyond.items()},
         "hops": record.hops,
         "until": record.until,
-        "direct": record.direct,
-        "roster": record.roster,
+        "mail": record.passes_mail,
     }
 
 

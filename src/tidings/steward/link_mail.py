@@ -255,7 +255,7 @@ class LinkMail:
         """What became of messages of other spaces after a sequence of an epoch, oldest first."""
         after, s = request.optional("after", int) or 0, self.space.subjects
         info = await self.space.js.info(s.audit_stream)
-        epoch, head = f"{self.linked.marks.file.epoch} {info.get('created', '')}", int(info["state"]["last_seq"])
+        epoch, head = f"{(await self._ends())[0]} {info.get('created', '')}", int(info["state"]["last_seq"])
         if request.optional("epoch", str) != epoch or not 0 <= after <= head:
             after = 0
         found: list[dict[str, Any]] = []

@@ -398,8 +398,8 @@ class LinkVersion(TypedDict):
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
-    direct: str
-    roster: str
+    #: whether direct messages of that space come in
+    mail: bool
 
 
 class LinksAnswer(TypedDict):

@@ -54,7 +54,7 @@ def test_what_was_refused_is_told_once_and_again_when_the_other_space_may_have_f
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == []
     book.write_blocking(lambda c: mail_book.tell_again(c, PLACE))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
-    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 1, "", 0)
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 1, "a1", 0)
 
 
 def test_rows_of_mail_are_bounded_by_age_and_number(book: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +92,12 @@ def test_a_space_that_tells_of_too_many_agents_is_refused_and_nothing_of_that_pa
     with pytest.raises(PageRefused, match="more than 2 agents"):
         book.write_blocking(lambda c: people.take(c, PLACE, many, ReadThrough("e", 3, "k")))
     assert book.read_blocking(lambda c: people.read_through(c, PLACE)) == ReadThrough()
+
+
+def test_another_life_of_the_mail_here_is_noted_and_all_but_refusals_is_looked_at_again(book: Database) -> None:
+    admitted, refused = mail(1), mail(2, "refused")
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [admitted, refused], "e1", "p", 2, 1_000))
+    book.write_blocking(lambda c: mail_book.begin_again(c, PLACE, "a2"))
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("", "", 0, "a2", 0)
+    kept = book.read_blocking(lambda c: mail_book.seqs_of(c, PLACE, [admitted.key, refused.key]))
+    assert kept == {refused.key: 2}
