@@ -6,17 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidings.cli.main import main
 from tidings.errors import UnhealthyError
-from tidings.link import admitting, engine, judging, paging
+from tidings.link import admitting, engine, judging, mail_round, paging, people_round
 from tidings.link.definition import LinkDefinition
+from tidings.steward.link_mail import LinkMail
 from tidings.testing.links import LINK_PROBES, run_link_suite, suite
 from tidings.testing.links.suite import LAST
 from tidings.testing.security import Probe, ProbeResult, Report
 from tidings.testing.security.report import broken
 from tidings.wire import link_pages
+from tidings.wire.link_mail import LinkedMail
+from tidings.wire.people import Person, Statement
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,14 @@ async def _agreed(self: engine.Direction) -> None:
     del self
 
 
+def _unverified(said: Statement, *_arguments: Any) -> Person:
+    return msgspec.json.decode(said.text, type=Person)
+
+
+async def _ours(*_arguments: Any) -> bool:
+    return True
+
+
 #: probe -> the rule it tries, and what is put in its place
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "forged_sender": (judging, "verifies", lambda *_arguments: True),
@@ -83,6 +95,10 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "endless_names": (link_pages, "_check_texts", _believed),
     "ids_guessed_in_advance": (admitting, "message_id", _guessable),
     "revoked_in_the_middle": (engine.Direction, "_check_agreed", _agreed),
+    "agents_that_are_none": (people_round, "read_statement", _unverified),
+    "mail_that_is_none": (LinkedMail, "is_signed", lambda *_arguments: True),
+    "mail_out_of_order": (mail_round, "_check", _believed),
+    "mail_of_others": (LinkMail, "_is_ours", _ours),
 }
 
 

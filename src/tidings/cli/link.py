@@ -233,6 +233,47 @@ def show(
     output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
 
 
+@app.command("people")
+def people(
+    name: LinkArgument,
+    trust: Annotated[
+        str | None, typer.Option(help="Let a name stand for the key it has there now.", metavar="AGENT")
+    ] = None,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
+
+    A name stays with the key it first had. If it has another one there, and its space does not say that the one took
+    over from the other, nobody here can write to it until you have asked and say `--trust`.
+
+    Examples:
+
+      tidings link people acme
+
+      tidings link people acme --trust bob
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    if trust is not None:
+        changed, _ = asked(where, "trust", link=row.link, name=trust)
+        if as_json:
+            output.data(changed)
+        else:
+            output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
+        return
+    found, _ = asked(where, "people", link=row.link)
+    if as_json:
+        output.data(found)
+        return
+    rows = [(each["name"], each["roles"], each["id"], "") for each in found["people"]]
+    rows += [(each["name"], each["roles"], each["id"], "another key than before") for each in found["changed"]]
+    output.table(("name", "roles", "id", "note"), rows, empty=f"{name_of(row)} has told of nobody")
+    first = next(iter(found["changed"]), None)
+    output.hint(f"tidings link people {name_of(row)} --trust {first['name']}" if first else "tidings who")
+
+
 async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:
     from tidings.link.local_socket import follow
 

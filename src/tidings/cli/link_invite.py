@@ -54,8 +54,10 @@ def invite(
     hops: Annotated[
         int, typer.Option(help="Links a message may come over, this one too; from 2 on others' words go on to them.")
     ] = 1,
-    direct: Annotated[bool, typer.Option("--direct", help="Direct messages and tasks may pass.")] = False,
-    roster: Annotated[bool, typer.Option("--roster", help="Who is here may pass.")] = False,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Agents of both may write to each other; with --roster.")
+    ] = False,
+    roster: Annotated[bool, typer.Option("--roster", help="Each space tells the other who its agents are.")] = False,
     url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -70,6 +72,8 @@ def invite(
     Examples:
 
       tidings link invite --both general                       one channel in common
+
+      tidings link invite acme --both general --direct         and agents write to each other as name@space
 
       tidings link invite acme --share announcements --take 'team.>=acme.team.>' --until 90d
 
@@ -123,7 +127,7 @@ def _terms(
         until=_until(until),
         hops=hops,
         direct="on" if direct else "off",
-        roster="on" if roster else "off",
+        roster="on" if roster or direct else "off",  # who is there has to be known to be written to
     )
 
 
@@ -178,7 +182,9 @@ def accept(
     ] = None,
     until: UntilOption = None,
     no_direct: Annotated[bool, typer.Option("--no-direct", help="No direct messages, if they offer them.")] = False,
-    no_roster: Annotated[bool, typer.Option("--no-roster", help="No roster, if they offer it.")] = False,
+    no_roster: Annotated[
+        bool, typer.Option("--no-roster", help="No roster, if they offer it; then no direct messages either.")
+    ] = False,
     url: UrlOption = None,
     yes: YesOption = False,
     space: SpaceOption = None,
@@ -215,7 +221,7 @@ def accept(
         only=None if only is None else as_patterns(only),
         share=None if share is None else as_patterns(share),
         until=_until(until),
-        direct=not no_direct,
+        direct=not (no_direct or no_roster),
         roster=not no_roster,
         urls=tuple(url or ()),
     )
@@ -246,8 +252,8 @@ def _words(record: Link, offered: tuple[str, ...], wanted: tuple[str, ...]) -> l
         f"you take {_taken(record.channels)}{less}",
         f"they may read {listed(record.shares)} of yours{fewer}",
         f"it is called {record.space} here, and ends {moment_of(record.until) if record.until else 'when you end it'}",
-        f"direct messages and tasks: {record.direct}; roster: {record.roster}; links a message may come over: "
-        f"{record.hops}",
+        f"direct messages: {'on' if record.passes_mail else 'off'}; each tells the other who its agents are: "
+        f"{record.roster}; links a message may come over: {record.hops}",
     ]
 
 

@@ -100,6 +100,7 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
         yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"
+    yield from _people(link)
     yield "why", _why(link, live)
 
 
@@ -138,6 +139,25 @@ def _why(link: Facts, live: Facts) -> str | None:
     if state(link) == "waiting":
         return unreached_words(link["space"] or link["link"])
     return str(link["words"] or live.get("words") or link["why"]) or None
+
+
+def _people(link: Facts) -> Iterator[tuple[str, object]]:
+    """Who is known at its other end, whom their space gives another key, and mail."""
+    found = link.get("people")
+    yield "direct messages", link["direct"] if link["roster"] == "on" else "off"
+    if found is None:
+        yield "roster", "off"
+        return
+    yield "roster", f"{found['known']:,} agents are known"
+    for name, key in found["changed"]:
+        yield "another key", f"{name} is {key} there now, and did not say so before: `link people --trust {name}`"
+    for key in found["taken"]:
+        yield "not theirs", f"{key} is an agent of this space, or of another linked one"
+    mail = found["mail"]
+    if mail is not None:
+        forged = f", {mail['forged']:,} that nobody signed" if mail["forged"] else ""
+        yield "mail from there", f"{mail['came']:,} let in, {mail['refused']:,} refused{forged}"
+    yield "who and mail", found["words"]
 
 
 def _through(live: Facts, ledger: Facts) -> str | None:

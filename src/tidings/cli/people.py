@@ -46,6 +46,8 @@ def who(
 ) -> None:
     """List the agents of a space: who is here, what they do, when the others were last seen.
 
+    Agents of linked spaces that share their roster come last, as name@space: mention them, or write to them, by that.
+
     While the space cannot be reached the host tells whom it last saw, with the status `unknown`, and that is said.
 
     Examples:
@@ -58,7 +60,7 @@ def who(
     found = act(where, lambda agent: agent.who(), direct=direct)
     if not (found.fresh or found):
         raise UnreachableError(f"the host never saw who is in {where.home.name}: {found.reason}")
-    agents = sorted(found, key=lambda agent: (agent.status == "offline", agent.name))
+    agents = sorted(found, key=lambda agent: (bool(agent.elsewhere), agent.status == "offline", agent.name))
     if as_json:
         output.data([asdict(agent) for agent in agents])
     else:
@@ -76,6 +78,8 @@ def who(
 
 def _agent_row(agent: Agent) -> tuple[object, ...]:
     said = printable(agent.activity or "")
+    if agent.elsewhere:  # how it is there is not told
+        return agent.name, f"in {agent.elsewhere}", None, list(agent.roles), "", ""
     return agent.name, agent.status, agent.attention, list(agent.roles), said, output.age(agent.last_seen)
 
 

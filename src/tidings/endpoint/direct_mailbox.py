@@ -4,24 +4,28 @@
 
 What the application had not settled when its process died comes again, marked `redelivered`. As much is pulled as the
 inbox has room for. What cannot be opened is terminated at once, counted and reported, so that it blocks nobody. A
-message to oneself is allowed: a note to a later session. Who may be told of delivery is in `receipts.py`.
+message to oneself is allowed: a note to a later session. Who may be told of delivery is in `receipts.py`. What came
+from a linked space is opened if the link record that it names let it in, and shows where it was said.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import DeliveryInfo
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.interface import Receipt
+from tidings.endpoint.links import Judge
 from tidings.endpoint.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
 from tidings.endpoint.notices import of_void
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
-from tidings.errors import WireError
+from tidings.errors import OutcomeUnknown, UnreachableError, WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
+from tidings.wire.links import read_mail_origin
 from tidings.wire.message import Message
 from tidings.wire.seal import is_sealed, open_sealed
 from tidings.wire.states import ReceiptStage
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 BATCH = 64
 EXPIRES = 10.0
 SENT_KEPT = 1_024
+log = logging.getLogger(__name__)
 
 
 class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
@@ -81,7 +86,12 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
 
     async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         try:
-            received, inside = self._opened(message.subject, message.block, message.data)
+            await self._know_origin(message.block)
+            received, inside = self._opened(message.subject, message.block, message.data, delivery.time_ns)
+        except (UnreachableError, OutcomeUnknown) as error:
+            # whether its link let it in is not known now: the broker brings it again
+            log.info("a direct message of another space is looked at later: %s", error)
+            return
         except WireError as error:
             if self.endpoint.keep_aside is not None:
                 await self.endpoint.keep_aside(message.data, str(error))
@@ -98,10 +108,17 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         self.endpoint.read_state.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
-    def _opened(self, subject: str, block: bytes, payload: bytes) -> tuple[Received, Message]:
+    async def _know_origin(self, block: bytes) -> None:
+        """Of what came over a link, the link record has to be known."""
+        origin = read_mail_origin(Headers.parse(block).fields) if block else None
+        if origin is not None:
+            await self.endpoint.links.learn_record(origin.agreed)
+
+    def _opened(self, subject: str, block: bytes, payload: bytes, time_ns: int) -> tuple[Received, Message]:
         fields = Headers.parse(block).fields if block else ()
         own = self.identity
-        opened = open_record(own.subjects, own.space_id, subject, fields, payload)
+        admits = Judge(self.endpoint.links, 0, time_ns)
+        opened = open_record(own.subjects, own.space_id, subject, fields, payload, admits)
         if not isinstance(opened, Received):
             raise WireError(f"a direct message was refused ({opened.reason}): {opened.detail}")
         if opened.kind != "dm" or opened.destination != own.id:
@@ -123,11 +140,13 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         incoming._settle, incoming._keep, incoming._nak = settle, keep, self.endpoint.redelivery.take
         return incoming
 
-    def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
+    async def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
         """A direct message that was kept elsewhere since; how it is settled is for whoever kept it to say."""
-        return self._surfaced(*self._opened(subject, block, payload), seq, time_ns)
+        await self._know_origin(block)
+        return self._surfaced(*self._opened(subject, block, payload, time_ns), seq, time_ns)
 
     def _surfaced(self, received: Received, inside: Message, seq: int, time_ns: int) -> Incoming:
+        came = received.admission
         incoming = Incoming(
             kind="direct",
             sender=inside.sender,  # as it calls itself, until it is introduced
@@ -138,6 +157,8 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
             durable=True,
             sealed=is_sealed(received.message),
             mentions_me=any(mention.id == self.identity.id for mention in inside.mentions),
+            origin=self.endpoint.links.space_name(came.link, came.origin, came.agreed) if came else "",
+            origin_id=received.origin,
         )
         return self.endpoint.directory.introduce(incoming)
 

@@ -6,7 +6,7 @@ and from the steward for ids that are not in it: agents that are revoked, or wer
 named now is shown as the beginning of an id, with a character in it that no name has.
 
 Who said something in another space has no access record here, and is nobody of this space, whatever its key and its
-name are: it is shown as `name@space`, by the name it signed, and nobody is asked for it.
+name are: it is shown as `name@space`, by the name its space tells, or else the one it signed. Nobody is asked for it.
 
 The other way, who is meant by a name: an exact id or name wins; a name in another case counts if only one agent has it;
 a near miss is suggested, never taken.
@@ -24,7 +24,7 @@ from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
-from tidings.errors import AmbiguousPeer, TidingsError, UnknownPeer
+from tidings.errors import AmbiguousPeer, DeniedError, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
 from tidings.wire.names import foreign_name, short_id, shown_space
 from tidings.wire.roster import Agent
@@ -54,12 +54,33 @@ def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
     if alike:
         return alike[0]
     if "@" in text:
-        raise UnknownPeer(
-            f"{text[:132]!r} is an agent of another space: what it says comes over a link; answer in its channel"
-        )
+        raise UnknownPeer(f"no agent {text[:132]!r} is known here{_linked_words(known, text)}")
     near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
     raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
+
+
+def _linked_words(known: list[Agent], text: str) -> str:
+    """Which agents of other spaces can be named, for whoever named one that cannot."""
+    spaces = sorted({agent.elsewhere for agent in known if agent.elsewhere})
+    wanted = text.rpartition("@")[2]
+    if wanted in spaces:
+        near = difflib.get_close_matches(text, [agent.name for agent in known if agent.elsewhere == wanted], n=3)
+        return f"; did you mean {' or '.join(near)}?" if near else f": {wanted} has told of no such agent; see `who`"
+    if spaces:
+        verb = "is linked and tells" if len(spaces) == 1 else "are linked and tell"
+        return f": {', '.join(spaces)} {verb} who is there, {wanted[:64] or 'that'} does not"
+    return ": no linked space tells who is there (`tidings link invite --roster` agrees on it); answer in its channel"
+
+
+def check_takes_mail(agent: Agent) -> Agent:
+    """Of an agent of a linked space it is agreed whether direct messages go there."""
+    if not agent.direct:
+        raise DeniedError(
+            f"{agent.name} cannot be written to: the link with {agent.elsewhere} passes no direct messages; both "
+            "operators agree on it with `tidings link invite --direct`"
+        )
+    return agent
 
 
 def each_once(mentions: Iterable[Mention]) -> list[Mention]:
@@ -135,10 +156,19 @@ class NameDirectory:
     def _introduce_foreign(self, incoming: Incoming) -> Incoming:
         said, space, space_id = incoming.message.sender, incoming.origin, incoming.origin_id
         incoming.origin = shown_space(space, space_id)
-        incoming.sender = Sender(said.id, foreign_name(said.name, said.id, space, space_id))
+        incoming.sender = Sender(said.id, self._foreign_name(said, space, space_id))
         incoming.mentions = tuple(map(self.mention, incoming.message.mentions))
         incoming.claims, incoming._naming = None, None
         return incoming
+
+    def _foreign_name(self, said: Sender, space: str, space_id: str) -> str:
+        """What its space says it is called, if that is told here; else the name it signed, unless that is another's."""
+        row = self._rows.get(said.id)
+        if row is not None and row.elsewhere == shown_space(space, space_id):
+            return row.name
+        name = foreign_name(said.name, said.id, space, space_id)
+        taken = any(each.name == name for each in self._rows.values() if each.elsewhere)
+        return foreign_name("", said.id, space, space_id) if taken else name
 
     async def learn(self, messages: Iterable[Message]) -> None:
         """Ask for the names that these messages need and nobody told yet; what is not answered in time is not known."""

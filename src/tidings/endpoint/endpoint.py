@@ -24,7 +24,7 @@ from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection, State
 from tidings.endpoint.direct_mailbox import DirectMailbox
-from tidings.endpoint.directory import NameDirectory, speaking_as
+from tidings.endpoint.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
@@ -256,6 +256,11 @@ class Endpoint(AgentInterface):
     async def _agent_id(self, to: str) -> str:
         return to if is_agent_id(to) else (await self.resolve(to)).id
 
+    async def _reader_id(self, to: str) -> str:
+        """Of whoever a direct message is to; DeniedError if none may go there."""
+        row = self.roster.get(to) if is_agent_id(to) else await self.resolve(to)
+        return check_takes_mail(row).id if row is not None else to
+
     @property
     def id(self) -> str:
         return self.identity.id
@@ -411,7 +416,7 @@ class Endpoint(AgentInterface):
 
     async def unheard(self, channel: str, mentioned: Iterable[Mention], timeout: float = 2.0) -> tuple[str, ...]:
         """Which mentions in a channel reach nobody, in sentences: the steward knows who is in it, and who may be."""
-        names = {each.id: each.name for each in mentioned if each.id != self.id}
+        names = {each.id: self._shown_name(each) for each in mentioned if each.id != self.id}
         if not names:
             return ()
         try:
@@ -420,8 +425,16 @@ class Endpoint(AgentInterface):
             ]
         except TidingsError as error:
             return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
-        why = {"read": f"may not read {channel}", "member": f"is not in {channel}"}
+        why = {
+            "read": f"may not read {channel}",
+            "member": f"is not in {channel}",
+            "space": f"is in another space, with which {channel} is not shared",
+        }
         return tuple(f"{names[each]} {why[reason]}, so it does not get this" for each, reason in deaf.items())
+
+    def _shown_name(self, mention: Mention) -> str:
+        row = self.roster.get(mention.id)
+        return row.name if row is not None else mention.name
 
     def _warnings(self, channel: str) -> tuple[str, ...]:
         """What a mention does not do on this channel, as far as its class is known here."""
@@ -445,7 +458,7 @@ class Endpoint(AgentInterface):
     ) -> Receipt:
         """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
         check_said(text, parts, more=data is not None)
-        target = await self._agent_id(to)
+        target = await self._reader_id(to)
         composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
         stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
         return Receipt(composed.id, stored.seq, to=target)

@@ -82,6 +82,8 @@ class LinkTable:
 
     def judge(self, asked: ClaimedOrigin, seq: int, time_ns: int) -> bool | None:
         """May the record at `seq` be taken for one of this channel? None: the steward is to be asked first."""
+        if asked.agreed:
+            return self._judge_mail(asked, time_ns)
         if self._through < 0 or (seq > self._through and self._is_old):
             return None
         record = self._at(asked.link, seq)
@@ -89,6 +91,13 @@ class LinkTable:
         if ours == asked.channel:
             return True
         return False if seq <= self._through else None
+
+    def _judge_mail(self, asked: ClaimedOrigin, time_ns: int) -> bool | None:
+        """A direct message names the record it came by, which is as old as it or older."""
+        if self._through < asked.agreed:
+            return None
+        record = self._at(asked.link, asked.agreed)
+        return record is not None and record.admits_mail(asked.origin, time_ns=time_ns)
 
     def space_name(self, link: str, origin: str, seq: int) -> str:
         """What the space of this id is called here; empty if no link record says it."""
@@ -160,6 +169,18 @@ class LinkTable:
         for hear in self.on_learned:
             hear()
 
+    async def learn_record(self, seq: int) -> None:
+        """Ask for the link record that is said to be at `seq`, which need not be true. Raises as `learn`."""
+        if self._through >= seq:
+            return
+        if self._question is None:
+            self._question = asyncio.create_task(self._ask())
+        question = self._question
+        await asyncio.wait([question])
+        error = question.result()
+        if error is not None:
+            raise error
+
     async def _ask(self) -> TidingsError | None:
         try:
             await asyncio.sleep(max(0.0, self._may_ask - time.monotonic()))
@@ -187,7 +208,9 @@ class LinkTable:
     def _adopt(self, rows: list[dict[str, Any]], told: dict[str, Any]) -> None:
         links: dict[str, Timeline[Link]] = {}
         for row in sorted(rows, key=lambda each: int(each["seq"])):
-            record, seq = msgspec.convert({**row, "op": "told"}, Link), int(row["seq"])
+            mail = "on" if row.get("mail") else "off"
+            record = msgspec.convert({**row, "op": "told", "direct": mail, "roster": mail}, Link)
+            seq = int(row["seq"])
             # what held where the log begins counts below that too: a durable copy may be older than the log
             links.setdefault(record.link, Timeline()).put(seq if seq > int(told["floor"]) else 0, record)
         self._links, self._newest = links, int(told["newest"])

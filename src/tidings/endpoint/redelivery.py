@@ -186,7 +186,7 @@ class Redelivery:
         if line["kind"] == "direct":
             block, payload = base64.b64decode(record["headers"]), base64.b64decode(record["payload"])
             stored = record["seq"], parse_time(record["time"])
-            return self.endpoint._direct.reopened(record["subject"], block, payload, *stored)
+            return await self.endpoint._direct.reopened(record["subject"], block, payload, *stored)
         opener = self.endpoint.opener
         while (opened := opener.stored(record)) is UNDECIDED:
             await opener.learn_links(int(record["seq"]))

@@ -9,7 +9,6 @@ roster's subject and is not the steward's word is dropped and counted in `refuse
 from __future__ import annotations
 
 import asyncio
-import base64
 import random
 import time
 from collections import Counter
@@ -22,7 +21,6 @@ import msgspec
 
 from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.jetstream import StoredRecord
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.directory import each_once, resolve_among
 from tidings.errors import (
@@ -33,12 +31,10 @@ from tidings.errors import (
     UnreachableError,
     WireError,
 )
-from tidings.space.fold import Table
-from tidings.space.log import log_record
+from tidings.space.steward_keys import followed_key
 from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
 from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta
-from tidings.wire.times import parse_time
 
 RETRY_PAUSE = 1.0
 REFUSED_PAUSE = 10.0
@@ -146,7 +142,7 @@ class Roster:
         for each in named:
             if isinstance(each, str):
                 agent = await self.find(each, timeout)
-                each = Mention(agent.id, agent.name)
+                each = Mention(agent.id, agent.own_name)
             found.append(each)
         return each_once(found)
 
@@ -294,13 +290,10 @@ class Roster:
     def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
         """The key in force by records that verify from the anchor; what does not verify changes nothing."""
         identity = self.connection.identity
-        chain = Table(identity.subjects, identity.space_id, identity.steward_key)
-        for line in sorted(rotations, key=lambda each: int(each["seq"])):
-            headers, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-            stored = StoredRecord(int(line["seq"]), parse_time(line["time"]), line["subject"], headers, payload)
-            if chain.apply(log_record(stored)).is_void:
-                self.refused["rotation"] += 1
-        return chain.steward_key
+        found = followed_key(identity.subjects, identity.space_id, identity.steward_key, rotations)
+        if found.refused:
+            self.refused["rotation"] += found.refused
+        return found.key
 
     async def close(self) -> None:
         await end_tasks([self._task])

@@ -36,7 +36,7 @@ from tidings.wire.message import (
     Sender,
     TextPart,
 )
-from tidings.wire.names import check_channel, check_role, is_agent_id
+from tidings.wire.names import MAX_TOKEN, check_channel, check_role, is_agent_id
 from tidings.wire.roster import Agent
 from tidings.wire.seal import is_sealed, open_sealed
 
@@ -46,6 +46,8 @@ MAX_BODY = 2 * 1024 * 1024
 DEFAULT_MAX_AGE = 7 * 86_400.0
 LONGEST_AGE = 30 * 86_400.0
 MAX_CONTEXT = 256
+#: of who is written to: an id, a name, or `name@space`
+LONGEST_PEER = 2 * MAX_TOKEN + 1
 #: kinds of parts that mean something to Tidings itself
 OWN_KINDS = "dev.tidings."
 _FIELDS: dict[str, frozenset[str]] = {
@@ -227,7 +229,7 @@ def _target(agents: list[Agent], text: str) -> tuple[str, str]:
 
 def _mentions(agents: list[Agent], named: Iterable[str]) -> list[Mention]:
     found = [_resolved(agents, text) for text in named]
-    return each_once(Mention(agent.id, agent.name) for agent in found)
+    return each_once(Mention(agent.id, agent.own_name) for agent in found)
 
 
 def _resolved(agents: list[Agent], text: str) -> Agent:
@@ -240,9 +242,10 @@ def _resolved(agents: list[Agent], text: str) -> Agent:
 
 
 def _nobody(agents: list[Agent], role: str) -> tuple[str, ...]:
-    if any(role in agent.roles for agent in agents):
+    here = [agent for agent in agents if not agent.elsewhere]
+    if any(role in agent.roles for agent in here):
         return ()
-    held = {each for agent in agents for each in agent.roles}
+    held = {each for agent in here for each in agent.roles}
     near = difflib.get_close_matches(role, sorted(held), n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return (f"nobody holds the role {role}: the task waits until somebody does{hint}",)
@@ -291,7 +294,7 @@ def _check_destination(request: SendRequest) -> None:
         check_channel(request.channel)
     if request.role is not None:
         check_role(request.role)
-    if request.agent is not None and not 0 < len(request.agent) <= 64:
+    if request.agent is not None and not 0 < len(request.agent) <= LONGEST_PEER:
         raise UsageError("`agent` is the id or the name of an agent")
     if request.deadline is not None:
         if request.role is None:

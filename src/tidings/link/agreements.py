@@ -28,7 +28,12 @@ ANEW = (
 
 def takes_something(record: Link, now: float) -> bool:
     """Does it let anything in at this moment?"""
-    return record.state == "on" and bool(record.channels or record.beyond) and not record.has_ended(int(now * 1e9))
+    return record.state == "on" and carries(record) and not record.has_ended(int(now * 1e9))
+
+
+def carries(record: Link) -> bool:
+    """Is there anything for a worker to do, as it is agreed?"""
+    return bool(record.channels or record.beyond) or record.roster == "on"
 
 
 def definition_of(space: str, record: Link) -> LinkDefinition:

@@ -1,4 +1,5 @@
-"""One link while a worker carries it: its connection to the peer, its direction, and the credential it stays with."""
+"""One link while a worker carries it: its connection to the peer, its direction, its rounds about people and mail, and
+the credential it stays with."""
 
 from __future__ import annotations
 
@@ -19,11 +20,15 @@ from tidings.link.engine import LIVE, Direction, Mode
 from tidings.link.events import Listener
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink
+from tidings.link.mail_round import MailRound
+from tidings.link.people_round import PeopleRound
 from tidings.link.ports import Verify
+from tidings.link.rounds import Rounds
 from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog, Spaces
 from tidings.space.link_peers import PeerAccess
+from tidings.wire.rulings import Link
 
 #: seconds between two looks whether the credential ends before long
 LOOK_AT_CREDENTIAL = 30.0
@@ -42,6 +47,7 @@ class CarriedLink:
         creds: Path,
         ledger: BookedLink,
         spaces: Spaces,
+        record: Link,
         *,
         verify: Verify,
         mode: Mode = LIVE,
@@ -50,7 +56,7 @@ class CarriedLink:
         self.definition, self.access, self.ledger = definition, access, ledger
         self._creds = creds
         # who looks every so often does not want to be woken
-        self._wake: Callable[[], None] = (lambda: self.direction.wake()) if mode == LIVE else (lambda: None)
+        self._wake: Callable[[], None] = self._woken if mode == LIVE else (lambda: None)
         self.source: SharedLog = spaces.source(access, creds, lambda: self._wake())
         self.direction = Direction(
             definition,
@@ -65,10 +71,28 @@ class CarriedLink:
         )
         self.direction.listen(listener)
         self._running = RunningDirection(self.direction)
+        self.rounds: Rounds | None = None
+        if record.roster == "on":
+            people = PeopleRound(definition.space, record, ledger, self.source, spaces.here)
+            mail = MailRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_mail else None
+            self.rounds = Rounds(definition.link, ledger, people, mail, every=mode.every)
         self._keeping: asyncio.Task[None] | None = None
+
+    def _woken(self) -> None:
+        self.direction.wake()
+        if self.rounds is not None:
+            self.rounds.wake()
+
+    def ask(self) -> None:
+        """An operator does not want to wait."""
+        self.direction.ask()
+        if self.rounds is not None:
+            self.rounds.ask()
 
     def start(self) -> None:
         self._running.start()
+        if self.rounds is not None:
+            self.rounds.start()
         self._keeping = asyncio.create_task(self._keep_credential(), name=f"credential of {self.definition.link}")
 
     def offered(self) -> list[str] | None:
@@ -81,6 +105,8 @@ class CarriedLink:
         self._wake = lambda: None
         if self._keeping is not None:
             await end_tasks([self._keeping])
+        if self.rounds is not None:
+            await self.rounds.stop()
         try:
             if not await self._running.stop(deadline):
                 log.warning("link %s was broken off after %.0f s", self.definition.link, deadline)

@@ -8,7 +8,7 @@ does not come says nothing, and is told as that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from tidings.errors import (
     DeniedError,
     HeaderRefused,
     LogFull,
+    MailboxFull,
     NotLookedFor,
     OutcomeUnknown,
     TidingsError,
@@ -118,6 +119,29 @@ class LocalSpace:
         """The log as it is, what a link lets in, and whether the log takes messages."""
         said = await self.ask("facts", after=self.acknowledged, **({"link": link} if link else {}))
         return _facts(said), said["open"]
+
+    async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Put a direct message of another space into the mail here, as it was signed."""
+        who, connection = f"space {self.subjects.space}", await self.connection.get()
+        if len(payload) > MAX_PAYLOAD:
+            raise TooLarge(f"a direct message of {len(payload)} bytes is larger than any may be")
+        try:
+            subject = self.subjects.direct(to, sender)
+            answer = _ACKS.decode((await connection.request(subject, payload, headers=headers, timeout=PATIENCE)).data)
+        except TimeoutError as error:
+            raise OutcomeUnknown(f"no acknowledgement of mail came from {who} in time") from error
+        except (NatsError, OSError, msgspec.MsgspecError) as error:
+            raise BrokerUnreachable(f"nobody takes mail in {who} now ({error})") from error
+        if answer.error is None:
+            return
+        code, words = answer.error.get("err_code"), str(answer.error.get("description", ""))[:200]
+        if code == NO_ROOM and "per subject" in words:
+            raise MailboxFull(f"a mailbox of {who} is full: {words}")
+        if code == NO_ROOM:
+            raise LogFull(f"the mail of {who} is full: {words}")
+        if code == _MESSAGE_SIZE_EXCEEDED:
+            raise TooLarge(f"{who} takes no mail of that size: {words}")
+        raise BrokerUnreachable(f"{who} did not take a direct message: {words}")
 
 
 class LocalDestination:

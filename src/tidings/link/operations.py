@@ -19,8 +19,8 @@ import msgspec
 
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
-from tidings.link import waiting
-from tidings.link.agreements import definition_of, find_row, milliseconds, open_store, opened
+from tidings.link import mail_book, people, waiting
+from tidings.link.agreements import carries, definition_of, find_row, milliseconds, open_store, opened
 from tidings.link.carrying import CarriedLink
 from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
@@ -28,6 +28,7 @@ from tidings.link.definition import LinkDefinition
 from tidings.link.destination import LocalDestination, LocalSpace
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink, LinkRow
+from tidings.link.people import PeerPlace
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog
 from tidings.link.waiting import Quarantined
@@ -36,6 +37,8 @@ from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers
 from tidings.space.linking import terms_of
 from tidings.store.database import Database
+from tidings.wire.people import Person
+from tidings.wire.rulings import Link
 
 #: seconds for which a link is waited for that has something to handle before it is compared
 CATCH_UP = 3.0
@@ -85,10 +88,39 @@ class LinkOperations:
         if found is not None:
             facts["ledger"] = await self.database.read(lambda c: _ledger_facts(c, found, whole))
         facts["words"] = self._carrying.words(row.link)
+        facts["people"] = await self._people(record, carried)
         facts["live"] = msgspec.to_builtins(carried.direction.status()) if carried is not None else None
         facts["push"] = self._carrying.push(row.link)
         facts["offered"] = carried.offered() if carried is not None else None
         return facts
+
+    async def _people(self, record: Link, carried: CarriedLink | None) -> Answer | None:
+        """Who is known at the other end, and whose key changed without a word."""
+        if record.roster != "on":
+            return None
+        if carried is not None and carried.rounds is not None:
+            return await carried.rounds.facts()
+        found = await self.database.read(lambda c: people.sorted_people(c, PeerPlace(self.space, record.origin)))
+        return {
+            "known": len(found.known),
+            "changed": [[p.name, p.id] for p in found.refused],
+            "taken": [],
+            "words": "",
+            "mail": None,
+        }
+
+    async def people(self, link: str) -> Answer:
+        """Everybody that is known at the other end, by name."""
+        place = PeerPlace(self.space, self._agreed(link).origin)
+        found = await self.database.read(lambda c: people.sorted_people(c, place))
+        return {"people": list(map(_person, found.known)), "changed": list(map(_person, found.refused))}
+
+    async def trust(self, link: str, name: str) -> Answer:
+        """A name stands for the key from now on that has it there."""
+        place = PeerPlace(self.space, self._agreed(link).origin)
+        before, now = await self.database.write(lambda c: people.trust(c, place, name))
+        self._look_now(link)
+        return {"before": before, "now": now}
 
     async def quarantined(self, link: str, after: int = 0, limit: int = 100) -> Answer:
         row = await self._row(link)
@@ -149,6 +181,9 @@ class LinkOperations:
             rows = [row for row in books.links(connection, self.space) if row.definition.link == link]
             for row in rows:
                 books.delete(connection, row.row)
+            for peer in {row.definition.peer for row in rows}:
+                people.forget(connection, PeerPlace(self.space, peer))
+                mail_book.forget(connection, PeerPlace(self.space, peer))
             return len(rows)
 
         async with self._carrying.aside(link):
@@ -156,7 +191,7 @@ class LinkOperations:
 
     def _look_now(self, link: str) -> None:
         if (carried := self._carrying.carried(link)) is not None:
-            carried.direction.ask()
+            carried.ask()
 
     # --- comparing ---
 
@@ -240,7 +275,7 @@ class LinkOperations:
         record = terms_of(self._agreed(link))
         definition = definition_of(self.space, record)
         found = await self.database.read(lambda c: find_row(c, definition))
-        if found is None and not (record.channels or record.beyond):
+        if found is None and not carries(record):
             raise UsageError(f"nothing comes in over link {link}: it shares only, and there is nothing to do for it")
         return found or await self._made(definition)
 
@@ -260,6 +295,8 @@ OPERATIONS = frozenset(
         "rebuild",
         "forget",
         "verify",
+        "people",
+        "trust",
     }
 )
 
@@ -357,6 +394,10 @@ def _put_aside(each: Quarantined, *, payload: bool = False) -> Answer:
         found |= {"signature": record.signature, "hops": record.hops, "said_at": record.time_ns / 1e9}
         found["payload"] = base64.b64encode(record.payload).decode()
     return found
+
+
+def _person(each: Person) -> Answer:
+    return {"name": each.name, "id": each.id, "roles": list(each.roles)}
 
 
 def _difference(each: Difference) -> Answer:

@@ -162,4 +162,71 @@ CREATE TABLE forgotten (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED))
+_PEOPLE = """
+-- agents of the spaces this one is linked with, as their stewards state them
+CREATE TABLE person (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  name TEXT NOT NULL,
+  roles TEXT NOT NULL,
+  -- where its access record is in the peer's log
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  revoked INTEGER NOT NULL CHECK (revoked IN (0, 1)),
+  succeeds TEXT,
+  PRIMARY KEY (space, peer, agent)
+) WITHOUT ROWID;
+
+-- which key a name of theirs stands for; it is changed by a key that succeeds it, or by the operator
+CREATE TABLE pin (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  name TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  PRIMARY KEY (space, peer, name)
+) WITHOUT ROWID;
+
+CREATE TABLE peer_roster (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  epoch TEXT NOT NULL,
+  through INTEGER NOT NULL CHECK (through >= 0),
+  key TEXT NOT NULL,
+  PRIMARY KEY (space, peer)
+) WITHOUT ROWID;
+"""
+
+_MAIL = """
+-- direct messages of other spaces that were handled, for as long as they may be offered again
+CREATE TABLE mail (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  id TEXT NOT NULL,
+  reader TEXT NOT NULL,
+  -- where it is in the peer's mail
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  outcome TEXT NOT NULL CHECK (outcome IN ('admitted', 'had', 'refused')),
+  why TEXT NOT NULL,
+  -- of what was refused: whether its sender's space was told
+  told INTEGER NOT NULL CHECK (told IN (0, 1)),
+  at INTEGER NOT NULL,
+  PRIMARY KEY (space, peer, sender, id, reader),
+  CHECK (told = 1 OR outcome = 'refused')
+) WITHOUT ROWID;
+CREATE INDEX mail_untold ON mail (space, peer, seq) WHERE told = 0;
+CREATE INDEX mail_age ON mail (space, peer, at);
+
+CREATE TABLE peer_mail (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  epoch TEXT NOT NULL DEFAULT '',
+  people TEXT NOT NULL DEFAULT '',
+  through INTEGER NOT NULL DEFAULT 0 CHECK (through >= 0),
+  told_epoch TEXT NOT NULL DEFAULT '',
+  told_through INTEGER NOT NULL DEFAULT 0 CHECK (told_through >= 0),
+  PRIMARY KEY (space, peer)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL))

@@ -219,6 +219,11 @@ class PeerSource:
         asked = {"channel": channel, "day": day, "buckets": list(buckets), "through": through, "after": after}
         return IdsAnswer.decode(await self._ask_until_made("ids", **asked))
 
+    # --- what rounds ask (`link/rounds.py`) ---
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        return await self._ask(do, **arguments)
+
     # --- asking ---
 
     async def _ask_until_made(self, do: str, **arguments: Any) -> dict[str, Any]:

@@ -11,13 +11,15 @@ from typing import Protocol
 
 from tidings.link.compare import PeerSide
 from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
+from tidings.link.mail_round import LocalPost
+from tidings.link.people_round import AskedPeer
 from tidings.link.ports import Destination, Source
 from tidings.link.source import PeerSource
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import PeerAccess
 
 
-class SharedLog(Source, PeerSide, Protocol):
+class SharedLog(Source, PeerSide, AskedPeer, Protocol):
     """The log of another space, on a connection that is closed when the link ends."""
 
     async def close(self) -> None: ...
@@ -31,6 +33,11 @@ class Spaces(Protocol):
     def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog: ...
 
     def destination(self, link: str) -> Destination: ...
+
+    @property
+    def here(self) -> LocalPost:
+        """This space, as its steward answers its worker, and takes mail from it."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -47,6 +54,10 @@ class NatsSpaces:
 
     def destination(self, link: str) -> Destination:
         return LocalDestination(self._local, link)
+
+    @property
+    def here(self) -> LocalPost:
+        return self._local
 
     async def close(self) -> None:
         await self._local.close()

@@ -184,6 +184,7 @@ class LinkWorker:
                 self._peers.creds(record.link),
                 BookedLink(self._database, row.row),
                 self._spaces,
+                record,
                 verify=self._verify,
                 mode=self.mode,
                 listener=self._heard,

@@ -184,7 +184,9 @@ class Tools:
 
     async def direct_message(
         self,
-        to: Annotated[str, Field(description="Name or id of the agent.", max_length=64)],
+        to: Annotated[
+            str, Field(description="Name or id of the agent; `name@space` in a linked space.", max_length=129)
+        ],
         text: Text = "",
         data: Data = None,
         reply_to: ReplyTo = None,

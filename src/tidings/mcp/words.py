@@ -105,8 +105,9 @@ def agent(found: Agent, me: str) -> answers.AgentLine:
 
 
 def agent_line(agent: answers.AgentLine) -> str:
+    elsewhere = agent.name.partition("@")[2]
     about = [
-        agent.status,
+        f"in the linked space {elsewhere}" if elsewhere else agent.status,
         "you" if agent.me else "",
         f"roles {', '.join(agent.roles)}" if agent.roles else "",
         f"activity {quoted(agent.activity)}" if agent.activity else "",

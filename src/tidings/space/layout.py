@@ -16,6 +16,7 @@ Whoever changes a grant raises `LAYOUT`; `tests/unit/space/test_layout.py` notic
     4   sealed blocks: the pipeline writes them, agents get one by its name
     5   whoever was invited has an account of its own, INVITE, that asks the steward for one thing
     6   the workers of links have an account of their own, LINK: linked spaces ask for pages, our own worker admits
+    7   our own worker puts direct messages of linked spaces into mailboxes
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tidings.space.link_ledger import LinkLedger
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 
-LAYOUT = 6
+LAYOUT = 7
 
 
 def check_layout(info: SpaceInfo) -> None:

@@ -57,7 +57,7 @@ class AgreedLink:
     def takes(self, now: float) -> bool:
         """Does anything come in over it, so that a worker is needed?"""
         until = self.terms.get("until")
-        named = self.terms.get("channels") or self.terms.get("beyond")
+        named = self.terms.get("channels") or self.terms.get("beyond") or self.terms.get("roster") == "on"
         return self.state in ("setting", "on") and bool(named) and (until is None or now < until)
 
 

@@ -181,11 +181,21 @@ class Rulebook:
             return False
         return self._is_listed(channel, seq)
 
+    def mail_allowed(self, link: str, origin: str, agreed: int, time_ns: int) -> bool:
+        """Did the link record at `agreed` let direct messages of the space `origin` come in?"""
+        history = self.links.get(link)
+        if history is None or agreed > (history.since(NEVER) or 0):
+            return False
+        record = history.at(max(agreed, self.floor))
+        return record is not None and record.admits_mail(origin, time_ns=time_ns)
+
     def admits_at(self, seq: int, time_ns: int) -> Admits:
         """The same of the record at `seq`, for whoever opens it (`wire/envelope`); below the floor as it was there."""
 
         def admits(asked: ClaimedOrigin) -> bool:
-            link, origin, theirs, channel, hops = asked
+            link, origin, theirs, channel, hops, agreed = asked
+            if agreed:
+                return self.mail_allowed(link, origin, agreed, time_ns)
             at = max(seq, self.floor)
             return self.admission_allowed(link, origin, theirs, channel, at, hops=hops, time_ns=time_ns)
 

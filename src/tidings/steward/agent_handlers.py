@@ -22,6 +22,7 @@ from tidings.space.membership import Interval
 from tidings.space.rulebook import Rulebook
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
+from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.marks import Marks
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
@@ -58,6 +59,7 @@ class AgentHandlers:
         gate: LogGate,
         marks: Marks,
         roster: RosterService,
+        people: LinkedPeople,
     ) -> None:
         self.space = space
         self.writer = writer
@@ -65,6 +67,7 @@ class AgentHandlers:
         self.gate = gate
         self.marks = marks
         self.roster = roster
+        self.people = people
         self.join_rate = JoinRate()
 
     @handles("member", "join")
@@ -192,8 +195,14 @@ class AgentHandlers:
         if not isinstance(ids, list) or len(ids) > MAX_MENTIONS or not all(isinstance(each, str) for each in ids):
             raise UsageError(f"member deaf needs `ids`, a list of at most {MAX_MENTIONS} ids of agents")
         at, inside = self.space.position, set(self.space.table.members_at(channel, self.space.position + 1))
-        reasons = {each: "member" if self.space.table.allowed_at(each, channel, at) else "read" for each in ids}
-        return {"deaf": {each: reason for each, reason in reasons.items() if each not in inside}, "seq": at}
+        reasons = {each: self._why_deaf(each, channel, at) for each in ids if each not in inside}
+        return {"deaf": {each: reason for each, reason in reasons.items() if reason}, "seq": at}
+
+    def _why_deaf(self, agent_id: str, channel: str, at: int) -> str:
+        """Of somebody who is not in a channel. Who of a linked space is in it there, only that space knows."""
+        if self.people.find(agent_id) is not None:
+            return "" if self.people.hears(agent_id, channel) else "space"
+        return "member" if self.space.table.allowed_at(agent_id, channel, at) else "read"
 
     @handles("channel", "list")
     async def channel_list(self, request: ControlRequest) -> Answer:
@@ -361,6 +370,7 @@ def _link_row(seq: int, record: Link, readable: Iterable[str]) -> dict[str, Any]
         "beyond": {space: shown(channels) for space, channels in record.beyond.items()},
         "hops": record.hops,
         "until": record.until,
+        "mail": record.passes_mail,
     }
 
 

@@ -3,6 +3,7 @@
     read and archived     goes, below min(ack floor of the target's consumer, archive floor)
     unread for too long   goes once archived; its sender is told `expired`
     to nobody             target never added: goes after a grace; revoked: at once; its sender is told `undeliverable`
+    to a linked space     goes when that says that it has it; unread for too long: `expired`, as above
     to many invented      more targets that never were than anybody has by mistake: goes at once, counted, not told
 
 Who was never added is not decided by the log alone: one that was put back has forgotten agents, and the administrator
@@ -22,6 +23,7 @@ from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConfigError
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
+from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.quotas import MOST_INVENTED
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
@@ -40,9 +42,10 @@ log = logging.getLogger(__name__)
 
 
 class Mail:
-    def __init__(self, space: SpaceContext, receipts: ReceiptStore) -> None:
+    def __init__(self, space: SpaceContext, receipts: ReceiptStore, people: LinkedPeople) -> None:
         self.space = space
         self.receipts = receipts
+        self.people = people
         self.stream = space.subjects.direct_stream
         self._ledger = Ledger(space.home.issued)
         self.removed = 0
@@ -52,6 +55,8 @@ class Mail:
         self._floors: dict[str, int] = {}
         #: target -> how far its mailbox was cut
         self._cut: dict[str, int] = {}
+        #: target elsewhere -> the newest receipt when its mail was last looked at
+        self._told: dict[str, int] = {}
 
     async def run(self) -> int:
         """One round. Answers how many records went."""
@@ -61,11 +66,16 @@ class Mail:
         removed = await self._remove_undeliverable([t for t in mailboxes if not self._is_reachable(t)], head)
         floors: dict[str, int] = {}
         for target in filter(self._is_reachable, mailboxes):
+            if self._is_elsewhere(target):
+                floors[target] = 0
+                removed += await self._remove_told(target, archived)
+                continue
             floors[target] = await self.space.ack_floor(self.stream, f"dm_{target}")
             removed += await self._remove_read(target, min(self._floors.get(target, 0), archived))
         removed += await self._remove_expired(floors, archived)
         self._floors = floors
         self._cut = {target: cut for target, cut in self._cut.items() if target in floors}
+        self._told = {target: told for target, told in self._told.items() if target in floors}
         self.removed += removed
         return removed
 
@@ -135,10 +145,15 @@ class Mail:
 
     def _is_invented(self, target: str) -> bool:
         known = self.space.access(target) is not None
-        return not known and not self._is_in_ledger(target)
+        return not known and not self._is_in_ledger(target) and not self._is_elsewhere(target)
 
     def _is_reachable(self, target: str) -> bool:
-        return self.space.active_access(target) is not None or self._is_in_ledger(target)
+        here = self.space.active_access(target) is not None or self._is_in_ledger(target)
+        return here or self._is_elsewhere(target)
+
+    def _is_elsewhere(self, target: str) -> bool:
+        """Is it an agent of a linked space, which comes for its mail?"""
+        return self.space.access(target) is None and not self._is_in_ledger(target) and self.people.takes_mail(target)
 
     def _is_in_ledger(self, target: str) -> bool:
         """Whether a key was issued to it that nobody took back, whatever the log has forgotten."""
@@ -162,6 +177,27 @@ class Mail:
         self._cut[target] = through
         return removed
 
+    async def _remove_told(self, target: str, through: int) -> int:
+        """What an agent of a linked space has by the word of that space goes, from the oldest of each pair on."""
+        await self.receipts.ready()
+        if self._told.get(target) == self.receipts.newest:
+            return 0
+        self._told[target] = self.receipts.newest
+        done: dict[str, int] = {}
+        stopped: set[str] = set()
+        async for page in self.space.js.read(self.stream, self.space.subjects.direct_inbox(target), 1, through):
+            for record in page:
+                key = self.receipts.key_of(record)
+                stage = self.receipts.stage_of(key) if key is not None else None
+                if stage is None or stage.rank < ReceiptStage.DELIVERED.rank:
+                    stopped.add(record.subject)
+                elif record.subject not in stopped:
+                    done[record.subject] = record.seq
+        removed = 0
+        for subject, seq in done.items():
+            removed += await self.space.js.purge(self.stream, subject_filter=subject, below=seq + 1)
+        return removed
+
     async def _remove_expired(self, floors: dict[str, int], archived: int) -> int:
         """Old mail above its target's ack floor was never acknowledged, whatever the archive has of it."""
         root = self.space.subjects.root
@@ -173,7 +209,9 @@ class Mail:
         removed = 0
         for target in targets:
             inbox = self.space.subjects.direct_inbox(target)
-            old = await self._older_than(inbox, self.space.intervals.mail_grace, head)
+            # who is known to be elsewhere is not added here a little later
+            grace = 0.0 if self.people.find(target) is not None else self.space.intervals.mail_grace
+            old = await self._older_than(inbox, grace, head)
             removed += await self._tell_and_remove(old, ReceiptStage.UNDELIVERABLE)
             if removed >= MOST_TOLD:
                 break

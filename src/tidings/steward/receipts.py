@@ -190,6 +190,12 @@ class ReceiptStore:
         if not self._knows((key, seq, ReceiptStage.VOID)):
             await self._record(key, seq, ReceiptStage.VOID, now(), why=why, channel=channel)
 
+    async def tell_ended(self, key: Key, seq: int, stage: ReceiptStage, why: str) -> None:
+        """Say to a sender how the life of a message ended in another space, and why."""
+        await self.ready()
+        if not self._knows((key, seq, stage)):
+            await self._record(key, seq, stage, now(), why=why)
+
     async def _record(
         self, key: Key, seq: int, stage: ReceiptStage, at: str, *, why: str = "", channel: str | None = None
     ) -> None:

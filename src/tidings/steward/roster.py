@@ -64,8 +64,11 @@ class RosterTable:
         moved: SequenceOf = lambda _owner: 0,
         wanted: SequenceOf = lambda _owner: 0,
         told: SequenceOf = lambda _owner: 0,
+        elsewhere: Callable[[str], Agent | None] = lambda _key: None,
     ) -> None:
+        """`elsewhere`: rows of agents of linked spaces, who have no access record here."""
         self.ttl = ttl
+        self._elsewhere = elsewhere
         self._access = access
         self._access_seq = access_seq
         self._moved = moved
@@ -186,7 +189,9 @@ class RosterTable:
     def row(self, owner: str) -> Agent | None:
         """The agent as others see it; None if it is not one, or no longer."""
         access = self._access(owner)
-        if access is None or access.revoked:
+        if access is None:
+            return self._elsewhere(owner)
+        if access.revoked:
             return None
         presence = self._presence.get(owner) or _Presence()
         said = presence.speaks()

@@ -47,9 +47,11 @@ from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_handlers import LinkHandlers
 from tidings.steward.link_invitations import LinkInvitationHandlers
+from tidings.steward.link_mail import LinkMail
 from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import LinkRecords
 from tidings.steward.link_wakes import LinkWakes
+from tidings.steward.linked_people import LinkedPeople, RosterStatements
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
@@ -265,6 +267,7 @@ class Steward:
             self.home, self.info, self.js, self.state, self.table, self.intervals, self._secret
         )
         writer, life = self.writer, self.life
+        self.people = LinkedPeople(space)
         rows = RosterTable(
             space.access,
             self.intervals.presence,
@@ -272,7 +275,9 @@ class Steward:
             moved=lambda owner: self.table.moved.get(owner, 0),
             wanted=lambda owner: self.letters.wanted(owner),
             told=lambda owner: self.store.told[owner],
+            elsewhere=self.people.row,
         )
+        self.people.admit = rows.admit
         backstop = BackstopWatch(self.state, is_starting=self._pipeline_is_starting)
         self.store = StoreWatch(space, self.lease, life, rows.admit)
         self.letters = DeadLetters(space, self.store, rows.admit)
@@ -282,7 +287,7 @@ class Steward:
         self.invited = InvitationHandlers(space, life, self.dispatcher.idle)
         self.receipts = ReceiptStore(space, self.dispatcher.idle)
         self.tasks = TaskQueues(space, self.lease.seq, self.letters, self.store, self.dispatcher.idle, life.fail)
-        self.mail = Mail(space, self.receipts)
+        self.mail = Mail(space, self.receipts, self.people)
         self.voids = VoidWatch(space, writer, self.receipts)
         self.shares = Shares(space, self.floods, self.receipts, self.store)
         self.link_floors = LinkFloors(space)
@@ -290,6 +295,7 @@ class Steward:
         self.retention = Retention(self.js, self.table, self.state, self.link_floors.floors)
         self._tell_links = wakes.run
         self.linked = LinkHandlers(space, writer, self.marks, self.link_floors)
+        self.link_mail = LinkMail(space, self.linked, self.people, self.receipts)
         self.sides = SideStreams(space, self.letters, self.tasks.holds, self.store)
         self.probe = WriteProbe(space, writer, self.gate.disk, life, self._unwritten)
         unread = UnreadMail(space, self.receipts, self.letters, self.store, backstop)
@@ -316,7 +322,7 @@ class Steward:
             started=self.started,
         )
         self.dispatcher.serve(
-            AgentHandlers(space, writer, self.lease, self.gate, self.marks, self.roster),
+            AgentHandlers(space, writer, self.lease, self.gate, self.marks, self.roster, self.people),
             HistoryHandlers(space, self.marks),
             self.roster,
             ReceiptHandlers(space, self.receipts),
@@ -331,6 +337,9 @@ class Steward:
             LinkRecords(space, writer),
             self.linked,
             AdmissionHandlers(space, writer, self.marks, self.gate, LinkPushes(space, self.link_floors)),
+            self.people,
+            RosterStatements(self.linked, self.roster),
+            self.link_mail,
             unread,
         )
 
@@ -361,6 +370,8 @@ class Steward:
             (every.store, self.store.run),
             (every.voids, self.voids.run),
             (every.links, self._tell_links),
+            (every.links, self.people.run),
+            (every.links, self.link_mail.run),
             (every.retention, self.link_floors.run),
             (every.stuck, self.probe.run),
             (every.reading, self.store.read_all),

@@ -398,6 +398,8 @@ class LinkVersion(TypedDict):
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
+    #: whether direct messages of that space come in
+    mail: bool
 
 
 class LinksAnswer(TypedDict):
@@ -618,6 +620,80 @@ class AdmissionLinksAnswer(AdmissionFactsAnswer):
     links: list[dict[str, Any]]
 
 
+class AdmissionPeopleAnswer(TypedDict):
+    """`version` is what is known now; `refused` are keys of ours, or of another linked space."""
+
+    version: str
+    refused: list[str]
+
+
+class StatementRow(TypedDict):
+    """What the steward says of one agent, in JSON, and its signature."""
+
+    text: str
+    sig: str
+
+
+class LinkRosterAnswer(TypedDict):
+    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one."""
+
+    people: list[StatementRow]
+    through: int
+    more: bool
+    epoch: str
+    key: str
+    rotations: list[dict[str, Any]]
+
+
+class MailRow(TypedDict):
+    """A direct message that goes over a link: `sig` is its sender's, over its space and `to`. The payload is base64."""
+
+    seq: int
+    sender: str
+    to: str
+    sig: str
+    payload: str
+
+
+class LinkMailAnswer(TypedDict):
+    """`epoch`, `people` and `through` are what to go on from."""
+
+    mail: list[MailRow]
+    epoch: str
+    people: str
+    through: int
+    more: bool
+
+
+class LinkToldAnswer(TypedDict):
+    """`refused`: numbers of those that speak of no message to an agent of the asking space."""
+
+    new: int
+    refused: list[int]
+
+
+class AdmissionMailAnswer(TypedDict):
+    """One verdict for each: `take`, `have`, `wait: ...` or `no: ...`."""
+
+    agreed: int
+    verdicts: list[str]
+
+
+class ForeignReceipt(TypedDict):
+    sender: str
+    id: str
+    to: str
+    stage: str
+    why: str
+
+
+class AdmissionReceiptsAnswer(TypedDict):
+    receipts: list[ForeignReceipt]
+    epoch: str
+    through: int
+    more: bool
+
+
 class AdmissionIndexAnswer(TypedDict):
     """Rows of [sequence, link, origin, channel there, sender, id, SHA-256 of the payload], all up to `through`."""
 
@@ -636,6 +712,10 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admission", "links"): AdmissionLinksAnswer,
     ("admission", "facts"): AdmissionFactsAnswer,
     ("admission", "index"): AdmissionIndexAnswer,
+    ("admission", "people"): AdmissionPeopleAnswer,
+    ("admission", "mail"): AdmissionMailAnswer,
+    ("admission", "took"): NothingAnswer,
+    ("admission", "receipts"): AdmissionReceiptsAnswer,
     ("attention", "get"): AttentionAnswer,
     ("attention", "set"): AttentionAnswer,
     ("channel", "list"): ChannelListAnswer,
@@ -657,6 +737,9 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("link", "digest"): LinkDigestAnswer,
     ("link", "buckets"): LinkBucketsAnswer,
     ("link", "ids"): LinkIdsAnswer,
+    ("link", "roster"): LinkRosterAnswer,
+    ("link", "mail"): LinkMailAnswer,
+    ("link", "told"): LinkToldAnswer,
     ("member", "join"): JoinAnswer,
     ("member", "leave"): LeaveAnswer,
     ("member", "list"): MembershipsAnswer,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,7 @@ _SCOPE_VERSION: Final = 1
 #: fields of a link record that are what was agreed
 _AGREED: Final = ("origin", "steward", "channels", "shares", "beyond", "hops", "until", "direct", "roster", "peer")
 _HOPS: Final = re.compile(r"[1-9]\Z")
+_MAIL_ORIGIN: Final = re.compile(r"([A-Z0-9]{56}) ([A-Za-z0-9_-]{1,64}) ([1-9][0-9]{0,15})\Z")
 
 
 class ChannelMap:
@@ -98,6 +99,25 @@ def read_origin(fields: Fields) -> tuple[str, str, int] | None:
 def origin_fields(space: str, channel: str, hops: int) -> list[tuple[str, str]]:
     """The headers that say where an admitted record was said."""
     return [(ORIGIN_HEADER, f"{space} {channel}"), *([(HOPS_HEADER, str(hops))] if hops > 1 else [])]
+
+
+class MailOrigin(NamedTuple):
+    """Where a direct message came from: a space, over which link, and the sequence of the link record it came by."""
+
+    space: str
+    link: str
+    agreed: int
+
+
+def read_mail_origin(fields: Fields) -> MailOrigin | None:
+    """Of a direct message that came over a link; None if its headers do not say it in the one way."""
+    said = values_of(fields, ORIGIN_HEADER)
+    found = _MAIL_ORIGIN.match(said[0]) if len(said) == 1 else None
+    return MailOrigin(found[1], found[2], int(found[3])) if found else None
+
+
+def mail_origin_field(origin: MailOrigin) -> tuple[str, str]:
+    return ORIGIN_HEADER, f"{origin.space} {origin.link} {origin.agreed}"
 
 
 def scope_id(names: Mapping[str, str]) -> str:

@@ -37,6 +37,11 @@ def check_space(name: str) -> str:
 
 
 def check_role(name: str) -> str:
+    if isinstance(name, str) and "@" in name:
+        raise InvalidName(
+            f"role {name[:132]!r} is not allowed: a task goes to a role of this space, not over a link; in a linked "
+            "space write to an agent, by its name@space"
+        )
     return check_token(name, "role")
 
 

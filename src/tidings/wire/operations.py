@@ -122,6 +122,25 @@ _TABLE: tuple[Operation, ...] = (
     ),
     Operation("admission", "facts", "The log as it is, and what a link lets in.", {"after": COUNT, "link": TEXT}),
     Operation("admission", "index", "What came in by links, in pages.", {"after": COUNT, "limit": COUNT}),
+    Operation(
+        "admission",
+        "people",
+        "Who is in a linked space, as the worker verified it; asked without people, which version is known.",
+        {"link": TEXT, "version": TEXT, "people": ROWS, "after": COUNT, "more": FLAG, "gone": TEXTS},
+    ),
+    Operation(
+        "admission",
+        "mail",
+        "Whether direct messages may come in by a link.",
+        {"link": TEXT, "mail": ROWS, "anew": FLAG},
+    ),
+    Operation("admission", "took", "Direct messages that were let in.", {"mail": ROWS}),
+    Operation(
+        "admission",
+        "receipts",
+        "What became of direct messages of other spaces, in pages.",
+        {"epoch": TEXT, "after": COUNT},
+    ),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
         "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
@@ -183,6 +202,19 @@ _TABLE: tuple[Operation, ...] = (
         "The records of some of these, in pages.",
         {"channel": TEXT, "day": TEXT, "buckets": COUNTS, "through": COUNT, "after": COUNT},
     ),
+    Operation(
+        "link",
+        "roster",
+        "Who is in this space, in signed statements and in pages, if the link shares that.",
+        {"after": COUNT, "key": TEXT},
+    ),
+    Operation(
+        "link",
+        "mail",
+        "Direct messages for agents of the asking space, in pages, if the link passes them.",
+        {"epoch": TEXT, "people": TEXT, "after": COUNT},
+    ),
+    Operation("link", "told", "What became of direct messages that were handed out there.", {"receipts": ROWS}),
     Operation(
         "member",
         "join",

@@ -87,10 +87,22 @@ class Agent:
     told: int = 0
     #: number of the attention the steward keeps for this agent; a higher one is a later word of it
     attention_number: int | None = None
+    #: whether direct messages come to it; of an agent of a linked space they need not
+    direct: bool = True
 
     @property
     def online(self) -> bool:
         return self.status != "offline"
+
+    @property
+    def elsewhere(self) -> str:
+        """The linked space it is an agent of; empty if that is this one. How it is there is not told."""
+        return self.name.partition("@")[2]
+
+    @property
+    def own_name(self) -> str:
+        """What it is called in its own space; messages carry that."""
+        return self.name.partition("@")[0]
 
 
 #: seconds a record may wait for its copies before they are called late: a batch and a look of the steward take as long

@@ -137,6 +137,15 @@ class Link(_Record, frozen=True, kw_only=True):
         channels = self.channels if origin == self.origin else self.beyond.get(origin)
         return channel_map(channels).ours(theirs) if channels else None
 
+    @property
+    def passes_mail(self) -> bool:
+        """Direct messages go to agents by their keys, so who is there has to be agreed on too."""
+        return self.direct == "on" and self.roster == "on"
+
+    def admits_mail(self, origin: str, *, time_ns: int = 0) -> bool:
+        """May a direct message of the space `origin` come in?"""
+        return self.state == "on" and self.passes_mail and origin == self.origin and not self.has_ended(time_ns)
+
     def has_ended(self, time_ns: int) -> bool:
         return self.until is not None and time_ns >= self.until * 1_000_000_000
 

@@ -17,7 +17,7 @@ from tidings.wire import keys
 SIGNATURE_HEADER = "Td-Sig"
 #: 64 bytes in URL-safe base64; the last character carries four zero bits, so one signature has one spelling
 _SIGNATURE = re.compile(r"[A-Za-z0-9_-]{85}[AQgw]\Z")
-KINDS = ("chat", "dm", "task", "result", "ruling")
+KINDS = ("chat", "dm", "task", "result", "ruling", "person")
 
 
 def signed_bytes(space_id: str, kind: str, sender: str, destination: str, payload: bytes) -> bytes:

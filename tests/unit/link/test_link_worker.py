@@ -1,7 +1,7 @@
 """Which links a worker carries, and what it does when that changes; both spaces are made up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
+from tidings.wire.subjects import Subjects
 
 HERE, EAST, WEST = (KeyPair.generate(ACCOUNT).id for _ in range(3))
 
@@ -60,8 +61,23 @@ class EmptyLog:
     async def ids(self, channel: str, day: str, buckets: Sequence[int], through: int, after: int) -> IdsAnswer:
         raise AssertionError((channel, day, buckets, through, after))
 
+    subjects = Subjects("elsewhere")
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        raise AssertionError((do, arguments))
+
     async def close(self) -> None:
         self.closed = True
+
+
+class NoPost:
+    """No link of these tests passes mail, or says who is there."""
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        raise AssertionError((do, arguments))
+
+    async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        raise AssertionError((to, sender, payload, headers))
 
 
 class EmptyHere:
@@ -101,6 +117,10 @@ class MadeUpSpaces:
     def destination(self, link: str) -> EmptyHere:
         del link
         return EmptyHere()
+
+    @property
+    def here(self) -> NoPost:
+        return NoPost()
 
     async def close(self) -> None:
         self.closed = True

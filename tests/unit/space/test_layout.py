@@ -31,6 +31,7 @@ FROZEN = {
     4: "fafc3ca093074f07",
     5: "776fd14ebac4a805",
     6: "37bba68ad260c0d4",
+    7: "218be81b30a30941",
 }
 #: grants.AGENT_RIGHTS -> the same of an agent's token
 FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac", 3: "d36e585f328bb47c"}

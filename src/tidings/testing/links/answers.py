@@ -12,8 +12,8 @@ from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
 from tidings.errors import StoreBusy, TidingsError
 from tidings.space.link_peers import LinkPeers
-from tidings.testing.links.peer import Answer, Lie
-from tidings.testing.links.stage import LINK, LinkStage, lies_refused
+from tidings.testing.links.peer import LINK, Answer, Lie
+from tidings.testing.links.stage import LinkStage, lies_refused
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import ACCOUNT, KeyPair

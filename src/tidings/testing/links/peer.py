@@ -27,13 +27,17 @@ from tidings.wire import signing
 from tidings.wire.digests import ChannelDigests, DigestAnswer, IdsAnswer, RecordIdentity, bucket_of, payload_hash
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings.wire.link_mail import MAIL_PER_PAGE, LinkedMail
 from tidings.wire.link_pages import page_fields, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.marks import record_mark
 from tidings.wire.names import is_channel
+from tidings.wire.people import PEOPLE_PER_PAGE, Person, Statement, state
 from tidings.wire.subjects import LINK_SERVICE, Subjects
 
 Answer = dict[str, Any]
+#: what the link is called on both sides
+LINK = "hostilelinks"
 #: gets what was asked; answers fields, bytes as they are, or None: nothing ever comes
 Lie = Callable[[Answer], Any]
 
@@ -48,6 +52,11 @@ class HostilePeer:
         self.log: dict[int, LinkedRecord] = {}
         self.lies: dict[str, Lie] = {}
         self.asked: Counter[str] = Counter()
+        #: its steward's key, who is there, and the mail for the other space, in its order
+        self.steward = KeyPair.generate()
+        self.people: list[Person] = []
+        self.mail: list[LinkedMail] = []
+        self.epoch_of_people, self.epoch_of_mail = new_id(), new_id()
 
     def begin_anew(self) -> None:
         """Honest, with an empty log."""
@@ -91,6 +100,53 @@ class HostilePeer:
         subject = f"{self.subjects.root}.chat.{record.sender}.{record.channel}"
         mark = record_mark(record.time_ns, subject, record.payload)
         return msgspec.structs.replace(record, seq=seq, mark=mark)
+
+    # --- who is there, and mail ---
+
+    def next_person(self) -> int:
+        return max((each.seq for each in self.people), default=0) + 1
+
+    def person(self, name: str) -> Person:
+        """Somebody under a new key; `mallory` first of all is its agent."""
+        key = self.agent if name == "mallory" and not self.people else KeyPair.generate()
+        return Person(id=key.id, name=name, seq=self.next_person())
+
+    def write(self, to: str, text: str, *, space: str = "") -> LinkedMail:
+        """A direct message of its agent. It is not handed out yet."""
+        payload = wire_message.compose(wire_message.Sender(self.agent.id, "mallory"), text=text).raw
+        signature = signing.sign(self.agent, space or self.id, "dm", to, payload)
+        return LinkedMail(seq=1, sender=self.agent.id, to=to, sig=signature, payload=payload)
+
+    def post(self, *mail: LinkedMail) -> None:
+        for each in mail:
+            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1))
+
+    def roster_of(self, statements: Iterable[Statement], through: int, key: str = "") -> Answer:
+        said = [{"text": each.text, "sig": each.sig} for each in statements]
+        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": []}
+        return {"people": said, "through": through, "more": False, **more}
+
+    def _roster(self, asked: Answer) -> Answer:
+        after = asked.get("after") or 0
+        due = [each for each in self.people if each.seq > after][:PEOPLE_PER_PAGE]
+        stated = [state(self.steward, self.id, LINK, each) for each in due]
+        return self.roster_of(stated, due[-1].seq if due else after)
+
+    @staticmethod
+    def mail_row(mail: LinkedMail) -> Answer:
+        return dict(msgspec.to_builtins(mail))
+
+    def _mail(self, asked: Answer) -> Answer:
+        after = asked["after"] if asked["epoch"] == self.epoch_of_mail else 0
+        due = [each for each in self.mail if each.seq > after]
+        rows, through = due[:MAIL_PER_PAGE], len(self.mail)
+        through = rows[-1].seq if len(rows) < len(due) else through
+        more = len(rows) < len(due)
+        said = {"epoch": self.epoch_of_mail, "people": "all", "through": through, "more": more}
+        return {"mail": list(map(self.mail_row, rows)), **said}
+
+    def _told(self, asked: Answer) -> Answer:
+        return {"new": len(asked["receipts"]), "refused": []}
 
     async def wake(self, user: str, times: int = 1) -> None:
         for _ in range(times):

@@ -9,7 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tidings.errors import TidingsError
-from tidings.testing.links.stage import LINK, LinkStage
+from tidings.testing.links.peer import LINK
+from tidings.testing.links.stage import LinkStage
 from tidings.testing.security.actor import acting
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.suite import run_security_suite

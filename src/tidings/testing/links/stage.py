@@ -30,7 +30,7 @@ from tidings.link.worker import LinkWorker
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.space.linking import Linker
-from tidings.testing.links.peer import HostilePeer
+from tidings.testing.links.peer import LINK, HostilePeer
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.security.report import ProbeOutcome, broken
 from tidings.testing.waiting import eventually
@@ -40,7 +40,6 @@ from tidings.wire.links import LinkedRecord, Token, authorization_epoch
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Via
 
-LINK = "hostilelinks"
 CHANNELS = {"general": "general", "team.>": "acme.team.>"}
 #: what the reader reads: what is mapped, and what is not
 READ = ("general", "acme.team.a", "elsewhere", "secret", "own")
@@ -215,7 +214,8 @@ class LinkStage:
                 problems.append(f"record {each.seq} of the log, in {each.channel}: {each.payload[:80]!r}")
             elif there[name] > 1:
                 problems.append(f"record {each.seq} of the log is there twice")
-        read = Counter((each.sender.id, each.message.id) for each in self.seen if each.origin)
+        heard = [each for each in self.seen if each.origin and each.kind == "channel"]
+        read = Counter((each.sender.id, each.message.id) for each in heard)
         problems += [f"{name[1]} was read {count} times" for name, count in read.items() if count > 1]
         problems += [f"{name[1]} was read, and should not have been" for name in read if name not in self.expected]
         return "; ".join(problems[:3]) + (f" and {len(problems) - 3} more" * (len(problems) > 3)) if problems else None

@@ -1,0 +1,229 @@
+"""One round about the direct messages of a linked space: what lies there for our agents comes in, and is told of.
+
+    peer's steward: mail after a token -> signed by whom, for whom, there? -> our steward: may it come in?
+      -> published as it was signed -> ledger: what became of each, and the token, in one transaction
+    our steward: what became of mail of other spaces -> told to the peer's steward
+
+Killed anywhere, it does the same again: the ledger, the steward and the broker each know what is here already. What has
+no room waits, and everything behind it; what never may come in is told to its sender by the other space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+from tidings.errors import ConflictError, LogFull, MailboxFull, PageRefused, TidingsError, WireError
+from tidings.failpoints import reach
+from tidings.link import ledger as books
+from tidings.link import mail_book
+from tidings.link.ledger import BookedLink
+from tidings.link.mail_book import HandledMail, MailState
+from tidings.link.people import PeerPlace
+from tidings.link.people_round import AskedSteward
+from tidings.wire.link_mail import RECEIPTS_AT_ONCE, LinkedMail, MailPage, read_mail
+from tidings.wire.links import MailOrigin, mail_origin_field
+from tidings.wire.rulings import Link
+from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.states import ReceiptStage
+
+#: pages of one round, of mail and of receipts
+MOST_PAGES = 16
+
+
+class LocalPost(AskedSteward, Protocol):
+    """Our own space, as far as mail is put into it."""
+
+    async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Have the broker store it. MailboxFull, LogFull, WireError and UnreachableError say why it did not."""
+        ...
+
+
+class _Offered(NamedTuple):
+    mail: LinkedMail
+    id: str
+
+
+class _Waits(ConflictError):
+    """Something does not come in now, and nothing behind it."""
+
+
+class MailRound:
+    """Of one link. `record` is the link record it is carried by."""
+
+    def __init__(self, space: str, record: Link, ledger: BookedLink, peer: AskedSteward, local: LocalPost) -> None:
+        self.place = PeerPlace(space, record.origin)
+        self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
+        self._secret = b""
+        #: what the steward remembers of what lies here may be older than what we published
+        self._anew = True
+        self._knows_life = False
+        #: messages that the other space handed out and nobody signed
+        self.forged = 0
+
+    async def run(self) -> None:
+        """Mail first: what was refused in this round is told in it."""
+        try:
+            await self._know_life()
+            await self._take()
+        except TidingsError:
+            self._anew = True
+            await self._tell()  # what became of the mail before is not kept waiting by what comes
+            raise
+        await self._tell()
+
+    async def _know_life(self) -> None:
+        """Which life of the mail here something is let into is written down before it is: another may not have it."""
+        if self._knows_life:
+            return
+        known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
+        epoch = str((await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through))["epoch"])
+        if epoch != known.told_epoch:
+            await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
+        self._knows_life = True
+
+    async def facts(self) -> dict[str, Any]:
+        counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
+        return {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": self.forged}
+
+    # --- what comes in ---
+
+    async def _take(self) -> None:
+        for _ in range(MOST_PAGES):
+            known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
+            asked = {"epoch": known.epoch, "people": known.people, "after": known.through}
+            page = read_mail(await self._peer.ask("mail", **asked))
+            _check(page, known)
+            if known.epoch and page.epoch != known.epoch:  # it may have lost what it was told
+                await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
+            await self._handle(page)
+            if not page.more:
+                return
+
+    async def _handle(self, page: MailPage) -> None:
+        waits, through = "", page.through
+        offered = [each for each in map(self._opened, page.mail) if each is not None]
+        there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
+        fresh = [each for each in offered if _key(each) not in there]
+        # a message that was handled may be at another place now, and its receipts name that
+        done = [HandledMail(*_key(each), each.mail.seq, "had") for each in offered if _key(each) in there]
+        agreed, verdicts = await self._verdicts(fresh)
+        for each, verdict in zip(fresh, verdicts, strict=True):
+            if verdict.startswith("wait"):
+                waits, through = verdict, each.mail.seq - 1
+                break
+            done.append(await self._dispose(each, verdict, agreed))
+        reach("link.mail.admitted")
+        if done or not waits:
+            commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
+            await self._ledger.write(partial(commit, through=through, now=_now()))
+            reach("link.mail.committed")
+        if done:
+            await self._local.ask("took", mail=[_row(each.sender, each.id, each.reader) for each in done])
+        if waits:
+            raise _Waits(f"direct messages of the other space wait: {waits.removeprefix('wait: ')}")
+
+    def _opened(self, mail: LinkedMail) -> _Offered | None:
+        """A message that its sender signed for its reader in the space it comes from; None if it is none."""
+        try:
+            found = _Offered(mail, mail.id)
+        except WireError:
+            found = None
+        if found is None or not mail.is_signed(self._record.origin):
+            self.forged += 1
+            return None
+        return found
+
+    async def _verdicts(self, fresh: Sequence[_Offered]) -> tuple[int, list[str]]:
+        if not fresh:
+            return 0, []
+        rows = [_row(each.mail.sender, each.id, each.mail.to) for each in fresh]
+        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=self._anew)
+        self._anew = False
+        return int(said["agreed"]), list(said["verdicts"])
+
+    async def _dispose(self, offered: _Offered, verdict: str, agreed: int) -> HandledMail:
+        mail = offered.mail
+        became = partial(HandledMail, mail.sender, offered.id, mail.to, mail.seq)
+        if verdict == "have":
+            return became("had")
+        if verdict != "take":
+            return became("refused", verdict.removeprefix("no: ")[:200])
+        origin = MailOrigin(self._record.origin, self._record.link, agreed)
+        headers = dict([mail_origin_field(origin)]) | {SIGNATURE_HEADER: mail.sig}
+        headers["Nats-Msg-Id"] = await self._message_id(offered)
+        try:
+            await self._local.put_mail(mail.to, mail.sender, mail.payload, headers)
+        except MailboxFull:
+            return became("refused", "the mailbox of its reader is full of what its sender sent before")
+        except LogFull as error:
+            raise _Waits(str(error)) from error
+        except WireError as error:
+            return became("refused", str(error)[:200])
+        return became("admitted")
+
+    async def _message_id(self, offered: _Offered) -> str:
+        """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
+        the mail here was set back: the broker may remember what it lost."""
+        if not self._secret:
+            self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
+        life = (await self._ledger.read(lambda c: mail_book.state(c, self.place))).told_epoch
+        text = "\n".join(("mail", life, self._record.origin, *_key(offered))).encode()
+        return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
+
+    # --- what is told ---
+
+    async def _tell(self) -> None:
+        await self._tell_refused()
+        for _ in range(MOST_PAGES):
+            known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
+            said = await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through)
+            if said["epoch"] != known.told_epoch:
+                await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=str(said["epoch"])))
+            keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
+            seqs = await self._ledger.read(partial(mail_book.seqs_of, place=self.place, keys=keys))
+            told = [{**each, "seq": seqs[key]} for each, key in zip(said["receipts"], keys, strict=True) if key in seqs]
+            await self._say(told)
+            epoch, through = str(said["epoch"]), int(said["through"])
+            if (epoch, through) != (known.told_epoch, known.told_through):
+                await self._ledger.write(partial(mail_book.move_told, place=self.place, epoch=epoch, through=through))
+            if not said["more"]:
+                return
+
+    async def _tell_refused(self) -> None:
+        due = await self._ledger.read(lambda c: mail_book.refused(c, self.place, RECEIPTS_AT_ONCE))
+        stage = ReceiptStage.UNDELIVERABLE
+        await self._say([{**_row(*each.key), "stage": stage, "seq": each.seq, "why": each.why} for each in due])
+        if due:
+            await self._ledger.write(lambda c: mail_book.note_told(c, self.place, [each.key for each in due]))
+
+    async def _say(self, told: list[dict[str, Any]]) -> None:
+        for start in range(0, len(told), RECEIPTS_AT_ONCE):
+            await self._peer.ask("told", receipts=told[start : start + RECEIPTS_AT_ONCE])
+
+
+def _check(page: MailPage, known: MailState) -> None:
+    """It goes on from the token, in order; of another epoch, or for others, from the beginning."""
+    after = known.through if (page.epoch, page.people) == (known.epoch, known.people) else 0
+    seqs = [after, *(each.seq for each in page.mail)]
+    rising = all(one < other for one, other in pairwise(seqs))
+    stands = page.more and page.through <= after
+    if not rising or page.through < seqs[-1] or stands:
+        raise PageRefused("the other space hands out its mail out of order, or does not go on")
+
+
+def _key(offered: _Offered) -> tuple[str, str, str]:
+    return offered.mail.sender, offered.id, offered.mail.to
+
+
+def _row(sender: str, mid: str, to: str) -> dict[str, Any]:
+    return {"sender": sender, "id": mid, "to": to}
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

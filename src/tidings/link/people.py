@@ -1,0 +1,134 @@
+"""Who is in the spaces that a space is linked with, as functions of a connection to the ledger.
+
+Kept for each peer, not for each agreement: a name stays pinned to its key when the terms change. What is kept was
+verified; which names stand for whom follows from it and from the pins (`wire/people.py` `sort_people`). How far the
+peer's access records were read is beside it, under the epoch and the key that held then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidings.errors import PageRefused, UnknownPeer
+from tidings.wire.people import MOST_PEOPLE, Person, Sorted, sort_people
+
+#: keys that were agents there and are told of, so that what is on its way to them can come to an end
+MOST_GONE = 500
+
+
+class PeerPlace(NamedTuple):
+    """Whose people: a space, and the peer it is linked with; ids of both."""
+
+    space: str
+    peer: str
+
+
+class ReadThrough(NamedTuple):
+    """How far the access records of a peer were read."""
+
+    epoch: str = ""
+    through: int = 0
+    #: the key its steward ruled with, followed from the one in the link record
+    key: str = ""
+
+
+def read_through(connection: sqlite3.Connection, place: PeerPlace) -> ReadThrough:
+    found = connection.execute(
+        "SELECT epoch, through, key FROM peer_roster WHERE space = ? AND peer = ?", place
+    ).fetchone()
+    return ReadThrough(*found) if found else ReadThrough()
+
+
+def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str, key: str) -> None:
+    """Everybody is told anew. Pins stay: they are ours."""
+    connection.execute("DELETE FROM person WHERE space = ? AND peer = ?", place)
+    _set_through(connection, place, ReadThrough(epoch, 0, key))
+
+
+def take(connection: sqlite3.Connection, place: PeerPlace, people: Iterable[Person], read: ReadThrough) -> None:
+    """A page: everybody in it, and how far it was read."""
+    connection.executemany(
+        """INSERT INTO person (space, peer, agent, name, roles, seq, revoked, succeeds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (space, peer, agent) DO UPDATE SET name = excluded.name, roles = excluded.roles,
+        seq = excluded.seq, revoked = excluded.revoked, succeeds = excluded.succeeds WHERE excluded.seq >= seq""",
+        [(*place, p.id, p.name, json.dumps(p.roles), p.seq, int(p.revoked), p.succeeds) for p in people],
+    )
+    (count,) = connection.execute("SELECT count(*) FROM person WHERE space = ? AND peer = ?", place).fetchone()
+    if count > MOST_PEOPLE:
+        raise PageRefused(f"the other space tells of more than {MOST_PEOPLE:,} agents: no more than that are kept")
+    _set_through(connection, place, read)
+    sort(connection, place)
+
+
+def sort(connection: sqlite3.Connection, place: PeerPlace) -> Sorted:
+    """Who is known by which name; names that were free are pinned."""
+    pins = _pins(connection, place)
+    found = sort_people(_people(connection, place), pins)
+    for name, agent in found.pins.items():
+        if pins.get(name) != agent:
+            _pin(connection, place, name, agent)
+    return found
+
+
+def sorted_people(connection: sqlite3.Connection, place: PeerPlace) -> Sorted:
+    """The same, and nothing is written."""
+    return sort_people(_people(connection, place), _pins(connection, place))
+
+
+def trust(connection: sqlite3.Connection, place: PeerPlace, name: str) -> tuple[str, str]:
+    """The operator lets a name stand for the key that has it there now; answers which it stood for, and which now."""
+    refused = [each for each in sorted_people(connection, place).refused if each.name == name]
+    if not refused:
+        raise UnknownPeer(f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust")
+    newest = max(refused, key=lambda each: each.seq)
+    before = _pins(connection, place)[name]
+    _pin(connection, place, name, newest.id)
+    return before, newest.id
+
+
+def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:
+    """Everything of a peer, pins too: the link was removed."""
+    for table in ("person", "pin", "peer_roster"):
+        connection.execute(f"DELETE FROM {table} WHERE space = ? AND peer = ?", place)
+
+
+def gone(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
+    """Keys that were agents there, the newest of them."""
+    query = "SELECT agent FROM person WHERE space = ? AND peer = ? AND revoked = 1 ORDER BY seq DESC LIMIT ?"
+    return [agent for (agent,) in connection.execute(query, (*place, MOST_GONE))]
+
+
+def version_of(people: Iterable[Person], gone: Iterable[str] = ()) -> str:
+    """One text for the same agents under the same names."""
+    rows = [*sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
+
+
+def _people(connection: sqlite3.Connection, place: PeerPlace) -> list[Person]:
+    rows = connection.execute(
+        "SELECT agent, name, roles, seq, revoked, succeeds FROM person WHERE space = ? AND peer = ? ORDER BY seq", place
+    )
+    return [
+        Person(id=agent, name=name, roles=tuple(json.loads(roles)), seq=seq, revoked=bool(revoked), succeeds=succeeds)
+        for agent, name, roles, seq, revoked, succeeds in rows
+    ]
+
+
+def _pins(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, str]:
+    return dict(connection.execute("SELECT name, agent FROM pin WHERE space = ? AND peer = ?", place).fetchall())
+
+
+def _pin(connection: sqlite3.Connection, place: PeerPlace, name: str, agent: str) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO pin (space, peer, name, agent) VALUES (?, ?, ?, ?)", (*place, name, agent)
+    )
+
+
+def _set_through(connection: sqlite3.Connection, place: PeerPlace, read: ReadThrough) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO peer_roster (space, peer, epoch, through, key) VALUES (?, ?, ?, ?, ?)", (*place, *read)
+    )

@@ -1,0 +1,317 @@
+"""Direct messages to agents of linked spaces, and from them: handed out, let in, and told of.
+
+    ours for them   `link mail`: what lies here for agents of the asking space, until that tells what became of it
+    theirs for us   `admission mail`: may our worker put these into the mail here? It publishes them itself, as signed
+    receipts        `admission receipts`: what became of theirs here; `link told`: what became of ours there
+
+Everything is decided by the link record in force at that moment: both switches are on, or nothing passes. A space is
+believed about messages to its own agents and no others. What one link can leave here is bounded, and nothing of other
+spaces is taken while the mail is half full.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidings.broker.jetstream import StoredRecord
+from tidings.errors import ConflictError, DeniedError, UsageError
+from tidings.nats.errors import NatsError
+from tidings.steward.context import SpaceContext
+from tidings.steward.fair_queue import ConcurrencyLimit
+from tidings.steward.link_handlers import GrantedLink, LinkHandlers
+from tidings.steward.link_records import links_on
+from tidings.steward.linked_people import LinkedPeople
+from tidings.steward.receipts import Key, ReceiptStore
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.wire.ids import is_message_id
+from tidings.wire.link_mail import MAIL_PER_PAGE, TOLD_STAGES, LinkedMail, ToldReceipt, read_receipts
+from tidings.wire.names import check_agent_id
+from tidings.wire.states import ReceiptStage
+from tidings.wire.subjects import Direct
+
+#: bytes of a page of mail; one message may be larger
+PAGE_BYTES = 256 * 1024
+#: questions for mail that are answered at the same time: of one link, and of all
+EACH, AT_ONCE = 1, 2
+#: direct messages of one link that may wait here to be read
+MOST_WAITING = 5_000
+#: of the mail here; what is above is for agents of this space
+MOST_FILLED = 0.5
+#: pairs of agents of whom it is remembered which ids lie here
+PAIRS_KEPT = 1_024
+#: receipts of one answer, and records that are looked at for them
+RECEIPTS_EACH, RECEIPTS_READ = 100, 1_000
+#: new records that are looked at for whom they are, before linked spaces are told that there is something
+LOOKED_AT = 64
+
+
+class _OfferedMail(msgspec.Struct, frozen=True):
+    sender: str
+    id: str
+    to: str
+
+
+class _Room(NamedTuple):
+    """How many messages of a link may come in now, and what is said of the next one."""
+
+    left: int
+    words: str
+
+
+class LinkMail:
+    def __init__(self, space: SpaceContext, linked: LinkHandlers, people: LinkedPeople, receipts: ReceiptStore) -> None:
+        self.space, self.linked, self.people, self.receipts = space, linked, people, receipts
+        self.stream = space.subjects.direct_stream
+        self.turns = ConcurrencyLimit(AT_ONCE, EACH, "mail of this link is being handed out already: wait for it")
+        #: (target, sender) -> ids of messages that lie here, as far as this steward looked
+        self._lying: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
+        self._looked: int | None = None
+
+    def _granted(self, request: ControlRequest) -> GrantedLink:
+        granted = self.linked.granted(request.sender)
+        if not granted.record.passes_mail:
+            raise DeniedError(f"link {granted.link} passes no direct messages")
+        return granted
+
+    async def _ends(self) -> tuple[str, int]:
+        """The epoch of the mail, and its last sequence."""
+        info = await self.space.js.info(self.stream)
+        return f"{self.linked.marks.file.epoch} {info.get('created', '')}", int(info["state"]["last_seq"])
+
+    # --- ours for them ---
+
+    @handles("link", "mail")
+    async def mail(self, request: ControlRequest) -> Answer:
+        """What lies here for agents of the asking space after a sequence; everything, if that was another `epoch` of
+        the mail, or other `people` were known: mail to somebody who was not is looked for again."""
+        after, granted = request.optional("after", int) or 0, self._granted(request)
+        async with self.turns.turn(granted.link):
+            await self.receipts.ready()
+            epoch, head = await self._ends()
+            people = self.people.version(granted.link)
+            if not people:
+                raise ConflictError(f"who is at the end of link {granted.link} is not known yet: ask again")
+            asked = request.optional("epoch", str), request.optional("people", str)
+            if asked != (epoch, people) or not 0 <= after <= head:
+                after = 0
+            found, through = await self._waiting(granted.link, after + 1, head)
+            if self._granted(request).link != granted.link or self.people.version(granted.link) != people:
+                raise ConflictError("who is known changed while mail was looked for: ask again")
+        rows = [msgspec.to_builtins(each) for each in found]
+        return {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
+
+    async def _waiting(self, link: str, start: int, head: int) -> tuple[list[LinkedMail], int]:
+        targets = self.people.of_link(link)
+        found: dict[int, StoredRecord] = {}
+        reach = head
+        for target in await self._targets_with_mail(targets) if start <= head else ():
+            size = taken = 0
+            reading = self.space.js.read(self.stream, self.space.subjects.direct_inbox(target), start, reach)
+            async for page in reading:
+                found.update((record.seq, record) for record in page)
+                taken, size = taken + len(page), size + sum(len(record.payload) for record in page)
+                if taken > MAIL_PER_PAGE or size > PAGE_BYTES:
+                    reach = min(reach, page[-1].seq)
+                    break
+        return self._fitting([found[seq] for seq in sorted(found) if seq <= reach], reach)
+
+    async def _targets_with_mail(self, targets: frozenset[str]) -> list[str]:
+        s = self.space.subjects
+        parsed = [s.parse(each) for each in await self.space.js.subjects_of(self.stream, f"{s.root}.dm.>")]
+        found = (each.target for each in parsed if isinstance(each, Direct) and each.target in targets)
+        return list(dict.fromkeys(found))
+
+    def _fitting(self, records: list[StoredRecord], reach: int) -> tuple[list[LinkedMail], int]:
+        kept: list[LinkedMail] = []
+        size, seen = 0, 0
+        for record in records:
+            mail = self._handed_out(record)
+            if mail is not None:
+                size += len(mail.payload)
+                if kept and (size > PAGE_BYTES or len(kept) == MAIL_PER_PAGE):
+                    return kept, seen
+                kept.append(mail)
+            seen = record.seq
+        return kept, reach
+
+    def _handed_out(self, record: StoredRecord) -> LinkedMail | None:
+        """A message of ours that readers take, and of which nothing is known yet."""
+        opened = self.space.received(record)
+        if opened is None or opened.kind != "dm" or opened.admission is not None:
+            return None
+        stage = self.receipts.stage_of((opened.sender, opened.message.id, opened.destination))
+        if stage is not None and stage.rank > ReceiptStage.CONFIRMED.rank:
+            return None
+        return LinkedMail(
+            seq=record.seq, sender=opened.sender, to=opened.destination, sig=opened.signature, payload=record.payload
+        )
+
+    @handles("link", "told")
+    async def told(self, request: ControlRequest) -> Answer:
+        """What became of messages of ours, of which the asking space says it. It is believed about those that are
+        addressed to its own agents; the rest is refused, by number."""
+        granted, told = self._granted(request), read_receipts(request.arguments.get("receipts") or [])
+        await self.receipts.ready()
+        theirs, refused, new = self.people.of_link(granted.link), [], 0
+        for number, each in enumerate(told):
+            key = (each.sender, each.id, each.to)
+            if each.to in theirs and await self._is_ours(key, each.seq):
+                new += await self._write(key, each)
+            else:
+                refused.append(number)
+        return {"new": new, "refused": refused}
+
+    async def _is_ours(self, key: Key, seq: int) -> bool:
+        """Is or was there such a message? One that is gone is known by what was told of it before."""
+        if key in self.receipts.lives:
+            return self.space.access(key[0]) is not None
+        return seq > 0 and self.space.access(key[0]) is not None and await self.receipts.addressed(seq) == key
+
+    async def _write(self, key: Key, told: ToldReceipt) -> int:
+        seq = self.receipts.lives[key].seq if key in self.receipts.lives else told.seq
+        if told.stage.rank >= ReceiptStage.EXPIRED.rank and (why := _line(told.why)):
+            before = self.receipts.stage_of(key)
+            await self.receipts.tell_ended(key, seq, told.stage, why)
+            return int(before is not told.stage)
+        return await self.receipts.write([(key, seq, told.stage)])
+
+    # --- theirs for us ---
+
+    @handles("admission", "mail")
+    async def offered(self, request: ControlRequest) -> Answer:
+        """May these come in over a link? For each: `take`, `have` if it lies here or was read, `wait` if there is no
+        room now, or why it never may. `agreed` is the link record that they are to name. `anew`: look what lies here,
+        because more may have been let in than we were told."""
+        link = request.text("link")
+        on = next((each for each in links_on(self.space) if each[0] == link), None)
+        if on is None or not on[2].passes_mail:
+            raise DeniedError(f"link {link} is not on, or passes no direct messages")
+        offered = _offered(request.arguments.get("mail"))
+        await self.receipts.ready()
+        if request.optional("anew", bool):
+            for each in offered:
+                self._lying.pop((each.to, each.sender), None)
+        verdicts, room = [], await self._room(link)
+        for each in offered:
+            verdict = await self._verdict(link, each)
+            verdicts.append(verdict or (room.words if room.left <= 0 else "take"))
+            room = room._replace(left=room.left - (not verdict))
+        return {"agreed": on[1], "verdicts": verdicts}
+
+    async def _verdict(self, link: str, mail: _OfferedMail) -> str:
+        """Why a message is not taken, or that it is here; empty if it may come in."""
+        if self.space.active_access(mail.to) is None:
+            was = self.space.access(mail.to) is not None
+            return "no: its reader was revoked" if was else f"no: there is no such agent in {self.space.info.name}"
+        other = self.people.find(mail.sender)
+        if self.space.access(mail.sender) is not None or (other is not None and other.link != link):
+            return "no: its sender is an agent of another space than it came from"
+        key = (mail.sender, mail.id, mail.to)
+        return "have" if key in self.receipts.lives or mail.id in await self._ids(mail.to, mail.sender) else ""
+
+    async def _ids(self, target: str, sender: str) -> set[str]:
+        """Ids of messages that lie here from one to the other; what is let in now counts too."""
+        pair = (target, sender)
+        if pair not in self._lying:
+            head, ids = await self.space.head(self.stream), set[str]()
+            subject = self.space.subjects.direct(target, sender)
+            async for page in self.space.js.read(self.stream, subject, 1, head):
+                ids |= {key[1] for key in map(self.receipts.key_of, page) if key is not None}
+            self._lying[pair] = ids
+        self._lying.move_to_end(pair)
+        while len(self._lying) > PAIRS_KEPT:
+            self._lying.popitem(last=False)
+        return self._lying[pair]
+
+    @handles("admission", "took")
+    async def took(self, request: ControlRequest) -> Answer:
+        """These were let in: they are not let in again."""
+        for each in _offered(request.arguments.get("mail")):
+            (await self._ids(each.to, each.sender)).add(each.id)
+        return {}
+
+    async def _room(self, link: str) -> _Room:
+        info = await self.space.js.info(self.stream)
+        if int(info["state"]["bytes"]) > MOST_FILLED * int(info["config"]["max_bytes"]):
+            return _Room(0, "wait: the mail of this space is half full")
+        counts = await self.space.js.counts_of(self.stream, f"{self.space.subjects.root}.dm.>")
+        waiting = sum(n for subject, n in counts.items() if self._is_of(link, subject.rpartition(".")[2]))
+        return _Room(MOST_WAITING - waiting, f"wait: as many messages of this link lie here as may, {MOST_WAITING:,}")
+
+    def _is_of(self, link: str, sender: str) -> bool:
+        if self.space.access(sender) is not None:
+            return False
+        found = self.people.find(sender)
+        return found is None or found.link == link
+
+    @handles("admission", "receipts")
+    async def told_here(self, request: ControlRequest) -> Answer:
+        """What became of messages of other spaces after a sequence of an epoch, oldest first."""
+        after, s = request.optional("after", int) or 0, self.space.subjects
+        info = await self.space.js.info(s.audit_stream)
+        epoch, head = f"{(await self._ends())[0]} {info.get('created', '')}", int(info["state"]["last_seq"])
+        if request.optional("epoch", str) != epoch or not 0 <= after <= head:
+            after = 0
+        found: list[dict[str, Any]] = []
+        seen, read = after, 0
+        async for page in self.space.js.read(s.audit_stream, s.audit("receipt") + ".*", after + 1, head, page=200):
+            for record in page:
+                seen, read = record.seq, read + 1
+                found += self._foreign(record)
+            if len(found) >= RECEIPTS_EACH or read >= RECEIPTS_READ:
+                return {"receipts": found, "through": seen, "epoch": epoch, "more": seen < head}
+        return {"receipts": found, "through": head, "epoch": epoch, "more": False}
+
+    def _foreign(self, record: StoredRecord) -> Iterable[dict[str, Any]]:
+        with suppress(ValueError, KeyError, TypeError):  # boundary: written by another version of us
+            said = json.loads(record.payload)
+            sender, mid, stage = said["of"]["sender"], said["of"]["id"], said["stage"]
+            told = stage in TOLD_STAGES and is_message_id(mid) and not said.get("channel")
+            if told and self.space.access(sender) is None:
+                to = record.subject.rpartition(".")[2]
+                return [{"sender": sender, "id": mid, "to": to, "stage": stage, "why": _line(said.get("why", ""))}]
+        return []
+
+    # --- telling that there is something ---
+
+    async def run(self) -> None:
+        """Wake the workers of linked spaces for whose agents something was stored since the last look."""
+        links = {link: record for link, _, record in links_on(self.space) if record.passes_mail and record.peer}
+        if not links:
+            self._looked = None
+            return
+        head = await self.space.head(self.stream)
+        before, self._looked = self._looked, head
+        if before is None or head <= before:
+            return
+        s, start = self.space.subjects, max(before + 1, head - LOOKED_AT + 1)
+        page: list[StoredRecord] = await anext(self.space.js.read(self.stream, f"{s.root}.dm.>", start, head), [])
+        targets = (parsed.target for each in page if isinstance(parsed := s.parse(each.subject), Direct))
+        concerned = {found.link for each in targets if (found := self.people.find(each)) is not None}
+        for link in concerned & links.keys():
+            with suppress(NatsError, OSError):  # it is found by asking, too
+                await self.space.js.connection.publish(s.live_link(str(links[link].peer)))
+
+
+def _offered(said: Any) -> list[_OfferedMail]:
+    try:
+        found = msgspec.convert(said, list[_OfferedMail])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"admission mail: `mail` are rows of sender, id and to: {str(error)[:200]}") from error
+    if len(found) > MAIL_PER_PAGE or not all(is_message_id(each.id) for each in found):
+        raise UsageError(f"admission mail takes up to {MAIL_PER_PAGE} messages, each by its id")
+    for each in found:
+        check_agent_id(each.sender)
+        check_agent_id(each.to)
+    return found
+
+
+def _line(text: Any) -> str:
+    """What another space says, in a line for people."""
+    return "".join(each if each.isprintable() else "?" for each in str(text))[:200]

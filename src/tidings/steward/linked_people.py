@@ -1,0 +1,230 @@
+"""Agents of linked spaces: our own are stated to a space that may know them, and theirs are kept for ours to reach.
+
+Statements are made when they are asked for, by the link record in force then, and signed for that link alone
+(`wire/people.py`). What our own worker verified of another space is in memory here, and it hands it over again when a
+steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster; a key that is an
+agent of ours is nobody of another space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidings.errors import DeniedError, InvalidName, UsageError
+from tidings.steward.context import SpaceContext
+from tidings.steward.fair_queue import ConcurrencyLimit
+from tidings.steward.link_handlers import GrantedLink, LinkHandlers
+from tidings.steward.link_records import links_on
+from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.roster_service import RosterService
+from tidings.wire.keys import KeyPair
+from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name
+from tidings.wire.patterns import covers_any
+from tidings.wire.people import MOST_PEOPLE, PEOPLE_PER_PAGE, Person, Statement, state
+from tidings.wire.roster import Agent
+from tidings.wire.rulings import Link
+
+#: questions for statements that are answered at the same time: of one link, and of all
+EACH, AT_ONCE = 1, 2
+
+
+class Foreigner(NamedTuple):
+    """An agent of a linked space."""
+
+    link: str
+    row: Agent
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What was handed over of one link."""
+
+    version: str = ""
+    people: dict[str, Agent] = field(default_factory=dict)
+    #: keys that were agents there
+    gone: frozenset[str] = frozenset()
+    #: a version that is being handed over
+    staged: str = ""
+    rows: dict[str, Agent] = field(default_factory=dict)
+
+
+class _PersonRow(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    roles: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_agent_id(self.id)
+        check_agent_name(self.name)
+        for role in self.roles:
+            check_role(role)
+
+
+def shares_roster(record: Link) -> bool:
+    return record.roster == "on"
+
+
+class LinkedPeople:
+    """Agents of linked spaces, as our own worker told them in this term. `admit` hears whose rows changed."""
+
+    def __init__(self, space: SpaceContext, admit: Callable[[Iterable[str]], None] = lambda _ids: None) -> None:
+        self.space = space
+        self.admit = admit
+        self._kept: dict[str, _Kept] = {}
+        #: links over which mail passed at the last look: rows say whether it does
+        self._passing: set[str] = set()
+
+    # --- questions ---
+
+    def find(self, agent_id: str) -> Foreigner | None:
+        """The agent of another space that has this key, as long as that space lets it be known."""
+        if self.space.access(agent_id) is not None:
+            return None
+        for link, record in self._sharing().items():
+            row = self._kept[link].people.get(agent_id) if link in self._kept else None
+            if row is not None:
+                return Foreigner(link, _shown(row, record))
+        return None
+
+    def row(self, agent_id: str) -> Agent | None:
+        found = self.find(agent_id)
+        return found.row if found is not None else None
+
+    def of_link(self, link: str) -> frozenset[str]:
+        """The keys of the agents at its other end, and of those who were."""
+        kept = self._kept.get(link) if link in self._sharing() else None
+        if kept is None:
+            return frozenset()
+        return frozenset(each for each in (*kept.people, *kept.gone) if self.space.access(each) is None)
+
+    def takes_mail(self, agent_id: str) -> bool:
+        """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
+        passing = [link for link, record in self._sharing().items() if record.passes_mail]
+        return self.is_awaited or any(agent_id in self.of_link(link) for link in passing)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Is there a link over which mail passes, of which nobody has told yet who is at its other end?"""
+        sharing = self._sharing()
+        return any(record.passes_mail and not self.version(link) for link, record in sharing.items())
+
+    def hears(self, agent_id: str, channel: str) -> bool:
+        """Is a channel shared with the space of this agent?"""
+        found = self.find(agent_id)
+        return found is not None and covers_any(self._sharing()[found.link].shares, channel)
+
+    def version(self, link: str) -> str:
+        """Names who is known at its other end; empty if nobody has told it in this term."""
+        kept = self._kept.get(link)
+        return kept.version if kept else ""
+
+    def _sharing(self) -> dict[str, Link]:
+        return {link: record for link, _, record in links_on(self.space) if shares_roster(record)}
+
+    # --- changes ---
+
+    async def run(self) -> None:
+        """Forget whoever is at the end of a link that is off, or does not share its roster any more."""
+        sharing = self._sharing()
+        for link in self._kept.keys() - sharing.keys():
+            self.admit(self._kept.pop(link).people)
+        passing = {link for link, record in sharing.items() if record.passes_mail}
+        for link in (passing ^ self._passing) & self._kept.keys():
+            self.admit(self._kept[link].people)
+        self._passing = passing
+
+    @handles("admission", "people")
+    async def hand_over(self, request: ControlRequest) -> Answer:
+        """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
+        last of them, who has `gone`. Asked without people it answers which `version` is known. Who is one of ours, or
+        of another space, is refused."""
+        link, version = request.text("link"), request.text("version")
+        if link not in self._sharing():
+            raise DeniedError(f"link {link} is not on, or does not share its roster")
+        people = request.arguments.get("people")
+        kept = self._kept.setdefault(link, _Kept())
+        if people is None:
+            return {"version": kept.version, "refused": []}
+        rows, gone = _rows(people), frozenset(request.texts("gone"))
+        after = request.optional("after", int) or 0
+        if after == 0:
+            kept.staged, kept.rows = version, {}
+        if kept.staged != version or len(kept.rows) != after or after + len(rows) > MOST_PEOPLE:
+            raise UsageError(f"admission people: {len(kept.rows)} of this version are known; begin again from 0")
+        kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
+        if not request.optional("more", bool):
+            before, kept.people = kept.people, kept.rows
+            kept.version, kept.rows, kept.staged, kept.gone = version, {}, "", gone
+            self.admit([*before, *kept.people])
+        return {"version": kept.version, "refused": [each.id for each in rows if self._is_elsewhere(each.id, link)]}
+
+    def _is_elsewhere(self, agent_id: str, link: str) -> bool:
+        found = self.find(agent_id)
+        return self.space.access(agent_id) is not None or (found is not None and found.link != link)
+
+
+def _rows(people: Any) -> list[_PersonRow]:
+    try:
+        rows = msgspec.convert(people, list[_PersonRow])
+    except (msgspec.ValidationError, InvalidName) as error:
+        raise UsageError(f"admission people: `people` are rows of id, name and roles: {str(error)[:200]}") from error
+    if len(rows) > PEOPLE_PER_PAGE or len({each.id for each in rows}) != len(rows):
+        raise UsageError(f"admission people takes up to {PEOPLE_PER_PAGE} at once, each once")
+    return rows
+
+
+def _shown(row: Agent, record: Link) -> Agent:
+    name = foreign_name(row.name, row.id, record.space, record.origin)
+    return Agent(id=row.id, name=name, roles=row.roles, direct=record.passes_mail)
+
+
+class RosterStatements:
+    """`link roster`: the agents of this space, stated for the worker of a linked one."""
+
+    def __init__(self, linked: LinkHandlers, roster: RosterService) -> None:
+        self.space, self.writer = linked.space, linked.writer
+        self.linked, self.roster = linked, roster
+        self.turns = ConcurrencyLimit(AT_ONCE, EACH, "a roster of this link is being told already: wait for it")
+
+    @handles("link", "roster")
+    async def people(self, request: ControlRequest) -> Answer:
+        """Agents whose access records lie after a sequence, revoked ones too. `key`: the steward's, as it is known
+        there; if it is another one now, the records that named it come too."""
+        after = request.optional("after", int) or 0
+        link = self._granted(request).link
+        async with self.turns.turn(link):
+            told = request.optional("key", str) == self.writer.key.id
+            rotations = [] if told else await self.roster.rotations()
+            granted, key = self._granted(request), self.writer.key  # as they are when the answer is made
+            due = sorted((seq, owner) for owner in self.space.table.owners() if (seq := self._seq(owner)) > after)
+            page = due[:PEOPLE_PER_PAGE]
+            people = [self._stated(key, owner, seq, granted.link) for seq, owner in page]
+        return {
+            "people": [{"text": each.text, "sig": each.sig} for each in people],
+            "through": page[-1][0] if page else after,
+            "more": len(due) > len(page),
+            "epoch": self.linked.marks.file.epoch,
+            "key": key.id,
+            "rotations": rotations,
+        }
+
+    def _granted(self, request: ControlRequest) -> GrantedLink:
+        granted = self.linked.granted(request.sender)
+        if not shares_roster(granted.record):
+            raise DeniedError(f"link {granted.link} does not share who is in space {self.space.info.name}")
+        return granted
+
+    def _seq(self, owner: str) -> int:
+        return self.writer.access_seq(owner)
+
+    def _stated(self, key: KeyPair, owner: str, seq: int, link: str) -> Statement:
+        access = self.space.access(owner)
+        assert access is not None
+        person = Person(
+            id=owner, name=access.name, roles=access.roles, seq=seq, revoked=access.revoked, succeeds=access.succeeds
+        )
+        return state(key, self.space.info.id, link, person)

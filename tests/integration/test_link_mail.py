@@ -1,0 +1,319 @@
+"""Direct messages between agents of linked spaces: sealed, once, receipts come back; nothing else passes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidings
+from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
+from coding_agents import hosted
+from linked_spaces import LINK, peer_of, unlinked, worker_of
+from tidings.endpoint.connecting import connect_directly
+from tidings.errors import DeniedError, UnknownPeer
+from tidings.link import rounds
+from tidings.space.link_peers import LinkPeers
+from tidings.steward import link_mail
+from tidings.testing.real_space import TEST_INTERVALS, RealSpace
+from tidings.testing.waiting import eventually
+
+
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+    return connect_directly(space.home.name, name=name, home=space.home.home, **options)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "EVERY", 0.1)
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
+    async with linked_spaces(tmp_path, roster="on", direct="on") as spaces:
+        yield spaces
+
+
+async def knows(agent: tidings.Endpoint, name: str) -> None:
+    async def known() -> bool:
+        return any(each.name == name for each in await agent.who())
+
+    await eventually(known, within=20, what=name)
+
+
+async def heard(agent: tidings.Endpoint) -> tidings.Incoming:
+    return await agent.next_message(timeout=20)
+
+
+async def stored(space: RealSpace) -> int:
+    """How many direct messages there ever were in the mail of a space."""
+    async with space.core() as js:
+        return int((await js.info(space.subjects.direct_stream))["state"]["last_seq"])
+
+
+async def silent(agent: tidings.Endpoint, seconds: float = 1.0) -> None:
+    with pytest.raises(TimeoutError):
+        await agent.next_message(timeout=seconds)
+
+
+async def test_a_direct_message_to_a_linked_space_is_read_there_answered_and_its_receipts_come_back(
+    both: LinkedSpaces,
+) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        connect(both.main, "ada") as ada,
+        connect(both.acme, "bob") as bob,
+    ):
+        await knows(ada, "bob@acme")
+        sent = await ada.dm("bob@acme", "are you there?")
+        got = await heard(bob)
+        assert (got.text, got.kind, got.sender.name, got.sender.id) == ("are you there?", "direct", "ada@main", ada.id)
+        assert (got.sealed, got.origin, got.origin_id) == (True, "main", both.main.info.id)
+        assert (await ada.receipt(sent, "delivered", timeout=20)).stage == "delivered"
+        await got.ack()
+        assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+        answer = await bob.dm(got.sender.id, "yes", reply_to=got.message.id)
+        back = await heard(ada)
+        assert (back.text, back.sender.name, back.message.reply_to) == ("yes", "bob@acme", sent.id)
+        await back.ack()
+        assert (await bob.receipt(answer, "read", timeout=20)).stage == "read"
+        traced = await ada.trace(sent)
+        assert any("read" in str(each) for each in traced.values())
+
+        async def gone() -> bool:
+            async with both.main.core() as js:
+                return not await js.subjects_of(both.main.subjects.direct_stream, f"{both.main.subjects.root}.dm.>")
+
+        await eventually(gone, within=20, what="what was read there goes here")
+
+
+async def test_a_direct_message_waits_for_a_space_that_is_away_and_comes_once(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        sent = [await ada.dm("bob@acme", f"number {n}") for n in range(70)]
+        for _ in range(2):
+            async with worker(both.acme):
+                await asyncio.sleep(0)
+        async with worker(both.acme):
+            got = []
+            for _ in sent:
+                got.append(await heard(bob))
+                await got[-1].ack()
+            assert [each.text for each in got] == [f"number {n}" for n in range(70)]
+            await silent(bob)
+            assert await stored(both.acme) == 70
+
+
+@pytest.mark.parametrize("place", ["link.mail.admitted", "link.mail.committed"])
+async def test_a_worker_that_is_killed_around_its_commit_loses_nothing_and_nothing_comes_twice(
+    both: LinkedSpaces, place: str
+) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        sent = [await ada.dm("bob@acme", text) for text in ("one", "two")]
+        async with worker_process(both.acme, TIDINGS_FAILPOINT=f"{place}:kill") as doomed:
+            await asyncio.wait_for(doomed.child.wait(), 30)
+        async with worker(both.acme):
+            for wanted in ("one", "two"):
+                got = await heard(bob)
+                assert got.text == wanted
+                await got.ack()
+            await silent(bob)
+            assert (await ada.receipt(sent[1], "read", timeout=20)).stage == "read"
+            assert await stored(both.acme) == 2
+
+
+async def test_mail_to_an_agent_that_was_revoked_there_is_undeliverable(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        first = await ada.dm("bob@acme", "too late")
+        async with both.acme.administer() as admin:
+            await admin.revoke("bob")
+        async with worker(both.main), worker(both.acme):
+            found = await ada.receipt(first, "read", timeout=20)
+            assert (found.stage, found.why) == ("undeliverable", "its reader was revoked")
+
+
+async def test_nothing_passes_over_a_link_that_was_ended_and_what_came_before_stays_readable(
+    both: LinkedSpaces,
+) -> None:
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "before")
+
+            async def came() -> bool:
+                mail = (await status(both.acme))["people"]["mail"]
+                return bool(mail and mail["came"] == 1)
+
+            await eventually(came, within=20)
+        late = await ada.dm("bob@acme", "after")
+        await unlinked(both.acme)
+        await unlinked(both.main)
+        await both.main.stop_steward()
+        await both.main.start_steward(replace(TEST_INTERVALS, mail=0.2, mail_grace=0.0))
+        async with worker(both.main), worker(both.acme), connect(both.acme, "bob") as bob:
+            got = await heard(bob)
+            assert got.text == "before"
+            await silent(bob)
+            with pytest.raises(UnknownPeer):
+                await ada.resolve("bob@acme")
+            assert (await ada.receipt(late, "read", timeout=30)).stage == "undeliverable"
+
+
+async def test_without_both_switches_no_mail_passes(tmp_path: Path) -> None:
+    async with linked_spaces(tmp_path, roster="on") as both:
+        async with worker(both.main), worker(both.acme), connect(both.main, "ada") as ada:
+            await knows(ada, "bob@acme")
+            with pytest.raises(DeniedError, match="the link with acme passes no direct messages"):
+                await ada.dm("bob@acme", "psst")
+        creds = LinkPeers.below(both.main.home).creds(LINK).read_text()
+        async with peer_of(both.acme, creds) as peer, worker_of(both.acme) as own:
+            for call in (peer.control.call("link", "mail"), peer.control.call("link", "told", receipts=[])):
+                with pytest.raises(DeniedError, match="passes no direct messages"):
+                    await call
+            with pytest.raises(DeniedError, match="passes no direct messages"):
+                await own.call("admission", "mail", link=LINK, mail=[])
+
+
+async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there_is(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_mail, "MOST_WAITING", 1)
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        for text in ("one", "two", "three"):
+            await ada.dm("bob@acme", text)
+        async with worker(both.acme):
+
+            async def waits() -> bool:
+                people = (await status(both.acme))["people"]
+                return people["mail"]["came"] == 1 and "as many messages of this link lie here" in people["words"]
+
+            await eventually(waits, within=20)
+            monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)
+            async with connect(both.acme, "bob") as bob:
+                for wanted in ("one", "two", "three"):
+                    got = await heard(bob)
+                    assert got.text == wanted
+                    await got.ack()
+
+
+async def test_mail_of_a_space_whose_store_was_set_back_is_read_from_the_beginning_and_comes_once(
+    both: LinkedSpaces,
+) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "before")
+            got = await heard(bob)
+        # its stream is made anew, under the same name: sequences begin again, and lie below what was handled
+        stream = both.main.subjects.direct_stream
+        async with both.main.core() as js:
+            config = (await js.info(stream))["config"]
+            await js.api(f"STREAM.DELETE.{stream}")
+            await js.api(f"STREAM.CREATE.{stream}", config)
+        await got.ack()
+        await ada.dm("bob@acme", "after")
+        async with worker(both.main), worker(both.acme):
+            again = await heard(bob)
+            assert again.text == "after"
+            await again.ack()
+            await silent(bob)
+
+
+async def test_what_a_key_wrote_before_it_was_rotated_still_comes_and_the_new_key_is_the_same_name(
+    both: LinkedSpaces,
+) -> None:
+    async with worker(both.main), worker(both.acme):
+        async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "from the old key")
+            old = await heard(bob)
+            await old.ack()
+        async with both.main.administer() as admin:
+            await admin.rotate("ada", drop_unread=True)
+        async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+
+            async def renamed() -> bool:
+                return any(each.id == ada.id and each.name == "ada@main" for each in await bob.who())
+
+            await eventually(renamed, within=20)
+            await knows(ada, "bob@acme")
+            sent = await ada.dm("bob@acme", "from the new key")
+            got = await heard(bob)
+            assert (got.text, got.sender.name, got.sender.id) == ("from the new key", "ada@main", ada.id)
+            await got.ack()
+            assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+
+async def test_programs_at_hosts_write_to_and_hear_agents_of_a_linked_space(both: LinkedSpaces) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        hosted(both.main.home.home),
+        hosted(both.acme.home.home),
+        tidings.connect("main", name="ada", home=both.main.home.home, via="host") as ada,
+        tidings.connect("acme", name="bob", home=both.acme.home.home, via="host") as bob,
+    ):
+
+        async def known() -> bool:
+            return any(each.name == "bob@acme" for each in await ada.who())
+
+        await eventually(known, within=20)
+        sent = await ada.dm("bob@acme", "by way of hosts")
+        got = await bob.next_message(timeout=20)
+        assert (got.text, got.sender.name, got.origin) == ("by way of hosts", "ada@main", "main")
+        await got.ack()
+        assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+
+async def test_mail_is_not_passed_over_by_a_steward_that_does_not_know_yet_who_is_there(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+        to = (await ada.resolve("bob@acme")).id
+        await both.main.stop_steward()
+        await both.main.start_steward()
+        await ada.dm(to, "written while nobody was known")
+        async with worker(both.acme):
+
+            async def told() -> bool:
+                return "is not known yet" in (await status(both.acme))["people"]["words"]
+
+            await eventually(told, within=20)
+            async with worker(both.main):
+                assert (await heard(bob)).text == "written while nobody was known"
+
+
+async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_it_was_written(
+    both: LinkedSpaces,
+) -> None:
+    async with connect(both.main, "ada") as ada:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            await ada.dm("bob@acme", "lost and found")
+
+            async def came() -> bool:
+                mail = (await status(both.acme))["people"]["mail"]
+                return bool(mail and mail["came"] == 1)
+
+            await eventually(came, within=20)
+        async with both.acme.core() as js:
+            await js.purge(both.acme.subjects.direct_stream, subject_filter=f"{both.acme.subjects.root}.>", below=2)
+            stream = both.acme.subjects.audit_stream
+            config = (await js.info(stream))["config"]
+            await js.api(f"STREAM.DELETE.{stream}")
+            await js.api(f"STREAM.CREATE.{stream}", config)
+        await both.acme.stop_steward()
+        await both.acme.start_steward()
+        async with worker(both.main), worker(both.acme), connect(both.acme, "bob") as bob:
+            assert (await heard(bob)).text == "lost and found"

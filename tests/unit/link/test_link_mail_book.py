@@ -1,0 +1,103 @@
+"""The ledger of people and mail of linked spaces, on a real database."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidings.errors import PageRefused, UnknownPeer
+from tidings.link import mail_book, people
+from tidings.link.mail_book import HandledMail, MailState
+from tidings.link.people import PeerPlace, ReadThrough
+from tidings.link.schema import MIGRATIONS
+from tidings.store.database import Database
+from tidings.wire.ids import new_id
+from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.people import Person
+
+PLACE = PeerPlace(KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id)
+OTHER = PLACE._replace(peer=KeyPair.generate(ACCOUNT).id)
+ADA, BOB = KeyPair.generate().id, KeyPair.generate().id
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database.write_blocking(
+        lambda c: c.execute("INSERT INTO space (space, secret) VALUES (?, ?)", (PLACE[0], b"x" * 32))
+    )
+    yield database
+    database.close()
+
+
+def mail(seq: int, outcome: str = "admitted", mid: str = "") -> HandledMail:
+    return HandledMail(ADA, mid or new_id(), BOB, seq, outcome, "why" if outcome == "refused" else "")  # type: ignore[arg-type]
+
+
+def test_a_page_moves_the_token_and_a_message_that_comes_again_keeps_what_became_of_it(book: Database) -> None:
+    first = mail(3)
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [first, mail(4, "refused")], "e1", "p", 5, 1_000))
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 5, "", 0)
+    again = first._replace(seq=1, outcome="had")
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [again], "e2", "p", 1, 2_000))
+    assert book.read_blocking(lambda c: mail_book.seqs_of(c, PLACE, [first.key])) == {first.key: 1}
+    assert book.read_blocking(lambda c: mail_book.counts(c, PLACE)) == {"admitted": 1, "refused": 1}
+    assert book.read_blocking(lambda c: mail_book.seqs_of(c, OTHER, [first.key])) == {}
+
+
+def test_what_was_refused_is_told_once_and_again_when_the_other_space_may_have_forgotten_it(book: Database) -> None:
+    refused = mail(1, "refused")
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [refused], "e1", "p", 1, 1_000))
+    assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
+    book.write_blocking(lambda c: mail_book.note_told(c, PLACE, [refused.key]))
+    book.write_blocking(lambda c: mail_book.move_told(c, PLACE, "a1", 7))
+    assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == []
+    book.write_blocking(lambda c: mail_book.tell_again(c, PLACE))
+    assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 1, "a1", 0)
+
+
+def test_rows_of_mail_are_bounded_by_age_and_number(book: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_book, "MOST_ROWS", 2)
+    for number in range(1, 6):
+        page = [mail(number)]
+        book.write_blocking(lambda c, page=page, at=number: mail_book.commit(c, PLACE, page, "e", "p", at, at))  # type: ignore[misc]
+    assert book.read_blocking(lambda c: mail_book.counts(c, PLACE))["admitted"] <= 3
+    late = [mail(9)]
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, late, "e", "p", 9, mail_book.KEPT_FOR + 100))
+    assert book.read_blocking(lambda c: mail_book.counts(c, PLACE)) == {"admitted": 1}
+
+
+def test_a_pin_outlives_that_everybody_is_told_anew_and_is_changed_by_the_operator(book: Database) -> None:
+    def take(*told: Person) -> None:
+        read = ReadThrough("e", told[-1].seq, "k")
+        book.write_blocking(lambda c: people.take(c, PLACE, told, read))
+
+    take(Person(id=ADA, name="ada", seq=1))
+    book.write_blocking(lambda c: people.begin_again(c, PLACE, "e2", "k"))
+    take(Person(id=BOB, name="ada", seq=1))
+    found = book.read_blocking(lambda c: people.sorted_people(c, PLACE))
+    assert ([each.id for each in found.refused], found.known) == ([BOB], ())
+    with pytest.raises(UnknownPeer):
+        book.write_blocking(lambda c: people.trust(c, PLACE, "bob"))
+    assert book.write_blocking(lambda c: people.trust(c, PLACE, "ada")) == (ADA, BOB)
+    assert [each.id for each in book.read_blocking(lambda c: people.sorted_people(c, PLACE)).known] == [BOB]
+
+
+def test_a_space_that_tells_of_too_many_agents_is_refused_and_nothing_of_that_page_is_kept(
+    book: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "MOST_PEOPLE", 2)
+    many = [Person(id=KeyPair.generate().id, name=f"n{n}", seq=n) for n in range(1, 4)]
+    with pytest.raises(PageRefused, match="more than 2 agents"):
+        book.write_blocking(lambda c: people.take(c, PLACE, many, ReadThrough("e", 3, "k")))
+    assert book.read_blocking(lambda c: people.read_through(c, PLACE)) == ReadThrough()
+
+
+def test_another_life_of_the_mail_here_is_noted_and_all_but_refusals_is_looked_at_again(book: Database) -> None:
+    admitted, refused = mail(1), mail(2, "refused")
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [admitted, refused], "e1", "p", 2, 1_000))
+    book.write_blocking(lambda c: mail_book.begin_again(c, PLACE, "a2"))
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("", "", 0, "a2", 0)
+    kept = book.read_blocking(lambda c: mail_book.seqs_of(c, PLACE, [admitted.key, refused.key]))
+    assert kept == {refused.key: 2}
