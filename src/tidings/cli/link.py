@@ -456,8 +456,9 @@ def rebuild(
     """Forget how far a link is and what is in its quarantine, and read all again that the other space still has.
 
     Messages that are here already are found and do not come twice. `--ledger` does it for all links, and works when the
-    ledger cannot be read any more: the file is set aside as `links.db.aside`. Links that were paused go on then, and
-    records that were given up are in quarantine again.
+    ledger cannot be read any more: the file is set aside as `links.db.aside`. Links that were paused go on then,
+    records that were given up are in quarantine again, and which key a name like bob@acme stands for is learnt anew:
+    look at `tidings link people`.
 
     Examples:
 
