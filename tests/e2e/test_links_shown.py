@@ -53,7 +53,7 @@ async def test_a_terminal_says_who_said_it_in_which_space(terminal: Terminal, sp
     assert info["messages"] == 3, "what is void is in the log too"
     direct = await run(terminal, "dm", "ada@west", "hello")
     assert direct.returncode == 2
-    assert "an agent of another space" in direct.stderr
+    assert "no linked space tells who is there" in direct.stderr
 
 
 async def test_the_host_keeps_where_a_message_was_said_and_a_terminal_shows_it(
