@@ -19,6 +19,11 @@ from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.keys import KeyPair
+from tidings.wire.links import MailOrigin, mail_origin_field
+from tidings.wire.message import Sender, compose
+from tidings.wire.seal import seal_message
+from tidings.wire.signing import SIGNATURE_HEADER, sign
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -317,3 +322,37 @@ async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_i
         await both.acme.start_steward()
         async with worker(both.main), worker(both.acme), connect(both.acme, "bob") as bob:
             assert (await heard(bob)).text == "lost and found"
+
+
+async def put_mail(space: RealSpace, key: KeyPair, name: str, to: str, origin: str, agreed: int) -> None:
+    """What a worker's credential can publish: a message of this key that says it came over the link."""
+    said = seal_message(key, to, compose(Sender(key.id, name), text="the safe is open"))
+    headers = {
+        SIGNATURE_HEADER: sign(key, origin, "dm", to, said.raw),
+        **dict([mail_origin_field(MailOrigin(origin, LINK, agreed))]),
+    }
+    async with space.core() as js:
+        await js.publish(space.subjects.direct(to, key.id), said.raw, headers)
+
+
+async def test_nobody_of_this_space_speaks_as_one_of_a_linked_space_and_a_stranger_has_no_name(
+    both: LinkedSpaces,
+) -> None:
+    """With the signature of its own key over the other space's id, and a link record that passes mail."""
+    await both.acme.add("eve")
+    async with both.acme.agent("eve") as client:
+        eve = client.key
+    assert both.acme.steward is not None
+    agreed = both.acme.steward.space.table.rules.links_revised
+    async with connect(both.acme, "bob") as bob:
+        await put_mail(both.acme, eve, "ceo", bob.id, both.main.info.id, agreed)
+        stranger = KeyPair.generate()
+        await put_mail(both.acme, stranger, "ceo", bob.id, both.main.info.id, agreed)
+        got = await heard(bob)
+        assert got.sender.id == stranger.id
+        assert bob.opener.refused["direct"] == 1, "an agent of this space is refused"
+        assert "ceo" not in got.sender.name
+        assert got.sender.name.endswith("@main")
+        async with both.acme.core() as js:
+            first = await js.at(both.acme.subjects.direct_stream, 1)
+        assert both.acme.steward.space.received(first) is None, "the steward has no part in it either"

@@ -29,6 +29,7 @@ from tidings.wire.links import read_mail_origin
 from tidings.wire.message import Message
 from tidings.wire.seal import is_sealed, open_sealed
 from tidings.wire.states import ReceiptStage
+from tidings.wire.subjects import Direct
 
 if TYPE_CHECKING:
     from tidings.endpoint.endpoint import Endpoint
@@ -86,7 +87,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
 
     async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         try:
-            await self._know_origin(message.block)
+            await self._know_origin(message.subject, message.block)
             received, inside = self._opened(message.subject, message.block, message.data, delivery.time_ns)
         except (UnreachableError, OutcomeUnknown) as error:
             # whether its link let it in is not known now: the broker brings it again
@@ -108,11 +109,16 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         self.endpoint.read_state.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
-    async def _know_origin(self, block: bytes) -> None:
-        """Of what came over a link, the link record has to be known."""
+    async def _know_origin(self, subject: str, block: bytes) -> None:
+        """Of what came over a link, the link record has to be known. An agent of this space that says so of its own
+        message is refused before anybody is asked about links."""
         origin = read_mail_origin(Headers.parse(block).fields) if block else None
-        if origin is not None:
-            await self.endpoint.links.learn_record(origin.agreed)
+        parsed = self.identity.subjects.parse(subject) if origin is not None else None
+        if origin is None or not isinstance(parsed, Direct):
+            return
+        if await self.endpoint.directory.is_of_this_space(parsed.sender):
+            raise WireError(f"{parsed.sender} is an agent of this space, and its messages come over no link")
+        await self.endpoint.links.learn_record(origin.agreed)
 
     def _opened(self, subject: str, block: bytes, payload: bytes, time_ns: int) -> tuple[Received, Message]:
         fields = Headers.parse(block).fields if block else ()
@@ -142,7 +148,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
 
     async def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
         """A direct message that was kept elsewhere since; how it is settled is for whoever kept it to say."""
-        await self._know_origin(block)
+        await self._know_origin(subject, block)
         return self._surfaced(*self._opened(subject, block, payload, time_ns), seq, time_ns)
 
     def _surfaced(self, received: Received, inside: Message, seq: int, time_ns: int) -> Incoming:

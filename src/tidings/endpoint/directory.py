@@ -156,19 +156,31 @@ class NameDirectory:
     def _introduce_foreign(self, incoming: Incoming) -> Incoming:
         said, space, space_id = incoming.message.sender, incoming.origin, incoming.origin_id
         incoming.origin = shown_space(space, space_id)
-        incoming.sender = Sender(said.id, self._foreign_name(said, space, space_id))
+        incoming.sender = Sender(
+            said.id, self._foreign_name(said, space, space_id, is_direct=incoming.kind == "direct")
+        )
         incoming.mentions = tuple(map(self.mention, incoming.message.mentions))
         incoming.claims, incoming._naming = None, None
         return incoming
 
-    def _foreign_name(self, said: Sender, space: str, space_id: str) -> str:
-        """What its space says it is called, if that is told here; else the name it signed, unless that is another's."""
-        row = self._rows.get(said.id)
-        if row is not None and row.elsewhere == shown_space(space, space_id):
-            return row.name
+    def _foreign_name(self, said: Sender, space: str, space_id: str, *, is_direct: bool) -> str:
+        """What its space says it is called, if that is told here; else the name it signed, unless that is another's. Of
+        a direct message that name counts for nothing: only who was told of by its space writes to us."""
+        named = self.of(said.id)
+        if named is not None and named[0].partition("@")[2] == shown_space(space, space_id):
+            return named[0]
         name = foreign_name(said.name, said.id, space, space_id)
-        taken = any(each.name == name for each in self._rows.values() if each.elsewhere)
+        taken = is_direct or any(each.name == name for each in self._rows.values() if each.elsewhere)
         return foreign_name("", said.id, space, space_id) if taken else name
+
+    async def is_of_this_space(self, agent_id: str) -> bool:
+        """Has it an access record here, revoked or not? Raises what asking for it raises."""
+        named = self.of(agent_id)
+        if named is None:
+            found = (await self.connection.call("roster", "names", ids=[agent_id], timeout=PATIENCE))["names"]
+            if agent_id in found:
+                named = self._others[agent_id] = str(found[agent_id]["name"]), tuple(found[agent_id]["roles"])
+        return named is not None and "@" not in named[0]
 
     async def learn(self, messages: Iterable[Message]) -> None:
         """Ask for the names that these messages need and nobody told yet; what is not answered in time is not known."""

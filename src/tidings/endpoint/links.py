@@ -67,6 +67,8 @@ class LinkTable:
         self._links: dict[str, Timeline[Link]] = {}
         #: no link record lies at or below this but those that are known; -1: nothing is known
         self._through = -1
+        #: where the log of that answer began
+        self._floor = 0
         #: sequence of the newest link record that is known, and whether another one is known of
         self._newest = 0
         self._is_old = False
@@ -97,7 +99,9 @@ class LinkTable:
         if self._through < asked.agreed:
             return None
         record = self._at(asked.link, asked.agreed)
-        return record is not None and record.admits_mail(asked.origin, time_ns=time_ns)
+        if record is None or asked.agreed < self._floor:  # what was agreed there is not known any more
+            return record is not None and record.origin == asked.origin
+        return record.admits_mail(asked.origin, time_ns=time_ns)
 
     def space_name(self, link: str, origin: str, seq: int) -> str:
         """What the space of this id is called here; empty if no link record says it."""
@@ -171,6 +175,8 @@ class LinkTable:
 
     async def learn_record(self, seq: int) -> None:
         """Ask for the link record that is said to be at `seq`, which need not be true. Raises as `learn`."""
+        if self._question is not None and self._through < seq:  # asked before that record was written, perhaps
+            await asyncio.wait([self._question])
         if self._through >= seq:
             return
         if self._question is None:
@@ -215,6 +221,7 @@ class LinkTable:
             links.setdefault(record.link, Timeline()).put(seq if seq > int(told["floor"]) else 0, record)
         self._links, self._newest = links, int(told["newest"])
         self._through, self._is_old = int(told["through"]), False
+        self._floor = int(told["floor"])
 
     async def close(self) -> None:
         await end_tasks([self._wanting, self._question])

@@ -184,12 +184,13 @@ class RosterService:
 
     @handles("roster", "names")
     async def names(self, request: ControlRequest) -> Answer:
-        """Who ids are, by their access records: also agents that are revoked, which no roster lists."""
+        """Who ids are, by their access records: also agents that are revoked, which no roster lists. Agents of linked
+        spaces that tell who is there are called `name@space`."""
         self.space.access_of(request.sender)
         ids = request.arguments.get("ids")
         if not isinstance(ids, list) or len(ids) > MOST_NAMES or not all(isinstance(each, str) for each in ids):
             raise UsageError(f"roster names needs `ids`, a list of at most {MOST_NAMES} ids of agents")
-        known = {each: self.space.access(each) for each in ids}
+        known = {each: self.space.access(each) or self.table.row(each) for each in ids}
         return {"names": {each: {"name": a.name, "roles": list(a.roles)} for each, a in known.items() if a is not None}}
 
     @handles("session", "take")

@@ -43,8 +43,10 @@ class ClaimedOrigin(NamedTuple):
     theirs: str
     channel: str
     hops: int
-    #: of a direct message, whose `channel` and `theirs` are who it is to: the sequence of the link record it came by
+    #: of a direct message, whose `channel` and `theirs` are who it is to: the sequence of the link record it came by,
+    #: and who says to have sent it
     agreed: int = 0
+    sender: str = ""
 
 
 #: did the link record in force at the record's sequence let this in?
@@ -129,7 +131,7 @@ def open_record(
         mail = read_mail_origin(headers)
         if mail is None or admits is None:
             return Refused("link", "it does not say where it was said")
-        admission = ClaimedOrigin(mail.link, mail.space, destination, destination, 1, mail.agreed)
+        admission = ClaimedOrigin(mail.link, mail.space, destination, destination, 1, mail.agreed, sender)
     origin, said_to = (admission.origin, admission.theirs) if admission else (space_id, destination)
     if not verifies(signatures[0], origin, kind, sender, said_to, payload):
         return Refused("signature", f"not signed by {sender} for {kind} to {said_to} in {_space_words(admission)}")

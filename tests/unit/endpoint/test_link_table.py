@@ -12,6 +12,7 @@ from linking import OtherSpace
 from tidings.endpoint import links
 from tidings.endpoint.links import Judge, LinkTable
 from tidings.errors import DeniedError, StewardUnreachable, UnreachableError
+from tidings.testing.waiting import eventually
 from tidings.wire.envelope import ClaimedOrigin
 from tidings.wire.subjects import Subjects
 
@@ -232,3 +233,35 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "ROWS_KEPT", 10)
     table = await known(Steward(*(row(seq, f"link{seq}") for seq in range(1, 50)), page=4))
     assert len(table._links) == 10
+
+
+async def test_mail_that_was_let_in_before_the_log_began_is_judged_by_whom_the_link_is_with() -> None:
+    """What was agreed then is not known any more; whoever reads it late reads it all the same."""
+    steward = Steward(row(50, state="off"))
+    steward.floor, steward.through = 50, 60
+    table = await known(steward)
+    mail = asked()._replace(theirs="U", channel="U", agreed=20)
+    assert table.judge(mail, 0, 0) is True
+    assert table.judge(mail._replace(origin=NORTH.id), 0, 0) is False
+    assert table.judge(mail._replace(agreed=55), 0, 0) is False
+
+
+async def test_a_link_record_that_a_question_under_way_may_not_know_is_asked_for_again(quick: None) -> None:
+    steward = Steward(row(10), through=15)
+    table = LinkTable(steward)  # type: ignore[arg-type]
+    answered, read = asyncio.Event(), steward.call
+
+    async def slow(*words: Any, **more: Any) -> dict[str, Any]:
+        said = await read(*words, **more)
+        await answered.wait()
+        return said
+
+    steward.call = slow  # type: ignore[method-assign]
+    before = asyncio.create_task(table.learn_record(12))
+    await eventually(lambda: steward.asked == 1 and not steward.under_way)
+    steward.through = 30
+    after = asyncio.create_task(table.learn_record(25))
+    await asyncio.sleep(0)
+    answered.set()
+    await asyncio.gather(before, after)
+    assert (table._through, steward.asked) == (30, 2)

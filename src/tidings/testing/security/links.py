@@ -156,7 +156,7 @@ async def peer_of_no_link(stage: Stage) -> ProbeOutcome:
 async def worker_publish(stage: Stage) -> ProbeOutcome:
     async with _worker(stage) as worker:
         more = [stage.subjects.control(LINK_SERVICE, worker.id)]
-        # mail of linked spaces is the one thing it publishes besides; what it could forge of it opens for nobody
+        # mail of linked spaces is the one thing it publishes besides; what it could forge of it has no name
         mail = stage.subjects.direct(stage.vic.id, worker.id)
         kept = [each for each in (*_unpublished(stage, worker), *more) if each != mail]
         return await _all_refused(stage, worker, _requests(worker, dict.fromkeys(kept, stage.marked())))
