@@ -158,27 +158,19 @@ class LinkTable:
 
     async def learn(self, seq: int) -> None:
         """Know what was in force at `seq`, of a record that was seen. UnreachableError, OutcomeUnknown: not now."""
-        if self._question is not None and self._through < seq:  # asked before the record was seen, perhaps
-            await asyncio.wait([self._question])
-        if self._through >= seq:
+        if not await self.learn_record(seq):
             return
-        if self._question is None:
-            self._question = asyncio.create_task(self._ask())
-        question = self._question
-        await asyncio.wait([question])
-        error = question.result()
-        if error is not None:
-            raise error
         self._through = max(self._through, seq)
         for hear in self.on_learned:
             hear()
 
-    async def learn_record(self, seq: int) -> None:
-        """Ask for the link record that is said to be at `seq`, which need not be true. Raises as `learn`."""
+    async def learn_record(self, seq: int) -> bool:
+        """Ask for the link record that is said to be at `seq`, which need not be true; whether that was needed. Raises
+        as `learn`."""
         if self._question is not None and self._through < seq:  # asked before that record was written, perhaps
             await asyncio.wait([self._question])
         if self._through >= seq:
-            return
+            return False
         if self._question is None:
             self._question = asyncio.create_task(self._ask())
         question = self._question
@@ -186,6 +178,7 @@ class LinkTable:
         error = question.result()
         if error is not None:
             raise error
+        return True
 
     async def _ask(self) -> TidingsError | None:
         try:
