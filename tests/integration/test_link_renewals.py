@@ -202,9 +202,11 @@ async def test_a_line_that_renews_is_for_the_space_of_the_link_alone_and_a_newer
             await taken(thief, first)
         assert [row.state for row in LinkLedger.below(thief.home, thief.info.id).rows()] == ["off"]
     await each_reaches_the_other(two, link)
-    second = await renewed(two.main, link)
+    second, before = await renewed(two.main, link), record(two.lab, link)
     with pytest.raises(DeniedError, match="a newer line was made"):
         await taken(two.lab, first)
+    assert record(two.lab, link) == before
+    await each_reaches_the_other(two, link)  # nobody was cut for a line that is void
     found = await taken(two.lab, second)
     assert (await taken(two.lab, second)).already
     assert found.record.state == "on"
@@ -260,9 +262,10 @@ async def test_a_link_that_was_removed_is_not_renewed(two: Two) -> None:
         await Linker(admin).end(link)
     with pytest.raises(UsageError, match="was removed"):
         await renewed(two.main, link)
+    before = record(two.lab, link)
     with pytest.raises(DeniedError, match="was removed since"):
         await taken(two.lab, line)
-    assert record(two.lab, link).state == "on", "what the other refused ends nothing here"
+    assert record(two.lab, link) == before, "what the other refused changes nothing here"
 
 
 @pytest.mark.parametrize("point", ["after_kept", "after_record", "after_said", "after_answer", "after_peer"])
