@@ -115,10 +115,16 @@ class LinkOperations:
         found = await self.database.read(lambda c: people.sorted_people(c, place))
         return {"people": list(map(_person, found.known)), "changed": list(map(_person, found.refused))}
 
-    async def trust(self, link: str, name: str) -> Answer:
-        """A name stands for the key from now on that has it there."""
+    async def trustable(self, link: str, name: str) -> Answer:
+        """Which key a name stands for, and which one has it there; nothing is changed."""
         place = PeerPlace(self.space, self._agreed(link).origin)
-        before, now = await self.database.write(lambda c: people.trust(c, place, name))
+        before, now = await self.database.read(lambda c: people.trustable(c, place, name))
+        return {"before": before, "now": now}
+
+    async def trust(self, link: str, name: str, key: str) -> Answer:
+        """A name stands for this key from now on, if it is the one that has it there."""
+        place = PeerPlace(self.space, self._agreed(link).origin)
+        before, now = await self.database.write(lambda c: people.trust(c, place, name, key))
         self._look_now(link)
         return {"before": before, "now": now}
 
@@ -297,6 +303,7 @@ OPERATIONS = frozenset(
         "verify",
         "people",
         "trust",
+        "trustable",
     }
 )
 
