@@ -345,6 +345,8 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),
+        #: is there one for the other space, wherever that is?
+        "credential": LinkPeers.below(home).creds(row.link).exists(),
         #: what spaces behind it are called here, as far as there are links with them
         "behind": {origin: _called(home, origin) for origin in record.beyond},
         "takes": row.takes(milliseconds() / 1000),
