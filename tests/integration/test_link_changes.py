@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -90,6 +91,7 @@ async def test_what_cannot_be_is_refused_in_a_sentence_and_changes_nothing(both:
         (("--hops", "9"), "1 to 8 links"),
         (("--until", "soon"), "is not a time"),
         (("--take", "a=x,b=x"), "two channels would have one name"),
+        (("--direct", "--no-roster"), "direct messages need the roster"),
     ):
         code, text = await run(both.main, "set", "acme", *words)
         assert (code, reason in " ".join(text.split())) == (2, True), text
@@ -108,6 +110,36 @@ async def test_an_end_that_is_put_off_or_named_goes_on_where_it_was(both: Linked
         assert facts["ledger"]["counts"] == {"admitted": 2}, "nothing was read again"
         await done(both.acme, "set", "main", "--until", "never")
         assert (await status(both.acme))["until"] is None
+
+
+async def test_mail_is_on_with_who_is_here_and_off_without_and_whoever_opens_either_is_asked(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(words: str, **_options: Any) -> bool:
+        asked.append(words)
+        return False
+
+    monkeypatch.setattr("typer.confirm", refuse)
+
+    async def switches() -> tuple[str, str]:
+        facts = json.loads(await done(both.main, "show", "acme", "--json"))
+        return facts["direct"], facts["roster"]
+
+    for words, question in (
+        (("--roster",), "Let them know all agents here by name?"),
+        (("--direct",), "Let them know all agents here by name and write to agents here?"),
+        (("--direct", "--share", "general,news"), "Let them read more and know all agents here by name and write to"),
+    ):
+        code, _ = await run(both.main, "set", "acme", *words)
+        assert (code, asked.pop().startswith(question), await switches()) == (1, True, ("off", "off")), words
+    told = await done(both.main, "set", "acme", "--direct", "--yes")
+    assert "direct messages: on" in told
+    assert "each tells the other who its agents are: on" in told
+    assert await switches() == ("on", "on")
+    await done(both.main, "set", "acme", "--no-roster")
+    assert (asked, await switches()) == ([], ("off", "off")), "nobody is asked for less"
 
 
 # --- words that go on ---

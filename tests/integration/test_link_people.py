@@ -108,10 +108,10 @@ async def test_who_comes_goes_and_changes_its_key_there_does_so_here(both: Linke
 
 
 async def test_a_name_that_gets_another_key_without_a_word_is_refused_until_the_operator_trusts_it(
-    both: LinkedSpaces, capsys: pytest.CaptureFixture[str]
+    both: LinkedSpaces, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with worker(both.main), connect(both.main, "ada") as ada:
-        await knows(ada, "bob@acme")
+        before = await knows(ada, "bob@acme")
         async with both.acme.administer() as admin:
             await admin.revoke("bob")
         await forgets(ada, "bob@acme")
@@ -126,11 +126,17 @@ async def test_a_name_that_gets_another_key_without_a_word_is_refused_until_the_
         where = ["--home", str(both.main.home.home), "--space", "main"]
         assert await asyncio.to_thread(main, ["link", "show", "acme", *where]) == 0
         assert "bob is U" in " ".join(capsys.readouterr().out.split())
-        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "bob"]) == 0
+        monkeypatch.setattr("typer.confirm", lambda *_words, **_options: False)
+        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "bob"]) == 1
+        shown = capsys.readouterr()
+        assert before in shown.out + shown.err
+        assert key in shown.out + shown.err
+        assert "bob@acme" not in await names(ada)
+        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "bob", "--yes"]) == 0
         assert await knows(ada, "bob@acme") == key
         assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--json"]) == 0
         assert [each["name"] for each in json.loads(capsys.readouterr().out)["people"]] == ["bob"]
-        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "nobody"]) != 0
+        assert await asyncio.to_thread(main, ["link", "people", "acme", *where, "--trust", "nobody", "--yes"]) != 0
 
 
 async def test_a_new_key_of_the_peers_steward_is_followed_and_the_link_goes_on(both: LinkedSpaces) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from carried_links import came, said, until_came, worker
@@ -22,7 +24,7 @@ from tidings.space.inviting import reach_of
 from tidings.space.link_inviting import LinkInviter, LinkTerms
 from tidings.space.link_ledger import LinkLedger
 from tidings.space.link_peers import LinkPeers
-from tidings.space.linking import Linker
+from tidings.space.linking import Linker, terms_of
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.invitations import InvitationLine, parse_invitation
 from tidings.wire.rulings import Link
@@ -200,13 +202,57 @@ async def test_a_line_that_renews_is_for_the_space_of_the_link_alone_and_a_newer
             await taken(thief, first)
         assert [row.state for row in LinkLedger.below(thief.home, thief.info.id).rows()] == ["off"]
     await each_reaches_the_other(two, link)
-    second = await renewed(two.main, link)
+    second, before = await renewed(two.main, link), record(two.lab, link)
     with pytest.raises(DeniedError, match="a newer line was made"):
         await taken(two.lab, first)
+    assert record(two.lab, link) == before
+    await each_reaches_the_other(two, link)  # nobody was cut for a line that is void
     found = await taken(two.lab, second)
     assert (await taken(two.lab, second)).already
     assert found.record.state == "on"
     await each_reaches_the_other(two, link)
+
+
+async def changed(space: RealSpace, link: str, **terms: Any) -> Link:
+    """As `link set` does it."""
+    async with space.administer() as admin:
+        row = admin.links.get(link)
+        assert row is not None
+        return terms_of((await Linker(admin).set(msgspec.structs.replace(terms_of(row), **terms))).row)
+
+
+def passing(found: Link) -> tuple[Any, ...]:
+    return found.channels, found.shares, found.hops, found.until, found.direct, found.roster
+
+
+async def test_what_either_operator_narrowed_since_the_line_was_made_stays_narrow_when_it_is_accepted(two: Two) -> None:
+    wide = {"shares": ("general", "news"), "takes": {"general": "general", "news": "news"}, "hops": 2}
+    link = (await taken(two.lab, await two.offer(**wide, direct="on", roster="on"))).record.link
+    line, until = await renewed(two.main, link), int(time.time()) + 5_000
+    ours = await changed(
+        two.main, link, shares=("news",), channels={"general": "far"}, hops=1, until=until, direct="off", roster="off"
+    )
+    await taken(two.lab, line)
+    assert passing(record(two.main, link)) == passing(ours)
+    await each_reaches_the_other(two, link)
+
+    await changed(two.main, link, shares=("general", "news"), hops=2, until=None, direct="on", roster="on")
+    theirs = await changed(
+        two.lab, link, channels={"news": "far"}, shares=("general",), hops=1, until=until, direct="off", roster="on"
+    )
+    await taken(two.lab, await renewed(two.main, link))
+    assert passing(record(two.lab, link)) == passing(theirs)
+    await each_reaches_the_other(two, link)
+
+
+async def test_a_line_after_whose_making_the_link_was_changed_to_pass_nothing_else_changes_nothing(two: Two) -> None:
+    link = (await taken(two.lab, await two.offer(takes={}))).record.link
+    line = await renewed(two.main, link)
+    await changed(two.main, link, shares=("news",))
+    before = record(two.main, link)
+    with pytest.raises(DeniedError, match="nothing would pass"):
+        await taken(two.lab, line)
+    assert record(two.main, link) == before
 
 
 async def test_a_link_that_was_removed_is_not_renewed(two: Two) -> None:
@@ -216,9 +262,10 @@ async def test_a_link_that_was_removed_is_not_renewed(two: Two) -> None:
         await Linker(admin).end(link)
     with pytest.raises(UsageError, match="was removed"):
         await renewed(two.main, link)
+    before = record(two.lab, link)
     with pytest.raises(DeniedError, match="was removed since"):
         await taken(two.lab, line)
-    assert record(two.lab, link).state == "on", "what the other refused ends nothing here"
+    assert record(two.lab, link) == before, "what the other refused changes nothing here"
 
 
 @pytest.mark.parametrize("point", ["after_kept", "after_record", "after_said", "after_answer", "after_peer"])

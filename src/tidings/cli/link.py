@@ -239,6 +239,7 @@ def people(
     trust: Annotated[
         str | None, typer.Option(help="Let a name stand for the key it has there now.", metavar="AGENT")
     ] = None,
+    yes: YesOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -246,7 +247,8 @@ def people(
     """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
 
     A name stays with the key it first had. If it has another one there, and its space does not say that the one took
-    over from the other, nobody here can write to it until you have asked and say `--trust`.
+    over from the other, nobody here can write to it until you have asked and say `--trust`: that shows both keys, so
+    that you can compare the new one with what their operator tells you, and asks.
 
     Examples:
 
@@ -257,7 +259,7 @@ def people(
     where = place(space, home)
     row = meant(where, name)
     if trust is not None:
-        changed, _ = asked(where, "trust", link=row.link, name=trust)
+        changed = _trusted(where, row, trust, yes=yes)
         if as_json:
             output.data(changed)
         else:
@@ -272,6 +274,18 @@ def people(
     output.table(("name", "roles", "id", "note"), rows, empty=f"{name_of(row)} has told of nobody")
     first = next(iter(found["changed"]), None)
     output.hint(f"tidings link people {name_of(row)} --trust {first['name']}" if first else "tidings who")
+
+
+def _trusted(where: Place, row: AgreedLink, agent: str, *, yes: bool) -> dict[str, Any]:
+    """Of two keys the operator sees both; a third one that comes meanwhile is not meant."""
+    shown, _ = asked(where, "trustable", link=row.link, name=agent)
+    if not yes:
+        output.say(f"{agent}@{name_of(row)} was {shown['before']}")
+        output.say(f"{agent}@{name_of(row)} is {shown['now']} there now, which does not say that it took over")
+        if not typer.confirm("Does their operator say so too, and is it to be that one?", err=True):
+            raise typer.Exit(1)
+    changed, _ = asked(where, "trust", link=row.link, name=agent, key=shown["now"])
+    return changed
 
 
 async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:

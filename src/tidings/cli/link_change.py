@@ -66,9 +66,15 @@ def change(
         str | None, typer.Option(help="For how long from now, such as 90d; or never.", metavar="TIME")
     ] = None,
     direct: Annotated[
-        bool | None, typer.Option("--direct/--no-direct", help="Direct messages and tasks may pass.")
+        bool | None,
+        typer.Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster."),
     ] = None,
-    roster: Annotated[bool | None, typer.Option("--roster/--no-roster", help="Who is here may pass.")] = None,
+    roster: Annotated[
+        bool | None,
+        typer.Option(
+            "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail passes."
+        ),
+    ] = None,
     yes: YesOption = False,
     space: SpaceOption = None,
     home: HomeOption = None,
@@ -102,7 +108,7 @@ def change(
     if not as_json:
         for text in words:
             output.say(text)
-    if not yes and _is_wider(before, after) and not typer.confirm("Let them read more?", err=True):
+    if not yes and (more := _wider(before, after)) and not typer.confirm(f"Let them {more}?", err=True):
         raise typer.Exit(1)
     asyncio.run(_set(where, after))
     if as_json:
@@ -151,15 +157,22 @@ def _changed(
         changes["hops"] = hops
     if until is not None:
         changes["until"] = None if until == "never" else int(time.time()) + seconds("--until", until)
-    for switch, on in (("direct", direct), ("roster", roster)):
-        if on is not None:
-            changes[switch] = "on" if on else "off"
+    changes |= _switched(direct, roster)
     after = msgspec.structs.replace(before, **changes)
     if after.beyond and after.hops == 1:
         raise UsageError("what comes from behind another space comes over 2 links at least: leave --hops 1 out")
     if not (after.channels or after.beyond or after.shares):
         raise UsageError(f"nothing would pass: `tidings link remove {name_of(row)}` ends the link")
     return before, after
+
+
+def _switched(direct: bool | None, roster: bool | None) -> dict[str, str]:
+    """Who is there has to be known to be written to: mail is on with the roster, and off without it."""
+    if direct and roster is False:
+        raise UsageError("direct messages need the roster of both: leave --no-roster or --direct out")
+    roster, direct = (True if direct else roster), (False if roster is False else direct)
+    switches = {"direct": direct, "roster": roster}
+    return {name: "on" if on else "off" for name, on in switches.items() if on is not None}
 
 
 def _behind(where: Place, row: AgreedLink, given: list[str]) -> dict[str, dict[str, str]]:
@@ -207,14 +220,20 @@ def _differences(before: Link, after: Link) -> Iterator[str]:
         yield f"a message may come over {after.hops} links: what other spaces said {on}, where they may read it"
     if before.until != after.until:
         yield f"it ends {moment_of(after.until) if after.until else 'when you end it'}"
-    for switch, words in (("direct", "direct messages and tasks"), ("roster", "roster")):
+    for switch, words in (("direct", "direct messages"), ("roster", "each tells the other who its agents are")):
         if getattr(before, switch) != getattr(after, switch):
             yield f"{words}: {getattr(after, switch)}"
 
 
-def _is_wider(before: Link, after: Link) -> bool:
-    """Could the other space read anything that it could not?"""
-    return after.hops > before.hops or not all(covers_any(before.shares, each) for each in after.shares)
+def _wider(before: Link, after: Link) -> str:
+    """What the other space could do that it could not, in words; empty: nothing."""
+    reads = after.hops > before.hops or not all(covers_any(before.shares, each) for each in after.shares)
+    found = {
+        "read more": reads,
+        "know all agents here by name": after.roster == "on" != before.roster,
+        "write to agents here": after.passes_mail and not before.passes_mail,
+    }
+    return " and ".join(words for words, is_new in found.items() if is_new)
 
 
 async def _set(where: Place, record: Link) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -36,8 +37,17 @@ def unreached_words(name: str) -> str:
     )
 
 
+def _addressless_words(name: str) -> str:
+    """What helps a link whose other space did not say where it is."""
+    return (
+        f"{name} gave no address when the link was made, so nothing is fetched from there, and who is there is not "
+        f"known. Its operator lets it listen (`tidings up --listen ADDR`); then `tidings link renew {name}` here, and "
+        "that line is accepted there, with `--url` if it is found elsewhere"
+    )
+
+
 def _is_over(link: Facts) -> bool:
-    return bool(link["channels"] or link["beyond"]) and link["until"] is not None
+    return link["until"] is not None and link["until"] <= time.time()
 
 
 def mapping(channels: Facts) -> str:
@@ -137,7 +147,8 @@ def _passes_on(link: Facts) -> str:
 
 def _why(link: Facts, live: Facts) -> str | None:
     if state(link) == "waiting":
-        return unreached_words(link["space"] or link["link"])
+        name = link["space"] or link["link"]
+        return _addressless_words(name) if link["credential"] else unreached_words(name)
     return str(link["words"] or live.get("words") or link["why"]) or None
 
 

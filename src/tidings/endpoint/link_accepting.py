@@ -44,6 +44,9 @@ from tidings.wire.link_terms import (
     SignedAcceptance,
     agreed,
     asking,
+    both_on,
+    common,
+    earliest,
     hash_of,
     minimal,
     read_offer,
@@ -53,7 +56,7 @@ from tidings.wire.link_terms import (
 )
 from tidings.wire.names import check_space
 from tidings.wire.operations import ACCEPT_WAIT
-from tidings.wire.patterns import covers_any, covers_pattern
+from tidings.wire.patterns import covers_pattern
 from tidings.wire.rulings import Link
 
 
@@ -282,8 +285,8 @@ class _Acceptor:
             peer=offer.user,
             direct=offer.direct if wishes.direct else "off",
             roster=offer.roster if wishes.roster else "off",
-            beyond=before.beyond if before else {},
         )
+        record = _as_before(record, before) if before else record
         proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
         agreed(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
         return proposal
@@ -418,19 +421,29 @@ def _chosen(offer: LinkOffer, wishes: LinkWishes, before: Link | None) -> tuple[
         taken = restricted(channels, wishes.only)
         _check_chosen("--only", wishes.only, taken, offer.shares)
         channels = taken
-    shares = _common(before.shares, offer.wants) if before else offer.wants
+    shares = common(before.shares, offer.wants) if before else offer.wants
     if wishes.share is not None:
-        shares = _common(wishes.share, offer.wants)
+        shares = common(wishes.share, offer.wants)
         _check_chosen("--share", wishes.share, shares, offer.wants)
     if not channels and not shares:
         raise UsageError("nothing would pass: take or share something of what is offered, or do not accept it")
     return channels, shares
 
 
-def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """What two lists of patterns both cover."""
-    return minimal(
-        [*(each for each in one if covers_any(other, each)), *(each for each in other if covers_any(one, each))]
+def _as_before(record: Link, before: Link) -> Link:
+    """A link that is renewed is no wider than its own operator has it."""
+    if before.has_ended(time.time_ns()):
+        raise UsageError(
+            f"link {record.link} has ended here: `tidings link set {before.space or record.link} --until TIME` says "
+            "until when it is to be, and the same line can be accepted then"
+        )
+    return msgspec.structs.replace(
+        record,
+        hops=min(record.hops, before.hops),
+        until=earliest(record.until, before.until),
+        direct=both_on(record.direct, before.direct),
+        roster=both_on(record.roster, before.roster),
+        beyond=before.beyond,
     )
 
 
@@ -444,4 +457,4 @@ def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tup
 def _earlier(offered: int | None, wanted: int | None) -> int | None:
     if wanted is not None and wanted <= time.time():
         raise UsageError("the link would have ended already: name a later time, or none")
-    return min((each for each in (offered, wanted) if each is not None), default=None)
+    return earliest(offered, wanted)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidings.endpoint.directory import each_once, resolve_among, speaking_as
+from tidings.endpoint.directory import check_takes_mail, each_once, resolve_among, speaking_as
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
@@ -132,6 +132,7 @@ def compose_request(
         return Composed(prepare_chat(identity, request.channel, message), message, request.channel, max_age)
     if request.agent is not None:
         target, shown = _target(agents, request.agent)
+        _check_reader(agents, target)
         return Composed(prepare_direct(identity, target, message), message, shown, max_age)
     assert request.role is not None
     warnings = _nobody(agents, request.role)
@@ -225,6 +226,13 @@ def _target(agents: list[Agent], text: str) -> tuple[str, str]:
         return text, next((agent.name for agent in agents if agent.id == text), text)
     agent = _resolved(agents, text)
     return agent.id, agent.name
+
+
+def _check_reader(agents: list[Agent], target: str) -> None:
+    """Whoever is known to take no mail is not written to; DeniedError says why. An id that nobody knows may take it."""
+    for agent in agents:
+        if agent.id == target:
+            check_takes_mail(agent)
 
 
 def _mentions(agents: list[Agent], named: Iterable[str]) -> list[Mention]:

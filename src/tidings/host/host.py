@@ -444,7 +444,7 @@ class Host:
         agent = self._agent(scope)
         try:
             composed = compose_request(request, self._signing(agent), self.directories.of(scope.space_id))
-        except (AuthRevoked, UnknownPeer, AmbiguousPeer) as error:
+        except (DeniedError, UnknownPeer, AmbiguousPeer) as error:
             row = await self._accepted_before(scope, request, error)
             warnings: tuple[str, ...] = (f"it was stored before, and could not be now: {error}",)
         else:

@@ -94,9 +94,16 @@ def find_row(connection: sqlite3.Connection, definition: LinkDefinition) -> Link
     return next((row for row in books.links(connection, definition.space) if row.key == definition.key), None)
 
 
+def last_row(connection: sqlite3.Connection, space: str, link: str) -> LinkRow | None:
+    """What the ledger has of a link, under whichever agreement it was carried last."""
+    rows = [row for row in books.links(connection, space) if row.definition.link == link]
+    return rows[-1] if rows else None
+
+
 def opened(connection: sqlite3.Connection, definition: LinkDefinition, now: int) -> LinkRow:
     """The same, made if it is not there. One that takes the same under another agreement goes on where it was; else all
-    is read again, and what was known under the one before is given up. A link that is paused stays so."""
+    is read again, and what was known under the one before is given up. A link that is paused stays so, and what is in
+    quarantine stays there: the peer may have it no more."""
     if (found := find_row(connection, definition)) is not None:
         return books.open_link(connection, definition, b"", now) if found.definition != definition else found
     before = [row for row in books.links(connection, definition.space) if row.definition.link == definition.link]
@@ -107,6 +114,7 @@ def opened(connection: sqlite3.Connection, definition: LinkDefinition, now: int)
     if before and before[-1].paused is not None:
         books.pause(connection, row.row, before[-1].paused, now)
     for each in before:
+        books.keep_quarantine(connection, each.row, row.row, now)
         books.delete(connection, each.row)
     return books.find(connection, row.row)
 

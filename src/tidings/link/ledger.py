@@ -148,6 +148,21 @@ def delete(connection: sqlite3.Connection, row: int) -> None:
     connection.execute("DELETE FROM link WHERE row = ?", (row,))
 
 
+def keep_quarantine(connection: sqlite3.Connection, before: int, row: int, now: int) -> None:
+    """What one link has in quarantine is another's from now on, under lives of its own: its sequences are read again.
+    What was agreed may let it in, so it is tried at once."""
+    lives = find(connection, row).lives
+    last = lives + find(connection, before).lives + 1
+    moved = connection.execute(
+        """UPDATE disposition SET link = ?, life = CASE life WHEN 0 THEN ? ELSE life + ? END
+        WHERE link = ? AND kind = 'quarantined'""",
+        (row, last, lives, before),
+    ).rowcount
+    if moved:
+        connection.execute("UPDATE link SET lives = ? WHERE row = ?", (last, row))
+        connection.execute("UPDATE quarantine SET next_at = ? WHERE link = ?", (now, row))
+
+
 def rebuild(connection: sqlite3.Connection, row: int) -> None:
     """Begin anew: everything the peer's log has is read again, and what is here already is found in the index, which is
     read from the log again too."""
@@ -215,10 +230,20 @@ def commit_page(
             for one in disposed
         ],
     )
+    _end_earlier(connection, row, disposed)
     quarantine(connection, row, disposed, now)
     connection.execute(
         "UPDATE link SET handled_at = ?, handled_time = max(handled_time, ?) WHERE row = ?", (now, time_ns, row)
     )
+
+
+def _end_earlier(connection: sqlite3.Connection, row: int, disposed: Iterable[Disposed]) -> None:
+    """A record that is in quarantine from before, and came again as it was, is known by what became of it now."""
+    if find(connection, row).lives:
+        connection.executemany(
+            "DELETE FROM disposition WHERE link = ? AND life > 0 AND seq = ? AND hash = ? AND kind = 'quarantined'",
+            [(row, one.seq, one.hash) for one in disposed if one.hash],
+        )
 
 
 def forget_removed(connection: sqlite3.Connection, row: int, floor: int, limit: int = FORGOTTEN_AT_ONCE) -> int:

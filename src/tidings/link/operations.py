@@ -20,11 +20,10 @@ import msgspec
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
 from tidings.link import mail_book, people, waiting
-from tidings.link.agreements import carries, definition_of, find_row, milliseconds, open_store, opened
+from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, open_store, opened
 from tidings.link.carrying import CarriedLink
 from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
-from tidings.link.definition import LinkDefinition
 from tidings.link.destination import LocalDestination, LocalSpace
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink, LinkRow
@@ -115,10 +114,16 @@ class LinkOperations:
         found = await self.database.read(lambda c: people.sorted_people(c, place))
         return {"people": list(map(_person, found.known)), "changed": list(map(_person, found.refused))}
 
-    async def trust(self, link: str, name: str) -> Answer:
-        """A name stands for the key from now on that has it there."""
+    async def trustable(self, link: str, name: str) -> Answer:
+        """Which key a name stands for, and which one has it there; nothing is changed."""
         place = PeerPlace(self.space, self._agreed(link).origin)
-        before, now = await self.database.write(lambda c: people.trust(c, place, name))
+        before, now = await self.database.read(lambda c: people.trustable(c, place, name))
+        return {"before": before, "now": now}
+
+    async def trust(self, link: str, name: str, key: str) -> Answer:
+        """A name stands for this key from now on, if it is the one that has it there."""
+        place = PeerPlace(self.space, self._agreed(link).origin)
+        before, now = await self.database.write(lambda c: people.trust(c, place, name, key))
         self._look_now(link)
         return {"before": before, "now": now}
 
@@ -271,15 +276,21 @@ class LinkOperations:
         return found
 
     async def _row(self, link: str) -> LinkRow:
-        """Of the ledger; a link that takes something in has one from the first time it is asked about."""
-        record = terms_of(self._agreed(link))
+        """Of the ledger; a link that takes something in has one from the first time it is asked about. Terms that are
+        not carried yet take nothing from those that are: whoever carries the link opens it by what is in force."""
+        agreed = self._agreed(link)
+        record = terms_of(agreed)
         definition = definition_of(self.space, record)
-        found = await self.database.read(lambda c: find_row(c, definition))
-        if found is None and not carries(record):
-            raise UsageError(f"nothing comes in over link {link}: it shares only, and there is nothing to do for it")
-        return found or await self._made(definition)
 
-    async def _made(self, definition: LinkDefinition) -> LinkRow:
+        def look(connection: sqlite3.Connection) -> LinkRow | None:
+            return find_row(connection, definition) or last_row(connection, self.space, link)
+
+        if (found := await self.database.read(look)) is not None:
+            return found
+        if not carries(record):
+            raise UsageError(f"nothing comes in over link {link}: it shares only, and there is nothing to do for it")
+        if agreed.state != "on":
+            raise ConflictError(f"link {link} is not in force, and nothing came over it: `tidings link list --all`")
         return await self.database.write(lambda c: opened(c, definition, milliseconds()))
 
 
@@ -297,6 +308,7 @@ OPERATIONS = frozenset(
         "verify",
         "people",
         "trust",
+        "trustable",
     }
 )
 
@@ -333,6 +345,8 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),
+        #: is there one for the other space, wherever that is?
+        "credential": LinkPeers.below(home).creds(row.link).exists(),
         #: what spaces behind it are called here, as far as there are links with them
         "behind": {origin: _called(home, origin) for origin in record.beyond},
         "takes": row.takes(milliseconds() / 1000),

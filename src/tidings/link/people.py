@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidings.errors import PageRefused, UnknownPeer
+from tidings.errors import ConflictError, PageRefused, UnknownPeer
 from tidings.wire.people import MOST_PEOPLE, Person, Sorted, sort_people
 
 #: keys that were agents there and are told of, so that what is on its way to them can come to an end
@@ -79,15 +79,23 @@ def sorted_people(connection: sqlite3.Connection, place: PeerPlace) -> Sorted:
     return sort_people(_people(connection, place), _pins(connection, place))
 
 
-def trust(connection: sqlite3.Connection, place: PeerPlace, name: str) -> tuple[str, str]:
-    """The operator lets a name stand for the key that has it there now; answers which it stood for, and which now."""
-    refused = [each for each in sorted_people(connection, place).refused if each.name == name]
+def trustable(connection: sqlite3.Connection, place: PeerPlace, name: str) -> tuple[str, str]:
+    """Which key a name stands for, and which has it there now without a word; UnknownPeer if there is no such one."""
+    found = sorted_people(connection, place)
+    refused = [each for each in found.refused if each.name == name]
     if not refused:
         raise UnknownPeer(f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust")
-    newest = max(refused, key=lambda each: each.seq)
-    before = _pins(connection, place)[name]
-    _pin(connection, place, name, newest.id)
-    return before, newest.id
+    return found.pins[name], max(refused, key=lambda each: each.seq).id
+
+
+def trust(connection: sqlite3.Connection, place: PeerPlace, name: str, key: str) -> tuple[str, str]:
+    """The operator lets a name stand for the key that has it there now; answers which it stood for, and which now.
+    `key`: the one that the operator was shown. Another that came meanwhile is not trusted with it."""
+    before, newest = trustable(connection, place, name)
+    if newest != key:
+        raise ConflictError(f"{name[:64]} has yet another key there now, {newest}: ask its operator, and look again")
+    _pin(connection, place, name, newest)
+    return before, newest
 
 
 def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:

@@ -42,7 +42,10 @@ from tidings.wire.link_terms import (
     LinkOffer,
     SignedAcceptance,
     agreed,
+    both_on,
     check_patterns,
+    common,
+    earliest,
     minimal,
     read_acceptance,
     read_offer,
@@ -206,14 +209,14 @@ class LinkInviter:
             check_unchanged(row, promise, said)
         else:
             check_acceptor(self.admin.links, promise, acceptance)
-            if self.keys.get(promise.link).id != offer.user:
-                raise DeniedError(f"a newer line was made for link {promise.link}, and takes the place of this one")
-            invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
-            failpoints.reach("link_redeem.after_taken")
+            check_newest(self.keys, offer)
             name = promise.called or self._free_name(acceptance)
             record = _record(offer, acceptance, terms, promise, name)
-            beyond = terms_of(row).beyond if row is not None else {}
-            row = (await linker.set(msgspec.structs.replace(record, beyond=beyond))).row
+            if row is not None:
+                record = _narrowed(record, terms_of(row), offer, acceptance)
+            invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
+            failpoints.reach("link_redeem.after_taken")
+            row = (await linker.set(record)).row
             failpoints.reach("link_redeem.after_record")
         await self._keep_peer(invitation, acceptance, offer.user)
         return row
@@ -302,11 +305,22 @@ def check_acceptor(ledger: LinkLedger, promise: LinkPromise, acceptance: LinkAcc
     if not promise.renews:
         check_unlinked(ledger, acceptance.space_id)
         return
+    if check_renewable(ledger, promise).origin != acceptance.space_id:
+        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
+
+
+def check_renewable(ledger: LinkLedger, promise: LinkPromise) -> AgreedLink:
+    """The link that a line renews, if there still is one."""
     row = ledger.get(promise.link)
     if row is None or row.state in ("ending", "off"):
         raise DeniedError(f"link {promise.link} was removed since: ask for another invitation")
-    if row.origin != acceptance.space_id:
-        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
+    return row
+
+
+def check_newest(keys: LinkKeys, offer: LinkOffer) -> None:
+    """The key that our user has over there is the one of the last line that was made for a link."""
+    if keys.get(offer.link).id != offer.user:
+        raise DeniedError(f"a newer line was made for link {offer.link}, and takes the place of this one")
 
 
 def check_unchanged(row: AgreedLink, promise: LinkPromise, said: SignedAcceptance) -> None:
@@ -383,3 +397,23 @@ def _record(offer: LinkOffer, acceptance: LinkAcceptance, terms: AgreedTerms, pr
         direct=terms.direct,
         roster=terms.roster,
     )
+
+
+def _narrowed(record: Link, now: Link, offer: LinkOffer, acceptance: LinkAcceptance) -> Link:
+    """The record of a link that is renewed, never wider than the link is now: its operator may have changed it since
+    the line was made. How many links a message may come over is each side's own, and what is beyond depends on it."""
+    found = msgspec.structs.replace(
+        record,
+        channels=restricted(now.channels, acceptance.shares),
+        beyond=now.beyond,
+        shares=common(record.shares, now.shares),
+        hops=min(offer.hops, now.hops),
+        until=earliest(record.until, now.until),
+        direct=both_on(record.direct, now.direct),
+        roster=both_on(record.roster, now.roster),
+    )
+    if not (found.channels or found.beyond or found.shares):
+        raise DeniedError(f"link {record.link} was changed since, and nothing would pass: ask for another line")
+    if found.has_ended(time.time_ns()):
+        raise DeniedError(f"link {record.link} was changed since, and has ended: ask for another line")
+    return found

@@ -14,7 +14,17 @@ from typing import Any
 
 from tidings.errors import ConflictError, DeniedError
 from tidings.space.invitations import LinkPromise
-from tidings.space.link_inviting import check_acceptor, check_unchanged, is_kept, is_made, judged, lost_words
+from tidings.space.link_inviting import (
+    LinkKeys,
+    check_acceptor,
+    check_newest,
+    check_renewable,
+    check_unchanged,
+    is_kept,
+    is_made,
+    judged,
+    lost_words,
+)
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers
 from tidings.steward.context import SpaceContext
@@ -45,10 +55,15 @@ class LinkInvitationHandlers:
             raise DeniedError("this request is not signed by the key that it names")
         self._check_not_lost(request, user, said)
         promise = self._promise(request.sender, user)
-        if read_offer(promise.offer, promise.signature).steward != self.space.table.steward_key:
+        offer = read_offer(promise.offer, promise.signature)
+        if offer.steward != self.space.table.steward_key:
             raise DeniedError(
                 "the space has another key of its steward since it invited you: ask for another invitation"
             )
+        if promise.renews and not is_made(self.ledger.get(promise.link), promise, user):
+            # whoever accepts cuts the user it had first: what would be refused then is refused before
+            check_renewable(self.ledger, promise)
+            check_newest(LinkKeys(self.space.home), offer)
         return _sealed(user, {"offer": promise.offer, "signature": promise.signature})
 
     @handles("accept", "link")

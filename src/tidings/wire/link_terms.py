@@ -198,6 +198,22 @@ def minimal(patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(one for one in each if not any(covers_pattern(other, one) for other in each if other != one))
 
 
+def common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """What two lists of patterns both cover."""
+    return minimal(
+        [*(each for each in one if covers_any(other, each)), *(each for each in other if covers_any(one, each))]
+    )
+
+
+def earliest(*ends: int | None) -> int | None:
+    """The first of several ends; None is no end."""
+    return min((each for each in ends if each is not None), default=None)
+
+
+def both_on(one: Switch, other: Switch) -> Switch:
+    return "on" if (one, other) == ("on", "on") else "off"
+
+
 def restricted(channels: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """Of what is taken, what is also in `patterns`; a pattern that is narrower than what is taken stands for it."""
     wanted = minimal(patterns)

@@ -9,7 +9,16 @@ import pytest
 
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.publishing import Prepared
-from tidings.errors import AmbiguousPeer, InvalidName, MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
+from tidings.errors import (
+    AmbiguousPeer,
+    DeniedError,
+    InvalidName,
+    MalformedMessage,
+    TidingsError,
+    TooLarge,
+    UnknownPeer,
+    UsageError,
+)
 from tidings.host.compose import DEFAULT_MAX_AGE, Composed, compose_request, read_request
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
@@ -97,6 +106,18 @@ def test_a_name_is_resolved_by_the_rules_and_in_the_words_of_the_roster() -> Non
     with pytest.raises(AmbiguousPeer, match="could be EVE, eve: say which"):
         composed(channel="general", text="hello", mentions=["Eve"])
     assert composed(agent="EVE", text="hello").prepared.destination == KEYS["EVE"].id
+
+
+@pytest.mark.parametrize("by", ["name", "id"])
+def test_an_agent_of_a_linked_space_is_written_to_only_where_direct_messages_pass(by: str) -> None:
+    key = KeyPair.generate().id
+    named = "bob@acme" if by == "name" else key
+    here = Agent(id=key, name="bob@acme", direct=False)
+    with pytest.raises(DeniedError, match="bob@acme cannot be written to: the link with acme passes no"):
+        composed(Seen([*DIRECTORY.rows, here]), agent=named, text="hello")
+    passes = Agent(id=key, name="bob@acme", direct=True)
+    assert composed(Seen([*DIRECTORY.rows, passes]), agent=named, text="hello").prepared.destination == key
+    assert composed(Seen([*DIRECTORY.rows, here]), channel="general", text="hello", mentions=["bob@acme"])
 
 
 def test_a_task_carries_its_terms_and_does_not_wait_longer_than_its_deadline() -> None:

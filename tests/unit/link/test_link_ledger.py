@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tidings.errors import (
@@ -17,7 +18,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.link import ledger, local_index, waiting
+from tidings.link import agreements, ledger, local_index, waiting
 from tidings.link.definition import LinkDefinition
 from tidings.link.ledger import BookedLink, Disposed, LinkRow
 from tidings.link.ports import IndexPage, IndexRow, LocalFacts, OriginIdentity
@@ -328,6 +329,24 @@ def test_a_link_is_deleted_whole_and_rebuilt_from_nothing(connection: sqlite3.Co
         assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
     with pytest.raises(LinkConflict, match="removed"):
         ledger.find(connection, row)
+
+
+def test_what_is_in_quarantine_stays_there_when_something_else_is_taken_and_is_there_once_when_it_comes_again(
+    connection: sqlite3.Connection, row: int
+) -> None:
+    commit(connection, row, 9, said(2), *(said(seq, "quarantined", "signature") for seq in (5, 6, 7)))
+    now = 1_000
+    for number, ours in enumerate(("far", "farther"), 2):
+        otherwise = msgspec.structs.replace(TAKES, authority=f"a{number}", channels={"general": ours})
+        anew = agreements.opened(connection, otherwise, now)
+        assert [link.row for link in ledger.links(connection)] == [anew.row]
+        assert [each.record for each in waiting.in_quarantine(connection, anew.row)] == [record(n) for n in (5, 6, 7)]
+        assert len(waiting.due_in_quarantine(connection, anew.row, now, 10)) == 3, "the new terms may let it in"
+        assert ledger.counts(connection, anew.row) == {"quarantined": 3}
+    ledger.begin(connection, anew.row, token(0))
+    commit(connection, anew.row, 9, said(2), said(5), said(6, "quarantined", "signature"))  # the peer has 7 no more
+    assert [each.record.seq for each in waiting.in_quarantine(connection, anew.row)] == [6, 7]
+    assert ledger.counts(connection, anew.row) == {"admitted": 2, "quarantined": 2}
 
 
 def test_a_pause_is_remembered(connection: sqlite3.Connection, row: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidings.errors import PageRefused, UnknownPeer
+from tidings.errors import ConflictError, PageRefused, UnknownPeer
 from tidings.link import mail_book, people
 from tidings.link.mail_book import HandledMail, MailState
 from tidings.link.people import PeerPlace, ReadThrough
@@ -79,9 +79,23 @@ def test_a_pin_outlives_that_everybody_is_told_anew_and_is_changed_by_the_operat
     found = book.read_blocking(lambda c: people.sorted_people(c, PLACE))
     assert ([each.id for each in found.refused], found.known) == ([BOB], ())
     with pytest.raises(UnknownPeer):
-        book.write_blocking(lambda c: people.trust(c, PLACE, "bob"))
-    assert book.write_blocking(lambda c: people.trust(c, PLACE, "ada")) == (ADA, BOB)
+        book.write_blocking(lambda c: people.trust(c, PLACE, "bob", BOB))
+    assert book.read_blocking(lambda c: people.trustable(c, PLACE, "ada")) == (ADA, BOB)
+    assert book.write_blocking(lambda c: people.trust(c, PLACE, "ada", BOB)) == (ADA, BOB)
     assert [each.id for each in book.read_blocking(lambda c: people.sorted_people(c, PLACE)).known] == [BOB]
+
+
+def test_a_key_that_was_swapped_after_the_operator_saw_another_is_not_trusted(book: Database) -> None:
+    for seq, key in enumerate((ADA, BOB), 1):
+        told, read = [Person(id=key, name="ada", seq=seq)], ReadThrough("e", seq, "k")
+        book.write_blocking(lambda c, told=told, read=read: people.take(c, PLACE, told, read))  # type: ignore[misc]
+    _, shown = book.read_blocking(lambda c: people.trustable(c, PLACE, "ada"))
+    swapped = KeyPair.generate().id
+    later = [Person(id=swapped, name="ada", seq=3)]
+    book.write_blocking(lambda c: people.take(c, PLACE, later, ReadThrough("e", 3, "k")))
+    with pytest.raises(ConflictError, match=f"yet another key there now, {swapped}"):
+        book.write_blocking(lambda c: people.trust(c, PLACE, "ada", shown))
+    assert book.read_blocking(lambda c: people.sorted_people(c, PLACE)).pins == {"ada": ADA}
 
 
 def test_a_space_that_tells_of_too_many_agents_is_refused_and_nothing_of_that_page_is_kept(

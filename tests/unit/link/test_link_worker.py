@@ -10,15 +10,17 @@ import msgspec
 import pytest
 
 from tidings.broker import jwt
-from tidings.errors import BrokerUnreachable, StewardUnreachable, TidingsError
-from tidings.link import carrying
+from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, TidingsError
+from tidings.link import carrying, ledger
 from tidings.link.carrying import half_is_over
 from tidings.link.destination import LinkInForce, LocalLinks
 from tidings.link.events import StatusChanged
 from tidings.link.local_socket import ask, follow
+from tidings.link.operations import alone
 from tidings.link.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts
 from tidings.link.worker import LinkWorker, event_fields
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.testing.waiting import eventually
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
@@ -187,6 +189,41 @@ async def test_every_link_that_takes_something_in_is_carried_and_all_are_let_go_
         assert await states(home) == {"east": "live", "west": "live"}
     assert [each.closed for each in spaces.sources] == [True, True]
     assert spaces.closed
+
+
+@pytest.mark.parametrize("carried", [True, False], ids=["worker", "no worker"])
+async def test_whoever_asks_about_a_link_whose_terms_are_not_in_force_yet_takes_nothing_from_what_is_carried(
+    home: SpaceHome, spaces: MadeUpSpaces, carried: bool
+) -> None:
+    async def rows() -> list[int]:
+        assert worker._database is not None
+        return [row.row for row in await worker._database.read(lambda c: ledger.links(c, HERE))]
+
+    asked = LinkLedger.below(home, HERE)
+    asked.put(AgreedLink("east", EAST, "setting", op="2", terms={"channels": {"news": "news"}, "space": "east"}))
+    async with running(home, spaces) as worker:
+        await eventually(lambda: len(of(spaces, "east")) == 1)
+        before = await rows()
+        if carried:
+            await ask(home.link_socket, "pause", link="east", within=5)
+            assert (await rows(), len(of(spaces, "east"))) == (before, 1)
+    if not carried:
+        async with alone(home) as operations:
+            await operations.do("pause", link="east")
+            found = await operations.database.read(lambda c: ledger.links(c, HERE))
+        assert [row.row for row in found] == before
+        assert [row.paused is not None for row in found if row.definition.link == "east"] == [True]
+
+
+async def test_a_link_that_is_not_in_force_yet_and_was_never_carried_gets_no_place_in_the_ledger(
+    home: SpaceHome,
+) -> None:
+    terms = {"channels": {"news": "news"}, "space": "east"}
+    LinkLedger.below(home, HERE).put(AgreedLink("east", EAST, "setting", op="2", terms=terms))
+    async with alone(home) as operations:
+        with pytest.raises(ConflictError, match="is not in force"):
+            await operations.do("pause", link="east")
+        assert await operations.database.read(lambda c: ledger.links(c, HERE)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""How a link is said to be, and why."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.broker import jwt
+from tidings.cli import link_words
+from tidings.link.operations import describe
+from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.space.link_inviting import keep_peer
+from tidings.space.link_ledger import AgreedLink
+from tidings.space.link_peers import LinkPeers
+from tidings.wire.keys import ACCOUNT, KeyPair
+
+HERE, ACME = (KeyPair.generate(ACCOUNT).id for _ in range(2))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> SpaceHome:
+    made = SpaceHome(tmp_path, "main")
+    made.make()
+    made.write_info(SpaceInfo("main", HERE, "", "", "", 4222, 1, "", False, ""))
+    return made
+
+
+def facts(home: SpaceHome, **terms: Any) -> dict[str, Any]:
+    row = AgreedLink(
+        "link1", ACME, "on", op="1", terms={"space": "acme", "channels": {}, "shares": ["general"], **terms}
+    )
+    return describe(home, row)
+
+
+def why(link: dict[str, Any]) -> str:
+    return str(dict(link_words.rows(link, time.time()))["why"])
+
+
+@pytest.mark.parametrize("terms", [{"roster": "on"}, {"channels": {"general": "general"}}, {}], ids=str)
+def test_a_link_past_its_end_is_over_whatever_passed_over_it(home: SpaceHome, terms: dict[str, Any]) -> None:
+    assert link_words.state(facts(home, **terms, until=int(time.time()) - 1)) == "over"
+    assert link_words.state(facts(home, **terms, until=int(time.time()) + 100)) in ("waiting", "shares only")
+
+
+def test_a_link_whose_space_gave_no_address_is_not_said_to_be_interrupted_or_put_back(home: SpaceHome) -> None:
+    link = facts(home, roster="on")
+    assert (link_words.state(link), "was interrupted or an older copy" in why(link)) == ("waiting", True)
+    keep_peer(LinkPeers.below(home), "link1", jwt.credentials("a.b.c", KeyPair.generate()))
+    link = facts(home, roster="on")
+    assert link_words.state(link) == "waiting"
+    assert "acme gave no address" in why(link)
+    assert "interrupted" not in why(link)
