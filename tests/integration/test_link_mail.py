@@ -13,7 +13,7 @@ from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_pr
 from coding_agents import hosted
 from linked_spaces import LINK, peer_of, unlinked, worker_of
 from tidings.endpoint.connecting import connect_directly
-from tidings.errors import DeniedError, UnknownPeer
+from tidings.errors import ConflictError, DeniedError, UnknownPeer
 from tidings.link import rounds
 from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail
@@ -356,3 +356,28 @@ async def test_nobody_of_this_space_speaks_as_one_of_a_linked_space_and_a_strang
         async with both.acme.core() as js:
             first = await js.at(both.acme.subjects.direct_stream, 1)
         assert both.acme.steward.space.received(first) is None, "the steward has no part in it either"
+
+
+async def test_receipts_are_not_refused_by_a_steward_that_does_not_know_yet_who_is_there(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            sent = await ada.dm("bob@acme", "read while nobody is known")
+            got = await heard(bob)
+            await ada.receipt(sent, "delivered", timeout=20)
+        await both.main.stop_steward()
+        await both.main.start_steward()
+        await got.ack()
+        async with worker(both.acme):
+
+            async def told() -> bool:
+                return "is not known yet" in (await status(both.acme))["people"]["words"]
+
+            await eventually(told, within=20)
+            creds = LinkPeers.below(both.acme.home).creds(LINK).read_text()
+            row = {"sender": ada.id, "id": sent.id, "to": bob.id, "stage": "read", "seq": sent.seq}
+            async with peer_of(both.main, creds) as peer:
+                with pytest.raises(ConflictError, match="is not known yet"):
+                    await peer.control.call("link", "told", receipts=[row])
+            async with worker(both.main):
+                assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"

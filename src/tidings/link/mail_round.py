@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -73,7 +74,8 @@ class MailRound:
             await self._take()
         except TidingsError:
             self._anew = True
-            await self._tell()  # what became of the mail before is not kept waiting by what comes
+            with suppress(TidingsError):  # what failed first is what is said
+                await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
         await self._tell()
 
@@ -203,6 +205,7 @@ class MailRound:
             await self._ledger.write(lambda c: mail_book.note_told(c, self.place, [each.key for each in due]))
 
     async def _say(self, told: list[dict[str, Any]]) -> None:
+        """It answers by number what it does not believe; that is over. It fails while it cannot know: that is not."""
         for start in range(0, len(told), RECEIPTS_AT_ONCE):
             await self._peer.ask("told", receipts=told[start : start + RECEIPTS_AT_ONCE])
 

@@ -79,6 +79,13 @@ class LinkMail:
             raise DeniedError(f"link {granted.link} passes no direct messages")
         return granted
 
+    def _known(self, link: str) -> str:
+        """Which people are known at the other end. What is for them cannot be told from the rest before."""
+        found = self.people.version(link)
+        if not found:
+            raise ConflictError(f"who is at the end of link {link} is not known yet: ask again")
+        return found
+
     async def _ends(self) -> tuple[str, int]:
         """The epoch of the mail, and its last sequence."""
         info = await self.space.js.info(self.stream)
@@ -94,9 +101,7 @@ class LinkMail:
         async with self.turns.turn(granted.link):
             await self.receipts.ready()
             epoch, head = await self._ends()
-            people = self.people.version(granted.link)
-            if not people:
-                raise ConflictError(f"who is at the end of link {granted.link} is not known yet: ask again")
+            people = self._known(granted.link)
             asked = request.optional("epoch", str), request.optional("people", str)
             if asked != (epoch, people) or not 0 <= after <= head:
                 after = 0
@@ -155,10 +160,13 @@ class LinkMail:
     @handles("link", "told")
     async def told(self, request: ControlRequest) -> Answer:
         """What became of messages of ours, of which the asking space says it. It is believed about those that are
-        addressed to its own agents; the rest is refused, by number."""
+        addressed to its own agents; the rest is refused, by number. While nobody there is known, nothing is refused."""
         granted, told = self._granted(request), read_receipts(request.arguments.get("receipts") or [])
         await self.receipts.ready()
+        self._known(granted.link)
         theirs, refused, new = self.people.of_link(granted.link), [], 0
+        if not theirs:  # as long as the worker here withdraws them
+            raise ConflictError(f"nobody at the end of link {granted.link} is known now: tell it again later")
         for number, each in enumerate(told):
             key = (each.sender, each.id, each.to)
             if each.to in theirs and await self._is_ours(key, each.seq):

@@ -1,0 +1,135 @@
+"""One round about the mail of a linked space, against stewards that answer what a test wants; the ledger is real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidings.errors import ConflictError, OutcomeUnknown, TidingsError
+from tidings.link import mail_book
+from tidings.link.ledger import BookedLink
+from tidings.link.mail_round import MailRound
+from tidings.link.schema import MIGRATIONS
+from tidings.store.database import Database
+from tidings.wire import message as wire_message
+from tidings.wire import signing
+from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.link_mail import MAIL_PER_PAGE, LinkedMail
+from tidings.wire.rulings import Link
+
+HERE, THERE = KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id
+ADA, EVE = KeyPair.generate(), KeyPair.generate()
+BOB = KeyPair.generate().id
+
+
+def letter(text: str, sender: KeyPair = ADA, to: str = BOB) -> LinkedMail:
+    payload = wire_message.compose(wire_message.Sender(sender.id, "ada"), text=text).raw
+    sig = signing.sign(sender, THERE, "dm", to, payload)
+    return LinkedMail(seq=1, sender=sender.id, to=to, sig=sig, payload=payload)
+
+
+class Peer:
+    """The steward of the other space."""
+
+    def __init__(self) -> None:
+        self.mail: list[LinkedMail] = []
+        self.told: list[tuple[str, str]] = []
+        self.failing: dict[str, TidingsError] = {}
+        self.asked = 0
+
+    def post(self, *letters: LinkedMail) -> None:
+        for each in letters:
+            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1))
+
+    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
+        if do in self.failing:
+            raise self.failing[do]
+        if do == "told":
+            self.told += [(each["id"], str(each["stage"])) for each in said["receipts"]]
+            return {"new": len(said["receipts"]), "refused": []}
+        self.asked += 1
+        head = len(self.mail)
+        after = said["after"] if said["epoch"] == "e" and said["after"] <= head else 0
+        page = self.mail[after : after + MAIL_PER_PAGE]
+        through = page[-1].seq if page else head
+        rows = [msgspec.to_builtins(each) for each in page]
+        return {"mail": rows, "epoch": "e", "people": "p", "through": through, "more": through < head}
+
+
+class Local:
+    """Our own steward and broker."""
+
+    def __init__(self) -> None:
+        self.epoch = "a"
+        self.lying: list[tuple[str, str]] = []
+        self.receipts: list[dict[str, Any]] = []
+        #: ids that have no room
+        self.full: set[str] = set()
+        #: ids whose acknowledgement does not come; they are stored all the same
+        self.unsure: set[str] = set()
+
+    def delivered(self, mail: LinkedMail) -> None:
+        said = {"sender": mail.sender, "id": mail.id, "to": mail.to, "stage": "delivered", "why": ""}
+        self.receipts.append({**said, "n": len(self.receipts) + 1})
+
+    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
+        if do == "receipts":
+            after = said["after"] if said["epoch"] == self.epoch else 0
+            head = len(self.receipts)
+            return {"receipts": self.receipts[after:], "through": head, "epoch": self.epoch, "more": False}
+        if do == "mail":
+            return {"agreed": 1, "verdicts": [self._verdict(each) for each in said["mail"]]}
+        return {}
+
+    def _verdict(self, each: Mapping[str, str]) -> str:
+        if (each["sender"], each["id"]) in self.lying:
+            return "have"
+        return "wait: there is no room" if each["id"] in self.full else "take"
+
+    async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        found = wire_message.decode(payload).id
+        if (sender, found) not in self.lying:
+            self.lying.append((sender, found))
+        if found in self.unsure:
+            raise OutcomeUnknown("no acknowledgement came")
+
+
+class Scene:
+    def __init__(self, database: Database) -> None:
+        self.database, self.peer, self.local = database, Peer(), Local()
+        self.start()
+
+    def start(self) -> None:
+        record = Link(op="-", link="abcdefghijkl", state="on", origin=THERE, channels={}, shares=(), roster="on")
+        self.round = MailRound(HERE, record, BookedLink(self.database, 0), self.peer, self.local)
+
+    async def fails(self) -> str:
+        with pytest.raises(TidingsError) as failure:
+            await self.round.run()
+        return str(failure.value)
+
+    def state(self) -> mail_book.MailState:
+        return self.database.read_blocking(lambda c: mail_book.state(c, self.round.place))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database.write_blocking(lambda c: c.execute("INSERT INTO space (space, secret) VALUES (?, ?)", (HERE, b"x" * 32)))
+    yield Scene(database)
+    database.close()
+
+
+async def test_receipts_that_the_other_space_cannot_take_now_are_told_later(scene: Scene) -> None:
+    scene.peer.post(mail := letter("one"))
+    await scene.round.run()
+    scene.local.delivered(mail)
+    scene.peer.failing = {"mail": ConflictError("not known yet"), "told": ConflictError("nobody is known")}
+    assert await scene.fails() == "not known yet"
+    scene.peer.failing = {}
+    await scene.round.run()
+    assert scene.peer.told == [(mail.id, "delivered")]
