@@ -64,6 +64,8 @@ class MailRound:
         #: what the steward remembers of what lies here may be older than what we published
         self._anew = True
         self._knows_life = False
+        #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
+        self._settled = False
         #: messages that the other space handed out and nobody signed
         self.forged = 0
 
@@ -73,7 +75,7 @@ class MailRound:
             await self._know_life()
             await self._take()
         except TidingsError:
-            self._anew = True
+            self._anew, self._settled = True, False
             with suppress(TidingsError):  # what failed first is what is said
                 await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
@@ -86,8 +88,12 @@ class MailRound:
         known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
         epoch = str((await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through))["epoch"])
         if epoch != known.told_epoch:
-            await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
+            await self._begin_again(epoch)
         self._knows_life = True
+
+    async def _begin_again(self, epoch: str) -> None:
+        await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
+        self._settled = False
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
@@ -105,6 +111,7 @@ class MailRound:
                 await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
             await self._handle(page)
             if not page.more:
+                self._settled = True
                 return
 
     async def _handle(self, page: MailPage) -> None:
@@ -115,16 +122,23 @@ class MailRound:
         # a message that was handled may be at another place now, and its receipts name that
         done = [HandledMail(*_key(each), each.mail.seq, "had") for each in offered if _key(each) in there]
         agreed, verdicts = await self._verdicts(fresh)
+        failure: TidingsError | None = None
         for each, verdict in zip(fresh, verdicts, strict=True):
             if verdict.startswith("wait"):
                 waits, through = verdict, each.mail.seq - 1
                 break
-            done.append(await self._dispose(each, verdict, agreed))
+            try:
+                done.append(await self._dispose(each, verdict, agreed))
+            except TidingsError as error:  # what came in before it is written down all the same
+                failure, through = error, each.mail.seq - 1
+                break
         reach("link.mail.admitted")
-        if done or not waits:
+        if done or not (waits or failure):
             commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
             await self._ledger.write(partial(commit, through=through, now=_now()))
             reach("link.mail.committed")
+        if failure is not None:
+            raise failure
         if done:
             await self._local.ask("took", mail=[_row(each.sender, each.id, each.reader) for each in done])
         if waits:
@@ -186,15 +200,18 @@ class MailRound:
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
             said = await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through)
             if said["epoch"] != known.told_epoch:
-                await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=str(said["epoch"])))
+                await self._begin_again(str(said["epoch"]))
             keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
             seqs = await self._ledger.read(partial(mail_book.seqs_of, place=self.place, keys=keys))
-            told = [{**each, "seq": seqs[key]} for each, key in zip(said["receipts"], keys, strict=True) if key in seqs]
-            await self._say(told)
+            rows = list(zip(said["receipts"], keys, strict=True))
+            await self._say([_receipt(each, seqs[key]) for each, key in rows if key in seqs])
             epoch, through = str(said["epoch"]), int(said["through"])
+            # what is told of a message without a row may be of one that came in and was not written down yet
+            unknown = [] if self._settled else [int(each.get("n", 1)) for each, key in rows if key not in seqs]
+            through = min([through, *(n - 1 for n in unknown)])
             if (epoch, through) != (known.told_epoch, known.told_through):
                 await self._ledger.write(partial(mail_book.move_told, place=self.place, epoch=epoch, through=through))
-            if not said["more"]:
+            if unknown or not said["more"]:
                 return
 
     async def _tell_refused(self) -> None:
@@ -222,6 +239,10 @@ def _check(page: MailPage, known: MailState) -> None:
 
 def _key(offered: _Offered) -> tuple[str, str, str]:
     return offered.mail.sender, offered.id, offered.mail.to
+
+
+def _receipt(told: Mapping[str, Any], seq: int) -> dict[str, Any]:
+    return {**{name: told[name] for name in ("sender", "id", "to", "stage", "why")}, "seq": seq}
 
 
 def _row(sender: str, mid: str, to: str) -> dict[str, Any]:

@@ -260,7 +260,7 @@ class LinkMail:
 
     @handles("admission", "receipts")
     async def told_here(self, request: ControlRequest) -> Answer:
-        """What became of messages of other spaces after a sequence of an epoch, oldest first."""
+        """What became of messages of other spaces after a sequence of an epoch, oldest first; `n` is the sequence."""
         after, s = request.optional("after", int) or 0, self.space.subjects
         info = await self.space.js.info(s.audit_stream)
         epoch, head = f"{(await self._ends())[0]} {info.get('created', '')}", int(info["state"]["last_seq"])
@@ -283,7 +283,8 @@ class LinkMail:
             told = stage in TOLD_STAGES and is_message_id(mid) and not said.get("channel")
             if told and self.space.access(sender) is None:
                 to = record.subject.rpartition(".")[2]
-                return [{"sender": sender, "id": mid, "to": to, "stage": stage, "why": _line(said.get("why", ""))}]
+                why = _line(said.get("why", ""))
+                return [{"sender": sender, "id": mid, "to": to, "stage": stage, "why": why, "n": record.seq}]
         return []
 
     # --- telling that there is something ---

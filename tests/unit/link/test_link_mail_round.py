@@ -133,3 +133,46 @@ async def test_receipts_that_the_other_space_cannot_take_now_are_told_later(scen
     scene.peer.failing = {}
     await scene.round.run()
     assert scene.peer.told == [(mail.id, "delivered")]
+
+
+async def test_what_came_in_before_a_failure_is_written_down_and_its_receipts_are_told(scene: Scene) -> None:
+    first, second = letter("one"), letter("two")
+    scene.peer.post(first, second)
+    scene.local.unsure = {second.id}
+    scene.local.delivered(first)  # its reader is fast
+    await scene.fails()
+    assert scene.state().through == 1
+    assert scene.peer.told == [(first.id, "delivered")]
+    scene.local.delivered(second)  # it was stored, and nobody here knows that yet
+    scene.peer.failing = {"mail": ConflictError("not now")}
+    await scene.fails()
+    scene.peer.failing = {}
+    await scene.round.run()
+    assert (second.id, "delivered") in scene.peer.told
+    assert scene.state().told_through == 2
+
+
+@pytest.mark.parametrize("lost", ["a worker", "the ledger of a worker", "the mail here"])
+async def test_receipts_of_what_is_not_written_down_wait_until_the_mail_was_looked_at(scene: Scene, lost: str) -> None:
+    scene.peer.post(mail := letter("one"))
+    if lost == "a worker":  # killed between the broker and its ledger
+        scene.local.lying = [(mail.sender, mail.id)]
+    else:
+        await scene.round.run()
+    scene.local.delivered(mail)
+    if lost == "the mail here":
+        scene.local.epoch = "another"
+    elif lost == "the ledger of a worker":
+        scene.database.write_blocking(lambda c: mail_book.forget(c, scene.round.place))
+    scene.start()
+    scene.peer.failing = {"mail": ConflictError("not now")}
+    await scene.fails()
+    scene.peer.failing, scene.peer.told = {}, []
+    await scene.round.run()
+    assert scene.peer.told == [(mail.id, "delivered")]
+
+
+async def test_receipts_of_mail_of_other_links_hold_nothing_up_once_the_mail_was_looked_at(scene: Scene) -> None:
+    scene.local.delivered(letter("of another link", EVE))
+    await scene.round.run()
+    assert (scene.peer.told, scene.state().told_through) == ([], 1)
