@@ -11,7 +11,7 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
-from linked_spaces import LINK, peer_of, unlinked, worker_of
+from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError, UnknownPeer
 from tidings.link import rounds
@@ -24,6 +24,8 @@ from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.message import Sender, compose
 from tidings.wire.seal import seal_message
 from tidings.wire.signing import SIGNATURE_HEADER, sign
+from tidings.wire.ids import new_id
+from tidings.wire.keys import KeyPair
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -381,3 +383,47 @@ async def test_receipts_are_not_refused_by_a_steward_that_does_not_know_yet_who_
                     await peer.control.call("link", "told", receipts=[row])
             async with worker(both.main):
                 assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+
+async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, eve, stranger = "otherlinkabc", KeyPair.generate().id, KeyPair.generate().id
+    async with connect(both.main, "ada") as ada, worker(both.main), worker(both.acme):
+        await knows(ada, "bob@acme")
+        bob = (await ada.resolve("bob@acme")).id
+        await ada.dm("bob@acme", "nobody reads it")
+
+        async def came() -> bool:
+            mail = (await status(both.acme))["people"]["mail"]
+            return bool(mail and mail["came"] == 1)
+
+        await eventually(came, within=20)
+    await linked(both.acme, other, origin=ELSEWHERE, roster="on", direct="on")
+    async with worker_of(both.acme) as own:
+
+        async def offer(link: str, *senders: str, size: int = 100) -> list[str]:
+            rows = [{"sender": each, "id": new_id(), "to": bob, "size": size} for each in senders]
+            return list((await own.call("admission", "mail", link=link, mail=rows))["verdicts"])
+
+        await own.call("admission", "people", link=other, version="1", people=[{"id": eve, "name": "eve"}])
+        assert await offer(LINK, ada.id) == await offer(other, eve) == ["take"]
+        known, unknown = await offer(LINK, ada.id, stranger)
+        assert (known, unknown[:35]) == ("take", "wait: its space has not stated that")
+        assert (await offer(other, ada.id)) == ["no: its sender is an agent of another space than it came from"]
+
+        monkeypatch.setattr(link_mail, "MOST_FILLED", 1e-9)  # less than a message, for each of both
+        assert [each[:34] for each in await offer(LINK, ada.id)] == ["wait: messages of this link fill t"]
+        one, two = await offer(other, eve, eve)
+        assert (one, two[:34]) == ("take", "wait: messages of this link fill t")
+        monkeypatch.setattr(link_mail, "MOST_FILLED", 0.5)
+
+        ian = KeyPair.generate().id
+        rows = [{"id": ada.id, "name": "ada"}, {"id": ian, "name": "ian"}]
+        await own.call("admission", "people", link=LINK, version="2", people=rows)
+        monkeypatch.setattr(link_mail, "MOST_WAITING", 10)  # one of each agent
+        mine, his, again = await offer(LINK, ada.id, ian, ian)
+        assert (mine[:22], his, again[:22]) == ("wait: as many messages", "take", "wait: as many messages")
+        monkeypatch.setattr(link_mail, "MOST_WAITING", 1)
+        assert (await offer(LINK, ian))[0].startswith("wait: as many messages of this link")
+        assert await offer(other, eve) == ["take"]

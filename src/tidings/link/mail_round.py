@@ -5,7 +5,8 @@
     our steward: what became of mail of other spaces -> told to the peer's steward
 
 Killed anywhere, it does the same again: the ledger, the steward and the broker each know what is here already. What has
-no room waits, and everything behind it; what never may come in is told to its sender by the other space.
+no room waits, and so does what its sender wrote to the same reader after it; the token stays before it, and what others
+wrote comes in meanwhile. What never may come in is told to its sender by the other space.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import hmac
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from tidings.errors import ConflictError, LogFull, MailboxFull, PageRefused, TidingsError, WireError
+from tidings.errors import ConflictError, MailboxFull, PageRefused, TidingsError, WireError
 from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import mail_book
@@ -51,7 +53,30 @@ class _Offered(NamedTuple):
 
 
 class _Waits(ConflictError):
-    """Something does not come in now, and nothing behind it."""
+    """Something does not come in now."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """At the mail of the other space, from the token to its end. It may take several rounds."""
+
+    epoch: str
+    people: str
+    #: how far it came
+    through: int
+    #: the token stays here, before the first message that waits
+    held: int | None = None
+    #: senders and readers between whom something waits: what follows comes after it
+    late: set[tuple[str, str]] = field(default_factory=set)
+    words: str = ""
+
+    def hold(self, mail: LinkedMail, verdict: str) -> None:
+        self.late.add((mail.sender, mail.to))
+        self.stop_before(mail)
+        self.words = self.words or verdict.removeprefix("wait: ")
+
+    def stop_before(self, mail: LinkedMail) -> None:
+        self.held = mail.seq - 1 if self.held is None else self.held
 
 
 class MailRound:
@@ -66,6 +91,7 @@ class MailRound:
         self._knows_life = False
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
+        self._look: _Look | None = None
         #: messages that the other space handed out and nobody signed
         self.forged = 0
 
@@ -74,8 +100,11 @@ class MailRound:
         try:
             await self._know_life()
             await self._take()
+        except _Waits:
+            await self._tell()
+            raise
         except TidingsError:
-            self._anew, self._settled = True, False
+            self._anew, self._settled, self._look = True, False, None
             with suppress(TidingsError):  # what failed first is what is said
                 await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
@@ -93,7 +122,7 @@ class MailRound:
 
     async def _begin_again(self, epoch: str) -> None:
         await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
-        self._settled = False
+        self._settled, self._look = False, None
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
@@ -104,45 +133,59 @@ class MailRound:
     async def _take(self) -> None:
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-            asked = {"epoch": known.epoch, "people": known.people, "after": known.through}
+            look = self._look or _Look(known.epoch, known.people, known.through)
+            asked = {"epoch": look.epoch, "people": look.people, "after": look.through}
             page = read_mail(await self._peer.ask("mail", **asked))
-            _check(page, known)
-            if known.epoch and page.epoch != known.epoch:  # it may have lost what it was told
-                await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
-            await self._handle(page)
+            if (page.epoch, page.people) != (look.epoch, look.people):
+                if look.epoch and page.epoch != look.epoch:  # it may have lost what it was told
+                    await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
+                look = _Look(page.epoch, page.people, 0)
+            _check(page, look.through)
+            self._look = look
+            await self._handle(page, look, known)
+            look.through = page.through
             if not page.more:
-                self._settled = True
+                self._look, self._settled = None, True
+                if look.words:
+                    raise _Waits(f"direct messages of the other space wait: {look.words}")
                 return
 
-    async def _handle(self, page: MailPage) -> None:
-        waits, through = "", page.through
+    async def _handle(self, page: MailPage, look: _Look, known: MailState) -> None:
         offered = [each for each in map(self._opened, page.mail) if each is not None]
         there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
-        fresh = [each for each in offered if _key(each) not in there]
         # a message that was handled may be at another place now, and its receipts name that
         done = [HandledMail(*_key(each), each.mail.seq, "had") for each in offered if _key(each) in there]
-        agreed, verdicts = await self._verdicts(fresh)
         failure: TidingsError | None = None
-        for each, verdict in zip(fresh, verdicts, strict=True):
-            if verdict.startswith("wait"):
-                waits, through = verdict, each.mail.seq - 1
-                break
-            try:
-                done.append(await self._dispose(each, verdict, agreed))
-            except TidingsError as error:  # what came in before it is written down all the same
-                failure, through = error, each.mail.seq - 1
-                break
+        try:
+            await self._offer([each for each in offered if _key(each) not in there], look, done)
+        except TidingsError as error:  # what came in before it is written down all the same
+            failure = error
         reach("link.mail.admitted")
-        if done or not (waits or failure):
+        token = page.epoch, page.people, page.through if look.held is None else look.held
+        if done or (failure is None and token != known[:3]):
             commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
-            await self._ledger.write(partial(commit, through=through, now=_now()))
+            await self._ledger.write(partial(commit, through=token[2], now=_now()))
             reach("link.mail.committed")
         if failure is not None:
             raise failure
         if done:
             await self._local.ask("took", mail=[_row(each.sender, each.id, each.reader) for each in done])
-        if waits:
-            raise _Waits(f"direct messages of the other space wait: {waits.removeprefix('wait: ')}")
+
+    async def _offer(self, fresh: Sequence[_Offered], look: _Look, done: list[HandledMail]) -> None:
+        """Let in what may come, one after the other; what became of each is added to `done`."""
+        under_way = fresh[0].mail if fresh else None
+        try:
+            agreed, verdicts = await self._verdicts(fresh)
+            for each, verdict in zip(fresh, verdicts, strict=True):
+                under_way, pair = each.mail, (each.mail.sender, each.mail.to)
+                if verdict.startswith("wait") or (verdict == "take" and pair in look.late):
+                    look.hold(each.mail, verdict)
+                else:
+                    done.append(await self._dispose(each, verdict, agreed))
+        except TidingsError:
+            if under_way is not None:
+                look.stop_before(under_way)
+            raise
 
     def _opened(self, mail: LinkedMail) -> _Offered | None:
         """A message that its sender signed for its reader in the space it comes from; None if it is none."""
@@ -158,7 +201,7 @@ class MailRound:
     async def _verdicts(self, fresh: Sequence[_Offered]) -> tuple[int, list[str]]:
         if not fresh:
             return 0, []
-        rows = [_row(each.mail.sender, each.id, each.mail.to) for each in fresh]
+        rows = [_row(each.mail.sender, each.id, each.mail.to) | {"size": len(each.mail.payload)} for each in fresh]
         said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=self._anew)
         self._anew = False
         return int(said["agreed"]), list(said["verdicts"])
@@ -177,8 +220,6 @@ class MailRound:
             await self._local.put_mail(mail.to, mail.sender, mail.payload, headers)
         except MailboxFull:
             return became("refused", "the mailbox of its reader is full of what its sender sent before")
-        except LogFull as error:
-            raise _Waits(str(error)) from error
         except WireError as error:
             return became("refused", str(error)[:200])
         return became("admitted")
@@ -227,9 +268,8 @@ class MailRound:
             await self._peer.ask("told", receipts=told[start : start + RECEIPTS_AT_ONCE])
 
 
-def _check(page: MailPage, known: MailState) -> None:
-    """It goes on from the token, in order; of another epoch, or for others, from the beginning."""
-    after = known.through if (page.epoch, page.people) == (known.epoch, known.people) else 0
+def _check(page: MailPage, after: int) -> None:
+    """It goes on from there, in order."""
     seqs = [after, *(each.seq for each in page.mail)]
     rising = all(one < other for one, other in pairwise(seqs))
     stands = page.more and page.through <= after

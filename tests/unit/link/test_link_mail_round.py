@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tidings.errors import ConflictError, OutcomeUnknown, TidingsError
-from tidings.link import mail_book
+from tidings.link import mail_book, mail_round
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_round import MailRound
 from tidings.link.schema import MIGRATIONS
@@ -91,6 +91,8 @@ class Local:
         return "wait: there is no room" if each["id"] in self.full else "take"
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        assert to == BOB
+        assert signing.SIGNATURE_HEADER in headers
         found = wire_message.decode(payload).id
         if (sender, found) not in self.lying:
             self.lying.append((sender, found))
@@ -176,3 +178,33 @@ async def test_receipts_of_mail_of_other_links_hold_nothing_up_once_the_mail_was
     scene.local.delivered(letter("of another link", EVE))
     await scene.round.run()
     assert (scene.peer.told, scene.state().told_through) == ([], 1)
+
+
+async def test_a_message_that_waits_keeps_nothing_back_but_what_its_sender_wrote_after_it(scene: Scene) -> None:
+    held, after = [letter(f"{n}", EVE) for n in range(MAIL_PER_PAGE)], letter("after them", EVE)
+    first, last = letter("one"), letter("two")
+    scene.peer.post(first, *held, last, after)
+    scene.local.full = {each.id for each in held}
+    assert await scene.fails() == "direct messages of the other space wait: there is no room"
+    assert scene.local.lying == [(ADA.id, first.id), (ADA.id, last.id)]
+    assert scene.state().through == 1
+    scene.local.delivered(last)
+    await scene.fails()
+    assert scene.peer.told == [(last.id, "delivered")]
+    scene.local.full = set()
+    await scene.round.run()
+    assert scene.local.lying[2:] == [(EVE.id, each.id) for each in (*held, after)]
+    assert scene.state().through == len(scene.peer.mail)
+
+
+async def test_however_much_waits_what_others_wrote_behind_it_is_come_to(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_round, "MOST_PAGES", 1)
+    held = [letter(f"{n}", EVE) for n in range(2 * MAIL_PER_PAGE)]
+    scene.peer.post(*held, last := letter("one"))
+    scene.local.full = {each.id for each in held}
+    await scene.round.run()
+    await scene.round.run()
+    await scene.fails()
+    assert (scene.local.lying, scene.state().through) == ([(ADA.id, last.id)], 0)
