@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
+from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError, UnknownPeer
 from tidings.link import rounds
@@ -427,3 +429,41 @@ async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
         monkeypatch.setattr(link_mail, "MOST_WAITING", 1)
         assert (await offer(LINK, ian))[0].startswith("wait: as many messages of this link")
         assert await offer(other, eve) == ["take"]
+
+
+@pytest.mark.parametrize("one_by_one", [100, 2])
+async def test_for_a_page_of_mail_little_more_is_read_than_fits_however_many_have_mail(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch, one_by_one: int
+) -> None:
+    monkeypatch.setattr(link_mail, "MAIL_PER_PAGE", 4)
+    monkeypatch.setattr(link_mail, "MOST_INBOXES", one_by_one, raising=False)
+    keys, read, reading = [KeyPair.generate().id for _ in range(8)], [0], JetStream.read
+    handing_out, looking = ContextVar("handing_out", default=False), link_mail.LinkMail._waiting
+
+    async def counted(js: JetStream, stream: str, *where: Any, **how: Any) -> AsyncIterator[list[StoredRecord]]:
+        async for page in reading(js, stream, *where, **how):
+            read[0] += len(page) * handing_out.get()
+            yield page
+
+    async def waiting(mail: link_mail.LinkMail, *where: Any) -> Any:
+        handing_out.set(True)  # others of the steward's read too
+        return await looking(mail, *where)
+
+    async with connect(both.main, "ada") as ada, worker_of(both.main) as own:
+        rows = [{"id": each, "name": f"n{number}"} for number, each in enumerate(keys)]
+        await own.call("admission", "people", link=LINK, version="1", people=rows)
+        sent = [await ada.dm(key, f"number {n}") for n in range(5) for key in keys]
+        monkeypatch.setattr(JetStream, "read", counted)
+        monkeypatch.setattr(link_mail.LinkMail, "_waiting", waiting)
+        creds, found, more = LinkPeers.below(both.acme.home).creds(LINK).read_text(), [], True
+        asked: dict[str, Any] = {}
+        async with peer_of(both.main, creds) as peer:
+            while more:
+                read[0] = 0
+                said = await peer.control.call("link", "mail", **asked)
+                assert len(said["mail"]) <= 4
+                # one more than fits of the first mailbox; of each further one what lies before the fifth of those before
+                assert read[0] <= 5 + sum(-(-5 // before) + 1 for before in range(1, len(keys)))
+                found += [each["seq"] for each in said["mail"]]
+                asked, more = {"epoch": said["epoch"], "people": "1", "after": said["through"]}, said["more"]
+        assert found == [each.seq for each in sent]

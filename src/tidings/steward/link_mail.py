@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -37,6 +37,10 @@ from tidings.wire.subjects import Direct
 
 #: bytes of a page of mail; one message may be larger
 PAGE_BYTES = 256 * 1024
+#: mailboxes that are read one by one for a page; of more, the mail is read as it lies
+MOST_INBOXES = 32
+#: records that are looked at for a page then, and their bytes
+MOST_SCANNED, SCANNED_BYTES = 1_000, 8 * 1024 * 1024
 #: questions for mail that are answered at the same time: of one link, and of all
 EACH, AT_ONCE = 1, 2
 #: direct messages of one link that may wait here to be read; of one agent of it, a tenth
@@ -58,6 +62,25 @@ class _OfferedMail(msgspec.Struct, frozen=True):
     id: str
     to: str
     size: int = 0
+
+
+class _Gathered:
+    """Records for a page, from several mailboxes: the first ones, up to one more than fits. All up to `reach` are
+    there."""
+
+    def __init__(self, reach: int) -> None:
+        self.reach = reach
+        self.records: list[StoredRecord] = []
+
+    def add(self, page: Iterable[StoredRecord]) -> None:
+        found = (each for each in (*self.records, *page) if each.seq <= self.reach)
+        self.records, size = [], 0
+        for record in sorted(found, key=lambda each: each.seq):
+            self.records.append(record)
+            size += len(record.payload)
+            if len(self.records) > MAIL_PER_PAGE or size > PAGE_BYTES:
+                self.reach = record.seq
+                return
 
 
 class _Weight(NamedTuple):
@@ -149,25 +172,39 @@ class LinkMail:
         return {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
 
     async def _waiting(self, link: str, start: int, head: int) -> tuple[list[LinkedMail], int]:
-        targets = self.people.of_link(link)
-        found: dict[int, StoredRecord] = {}
-        reach = head
-        for target in await self._targets_with_mail(targets) if start <= head else ():
-            size = taken = 0
-            reading = self.space.js.read(self.stream, self.space.subjects.direct_inbox(target), start, reach)
-            async for page in reading:
-                found.update((record.seq, record) for record in page)
-                taken, size = taken + len(page), size + sum(len(record.payload) for record in page)
-                if taken > MAIL_PER_PAGE or size > PAGE_BYTES:
-                    reach = min(reach, page[-1].seq)
+        gathered, targets = _Gathered(head), self.people.of_link(link)
+        inboxes = await self._inboxes(targets) if start <= head else []
+        if len(inboxes) > MOST_INBOXES:
+            await self._scan(targets, start, gathered)
+            inboxes = []
+        for inbox in inboxes:
+            async for page in self._pages(inbox, start, gathered.reach):
+                gathered.add(page)
+                if page[-1].seq >= gathered.reach:
                     break
-        return self._fitting([found[seq] for seq in sorted(found) if seq <= reach], reach)
+        return self._fitting(gathered.records, gathered.reach)
 
-    async def _targets_with_mail(self, targets: frozenset[str]) -> list[str]:
+    async def _inboxes(self, targets: frozenset[str]) -> list[str]:
+        """Those of them that have mail."""
         s = self.space.subjects
         parsed = [s.parse(each) for each in await self.space.js.subjects_of(self.stream, f"{s.root}.dm.>")]
         found = (each.target for each in parsed if isinstance(each, Direct) and each.target in targets)
-        return list(dict.fromkeys(found))
+        return [s.direct_inbox(each) for each in dict.fromkeys(found)]
+
+    async def _scan(self, targets: frozenset[str], start: int, gathered: _Gathered) -> None:
+        s, read, size = self.space.subjects, 0, 0
+        async for page in self._pages(f"{s.root}.dm.>", start, gathered.reach):
+            parsed = ((each, s.parse(each.subject)) for each in page)
+            gathered.add([each for each, at in parsed if isinstance(at, Direct) and at.target in targets])
+            read, size = read + len(page), size + sum(len(each.payload) for each in page)
+            if read >= MOST_SCANNED or size >= SCANNED_BYTES:
+                gathered.reach = min(gathered.reach, page[-1].seq)
+            if page[-1].seq >= gathered.reach:
+                return
+
+    def _pages(self, subjects: str, start: int, end: int) -> AsyncIterator[list[StoredRecord]]:
+        """Little more at a time than fits."""
+        return self.space.js.read(self.stream, subjects, start, end, page=MAIL_PER_PAGE + 1, max_bytes=2 * PAGE_BYTES)
 
     def _fitting(self, records: list[StoredRecord], reach: int) -> tuple[list[LinkedMail], int]:
         kept: list[LinkedMail] = []
