@@ -462,7 +462,7 @@ async def test_for_a_page_of_mail_little_more_is_read_than_fits_however_many_hav
                 read[0] = 0
                 said = await peer.control.call("link", "mail", **asked)
                 assert len(said["mail"]) <= 4
-                # one more than fits of the first mailbox; of each further one what lies before the fifth of those before
+                # one more than fits of the first mailbox; of each further one what lies before the fifth of the others
                 assert read[0] <= 5 + sum(-(-5 // before) + 1 for before in range(1, len(keys)))
                 found += [each["seq"] for each in said["mail"]]
                 asked, more = {"epoch": said["epoch"], "people": "1", "after": said["through"]}, said["more"]

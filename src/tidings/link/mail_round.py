@@ -136,11 +136,14 @@ class MailRound:
             look = self._look or _Look(known.epoch, known.people, known.through)
             asked = {"epoch": look.epoch, "people": look.people, "after": look.through}
             page = read_mail(await self._peer.ask("mail", **asked))
-            if (page.epoch, page.people) != (look.epoch, look.people):
-                if look.epoch and page.epoch != look.epoch:  # it may have lost what it was told
-                    await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
+            # of the same epoch, and ends before the token: it was set back
+            lost = page.epoch != look.epoch or (page.people == look.people and page.through < look.through)
+            anew = lost or page.people != look.people
+            _check(page, 0 if anew else look.through)
+            if lost and look.epoch:  # what it was told, too, maybe
+                await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
+            if anew:
                 look = _Look(page.epoch, page.people, 0)
-            _check(page, look.through)
             self._look = look
             await self._handle(page, look, known)
             look.through = page.through

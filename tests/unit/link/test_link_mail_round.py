@@ -69,6 +69,8 @@ class Local:
         self.receipts: list[dict[str, Any]] = []
         #: ids that have no room
         self.full: set[str] = set()
+        #: ids that never may come in
+        self.never: set[str] = set()
         #: ids whose acknowledgement does not come; they are stored all the same
         self.unsure: set[str] = set()
 
@@ -88,6 +90,8 @@ class Local:
     def _verdict(self, each: Mapping[str, str]) -> str:
         if (each["sender"], each["id"]) in self.lying:
             return "have"
+        if each["id"] in self.never:
+            return "no: its reader was revoked"
         return "wait: there is no room" if each["id"] in self.full else "take"
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
@@ -208,3 +212,19 @@ async def test_however_much_waits_what_others_wrote_behind_it_is_come_to(
     await scene.round.run()
     await scene.fails()
     assert (scene.local.lying, scene.state().through) == ([(ADA.id, last.id)], 0)
+
+
+async def test_mail_that_was_set_back_in_the_same_epoch_is_looked_at_from_the_beginning(scene: Scene) -> None:
+    kept, refused = letter("kept"), letter("refused")
+    scene.peer.post(kept, refused, letter("lost"), letter("lost too"))
+    scene.local.never = {refused.id}
+    await scene.round.run()
+    scene.local.delivered(kept)
+    await scene.round.run()
+    del scene.peer.mail[2:]
+    scene.peer.told = []
+    scene.peer.post(new := letter("new"))
+    await scene.round.run()
+    assert scene.local.lying[-1] == (ADA.id, new.id)
+    assert scene.state().through == 3
+    assert sorted(scene.peer.told) == sorted([(kept.id, "delivered"), (refused.id, "undeliverable")])
