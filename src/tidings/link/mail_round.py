@@ -92,8 +92,6 @@ class MailRound:
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
         self._look: _Look | None = None
-        #: messages that the other space handed out and nobody signed
-        self.forged = 0
 
     async def run(self) -> None:
         """Mail first: what was refused in this round is told in it."""
@@ -126,7 +124,8 @@ class MailRound:
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
-        return {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": self.forged}
+        forged = await self._ledger.read(lambda c: mail_book.forged(c, self.place))
+        return {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": forged}
 
     # --- what comes in ---
 
@@ -154,10 +153,13 @@ class MailRound:
                 return
 
     async def _handle(self, page: MailPage, look: _Look, known: MailState) -> None:
-        offered = [each for each in map(self._opened, page.mail) if each is not None]
+        signed = [each for each in page.mail if each.is_signed(self._record.origin)]
+        opened = [_opened(each) for each in signed]
+        offered = [each for each in opened if isinstance(each, _Offered)]
         there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
         # a message that was handled may be at another place now, and its receipts name that
         done = [HandledMail(*_key(each), each.mail.seq, "had") for each in offered if _key(each) in there]
+        done += [each for each in opened if isinstance(each, HandledMail)]
         failure: TidingsError | None = None
         try:
             await self._offer([each for each in offered if _key(each) not in there], look, done)
@@ -167,12 +169,14 @@ class MailRound:
         token = page.epoch, page.people, page.through if look.held is None else look.held
         if done or (failure is None and token != known[:3]):
             commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
-            await self._ledger.write(partial(commit, through=token[2], now=_now()))
+            # what lies behind the token comes again, and is counted then
+            forged = sum(each.seq <= token[2] for each in page.mail) - sum(each.seq <= token[2] for each in signed)
+            await self._ledger.write(partial(commit, through=token[2], now=_now(), forged=forged))
             reach("link.mail.committed")
         if failure is not None:
             raise failure
-        if done:
-            await self._local.ask("took", mail=[_row(each.sender, each.id, each.reader) for each in done])
+        if let_in := [_row(*each.key) for each in done if each.outcome != "refused"]:
+            await self._local.ask("took", mail=let_in)
 
     async def _offer(self, fresh: Sequence[_Offered], look: _Look, done: list[HandledMail]) -> None:
         """Let in what may come, one after the other; what became of each is added to `done`."""
@@ -189,17 +193,6 @@ class MailRound:
             if under_way is not None:
                 look.stop_before(under_way)
             raise
-
-    def _opened(self, mail: LinkedMail) -> _Offered | None:
-        """A message that its sender signed for its reader in the space it comes from; None if it is none."""
-        try:
-            found = _Offered(mail, mail.id)
-        except WireError:
-            found = None
-        if found is None or not mail.is_signed(self._record.origin):
-            self.forged += 1
-            return None
-        return found
 
     async def _verdicts(self, fresh: Sequence[_Offered]) -> tuple[int, list[str]]:
         if not fresh:
@@ -278,6 +271,15 @@ def _check(page: MailPage, after: int) -> None:
     stands = page.more and page.through <= after
     if not rising or page.through < seqs[-1] or stands:
         raise PageRefused("the other space hands out its mail out of order, or does not go on")
+
+
+def _opened(mail: LinkedMail) -> _Offered | HandledMail:
+    """A message, or that what was signed is none: it is refused under a name of its own."""
+    try:
+        return _Offered(mail, mail.id)
+    except WireError as error:
+        name = hashlib.sha256(mail.payload).hexdigest()[:32]
+        return HandledMail(mail.sender, name, mail.to, mail.seq, "refused", str(error)[:200])
 
 
 def _key(offered: _Offered) -> tuple[str, str, str]:

@@ -228,3 +228,21 @@ async def test_mail_that_was_set_back_in_the_same_epoch_is_looked_at_from_the_be
     assert scene.local.lying[-1] == (ADA.id, new.id)
     assert scene.state().through == 3
     assert sorted(scene.peer.told) == sorted([(kept.id, "delivered"), (refused.id, "undeliverable")])
+
+
+async def test_mail_that_does_not_open_is_counted_for_good_and_stops_nothing(scene: Scene) -> None:
+    no_message = msgspec.structs.replace(letter("x"), payload=b"[]", sig=signing.sign(ADA, THERE, "dm", BOB, b"[]"))
+    unsigned, held, last = msgspec.structs.replace(letter("x"), sig="A" * 86), letter("held", EVE), letter("last")
+    scene.peer.post(unsigned, no_message, held, unsigned, last)
+    scene.local.full = {held.id}
+    for _ in range(2):
+        await scene.fails()
+        assert await scene.round.facts() == {"came": 1, "refused": 1, "forged": 1}
+    scene.local.full = set()
+    await scene.round.run()
+    scene.start()
+    await scene.round.run()
+    assert await scene.round.facts() == {"came": 2, "refused": 1, "forged": 2}
+    scene.database.write_blocking(lambda c: mail_book.tell_again(c, scene.round.place))
+    await scene.round.run()
+    assert scene.peer.told == []
