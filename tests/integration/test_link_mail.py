@@ -383,6 +383,10 @@ async def test_receipts_are_not_refused_by_a_steward_that_does_not_know_yet_who_
             async with peer_of(both.main, creds) as peer:
                 with pytest.raises(ConflictError, match="is not known yet"):
                     await peer.control.call("link", "told", receipts=[row])
+                async with worker_of(both.main) as own:  # withdraws them, as for a link that is paused
+                    await own.call("admission", "people", link=LINK, version="0", people=[])
+                with pytest.raises(ConflictError, match="nobody at the end of link abcdefghijkl is known now"):
+                    await peer.control.call("link", "told", receipts=[row])
             async with worker(both.main):
                 assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
 
