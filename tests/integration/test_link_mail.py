@@ -16,18 +16,17 @@ from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError, UnknownPeer
-from tidings.link import rounds
+from tidings.link import mail_round, rounds
 from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.message import Sender, compose
 from tidings.wire.seal import seal_message
 from tidings.wire.signing import SIGNATURE_HEADER, sign
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -37,6 +36,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "EVERY", 0.1)
+    monkeypatch.setattr(mail_round, "LOOK_AGAIN", 0.2)
 
 
 @pytest.fixture
@@ -204,8 +204,8 @@ async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there
         async with worker(both.acme):
 
             async def waits() -> bool:
-                people = (await status(both.acme))["people"]
-                return people["mail"]["came"] == 1 and "as many messages of this link lie here" in people["words"]
+                mail = (await status(both.acme))["people"]["mail"]
+                return mail["came"] == 1 and "as many messages of this link lie here" in mail["waits"]
 
             await eventually(waits, within=20)
             monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)

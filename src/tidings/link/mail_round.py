@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from tidings.errors import ConflictError, MailboxFull, PageRefused, TidingsError, WireError
+from tidings.errors import MailboxFull, PageRefused, TidingsError, WireError
 from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import mail_book
@@ -37,6 +38,8 @@ from tidings.wire.states import ReceiptStage
 
 #: pages of one round, of mail and of receipts
 MOST_PAGES = 16
+#: seconds after which what has no room is tried again
+LOOK_AGAIN = 10.0
 
 
 class LocalPost(AskedSteward, Protocol):
@@ -52,10 +55,6 @@ class _Offered(NamedTuple):
     id: str
 
 
-class _Waits(ConflictError):
-    """Something does not come in now."""
-
-
 @dataclass(slots=True)
 class _Look:
     """At the mail of the other space, from the token to its end. It may take several rounds."""
@@ -68,7 +67,10 @@ class _Look:
     held: int | None = None
     #: senders and readers between whom something waits: what follows comes after it
     late: set[tuple[str, str]] = field(default_factory=set)
+    #: why something waits
     words: str = ""
+    #: when what waits is tried again; until then it goes on with what is new
+    again_at: float = math.inf
 
     def hold(self, mail: LinkedMail, verdict: str) -> None:
         self.late.add((mail.sender, mail.to))
@@ -92,15 +94,13 @@ class MailRound:
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
         self._look: _Look | None = None
+        self._waits = ""
 
     async def run(self) -> None:
         """Mail first: what was refused in this round is told in it."""
         try:
             await self._know_life()
             await self._take()
-        except _Waits:
-            await self._tell()
-            raise
         except TidingsError:
             self._anew, self._settled, self._look = True, False, None
             with suppress(TidingsError):  # what failed first is what is said
@@ -125,11 +125,14 @@ class MailRound:
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
         forged = await self._ledger.read(lambda c: mail_book.forged(c, self.place))
-        return {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": forged}
+        found = {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": forged}
+        return {**found, "waits": self._waits}
 
     # --- what comes in ---
 
     async def _take(self) -> None:
+        if self._look is not None and self._look.again_at <= time.monotonic():
+            self._look = None
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
             look = self._look or _Look(known.epoch, known.people, known.through)
@@ -147,9 +150,9 @@ class MailRound:
             await self._handle(page, look, known)
             look.through = page.through
             if not page.more:
-                self._look, self._settled = None, True
-                if look.words:
-                    raise _Waits(f"direct messages of the other space wait: {look.words}")
+                self._settled, self._waits = True, look.words
+                look.again_at = min(look.again_at, time.monotonic() + LOOK_AGAIN)
+                self._look = look if look.words else None
                 return
 
     async def _handle(self, page: MailPage, look: _Look, known: MailState) -> None:
