@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
-from linked_spaces import LINK, peer_of, unlinked, worker_of
+from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
+from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.endpoint.connecting import connect_directly
-from tidings.errors import DeniedError, UnknownPeer
-from tidings.link import rounds
+from tidings.errors import ConflictError, DeniedError, UnknownPeer
+from tidings.link import mail_round, rounds
 from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.message import Sender, compose
@@ -33,6 +36,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "EVERY", 0.1)
+    monkeypatch.setattr(mail_round, "LOOK_AGAIN", 0.2)
 
 
 @pytest.fixture
@@ -200,8 +204,8 @@ async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there
         async with worker(both.acme):
 
             async def waits() -> bool:
-                people = (await status(both.acme))["people"]
-                return people["mail"]["came"] == 1 and "as many messages of this link lie here" in people["words"]
+                mail = (await status(both.acme))["people"]["mail"]
+                return mail["came"] == 1 and "as many messages of this link lie here" in mail["waits"]
 
             await eventually(waits, within=20)
             monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)
@@ -356,3 +360,114 @@ async def test_nobody_of_this_space_speaks_as_one_of_a_linked_space_and_a_strang
         async with both.acme.core() as js:
             first = await js.at(both.acme.subjects.direct_stream, 1)
         assert both.acme.steward.space.received(first) is None, "the steward has no part in it either"
+
+
+async def test_receipts_are_not_refused_by_a_steward_that_does_not_know_yet_who_is_there(both: LinkedSpaces) -> None:
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+        async with worker(both.main), worker(both.acme):
+            await knows(ada, "bob@acme")
+            sent = await ada.dm("bob@acme", "read while nobody is known")
+            got = await heard(bob)
+            await ada.receipt(sent, "delivered", timeout=20)
+        await both.main.stop_steward()
+        await both.main.start_steward()
+        await got.ack()
+        async with worker(both.acme):
+
+            async def told() -> bool:
+                return "is not known yet" in (await status(both.acme))["people"]["words"]
+
+            await eventually(told, within=20)
+            creds = LinkPeers.below(both.acme.home).creds(LINK).read_text()
+            row = {"sender": ada.id, "id": sent.id, "to": bob.id, "stage": "read", "seq": sent.seq}
+            async with peer_of(both.main, creds) as peer:
+                with pytest.raises(ConflictError, match="is not known yet"):
+                    await peer.control.call("link", "told", receipts=[row])
+                async with worker_of(both.main) as own:  # withdraws them, as for a link that is paused
+                    await own.call("admission", "people", link=LINK, version="0", people=[])
+                with pytest.raises(ConflictError, match="nobody at the end of link abcdefghijkl is known now"):
+                    await peer.control.call("link", "told", receipts=[row])
+            async with worker(both.main):
+                assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
+
+
+async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, eve, stranger = "otherlinkabc", KeyPair.generate().id, KeyPair.generate().id
+    async with connect(both.main, "ada") as ada, worker(both.main), worker(both.acme):
+        await knows(ada, "bob@acme")
+        bob = (await ada.resolve("bob@acme")).id
+        await ada.dm("bob@acme", "nobody reads it")
+
+        async def came() -> bool:
+            mail = (await status(both.acme))["people"]["mail"]
+            return bool(mail and mail["came"] == 1)
+
+        await eventually(came, within=20)
+    await linked(both.acme, other, origin=ELSEWHERE, roster="on", direct="on")
+    async with worker_of(both.acme) as own:
+
+        async def offer(link: str, *senders: str, size: int = 100) -> list[str]:
+            rows = [{"sender": each, "id": new_id(), "to": bob, "size": size} for each in senders]
+            return list((await own.call("admission", "mail", link=link, mail=rows))["verdicts"])
+
+        await own.call("admission", "people", link=other, version="1", people=[{"id": eve, "name": "eve"}])
+        assert await offer(LINK, ada.id) == await offer(other, eve) == ["take"]
+        known, unknown = await offer(LINK, ada.id, stranger)
+        assert (known, unknown[:35]) == ("take", "wait: its space has not stated that")
+        assert (await offer(other, ada.id)) == ["no: its sender is an agent of another space than it came from"]
+
+        monkeypatch.setattr(link_mail, "MOST_FILLED", 1e-9)  # less than a message, for each of both
+        assert [each[:34] for each in await offer(LINK, ada.id)] == ["wait: messages of this link fill t"]
+        one, two = await offer(other, eve, eve)
+        assert (one, two[:34]) == ("take", "wait: messages of this link fill t")
+        monkeypatch.setattr(link_mail, "MOST_FILLED", 0.5)
+
+        ian = KeyPair.generate().id
+        rows = [{"id": ada.id, "name": "ada"}, {"id": ian, "name": "ian"}]
+        await own.call("admission", "people", link=LINK, version="2", people=rows)
+        monkeypatch.setattr(link_mail, "MOST_WAITING", 10)  # one of each agent
+        mine, his, again = await offer(LINK, ada.id, ian, ian)
+        assert (mine[:22], his, again[:22]) == ("wait: as many messages", "take", "wait: as many messages")
+        monkeypatch.setattr(link_mail, "MOST_WAITING", 1)
+        assert (await offer(LINK, ian))[0].startswith("wait: as many messages of this link")
+        assert await offer(other, eve) == ["take"]
+
+
+@pytest.mark.parametrize("one_by_one", [100, 2])
+async def test_for_a_page_of_mail_little_more_is_read_than_fits_however_many_have_mail(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch, one_by_one: int
+) -> None:
+    monkeypatch.setattr(link_mail, "MAIL_PER_PAGE", 4)
+    monkeypatch.setattr(link_mail, "MOST_INBOXES", one_by_one, raising=False)
+    keys, read, reading = [KeyPair.generate().id for _ in range(8)], [0], JetStream.read
+    handing_out, looking = ContextVar("handing_out", default=False), link_mail.LinkMail._waiting
+
+    async def counted(js: JetStream, stream: str, *where: Any, **how: Any) -> AsyncIterator[list[StoredRecord]]:
+        async for page in reading(js, stream, *where, **how):
+            read[0] += len(page) * handing_out.get()
+            yield page
+
+    async def waiting(mail: link_mail.LinkMail, *where: Any) -> Any:
+        handing_out.set(True)  # others of the steward's read too
+        return await looking(mail, *where)
+
+    async with connect(both.main, "ada") as ada, worker_of(both.main) as own:
+        rows = [{"id": each, "name": f"n{number}"} for number, each in enumerate(keys)]
+        await own.call("admission", "people", link=LINK, version="1", people=rows)
+        sent = [await ada.dm(key, f"number {n}") for n in range(5) for key in keys]
+        monkeypatch.setattr(JetStream, "read", counted)
+        monkeypatch.setattr(link_mail.LinkMail, "_waiting", waiting)
+        creds, found, more = LinkPeers.below(both.acme.home).creds(LINK).read_text(), [], True
+        asked: dict[str, Any] = {}
+        async with peer_of(both.main, creds) as peer:
+            while more:
+                read[0] = 0
+                said = await peer.control.call("link", "mail", **asked)
+                assert len(said["mail"]) <= 4
+                # one more than fits of the first mailbox; of each further one what lies before the fifth of the others
+                assert read[0] <= 5 + sum(-(-5 // before) + 1 for before in range(1, len(keys)))
+                found += [each["seq"] for each in said["mail"]]
+                asked, more = {"epoch": said["epoch"], "people": "1", "after": said["through"]}, said["more"]
+        assert found == [each.seq for each in sent]

@@ -168,6 +168,8 @@ def _people(link: Facts) -> Iterator[tuple[str, object]]:
     if mail is not None:
         forged = f", {mail['forged']:,} that nobody signed" if mail["forged"] else ""
         yield "mail from there", f"{mail['came']:,} let in, {mail['refused']:,} refused{forged}"
+        if mail.get("waits"):
+            yield "mail that waits", mail["waits"]
     yield "who and mail", found["words"]
 
 

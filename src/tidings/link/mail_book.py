@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from tidings.link.people import PeerPlace
+from tidings.wire.ids import is_message_id
 
 #: rows of a peer that are kept, and milliseconds for which they are: longer than any space keeps unread mail
 MOST_ROWS, KEPT_FOR = 50_000, 60 * 86_400_000
@@ -33,6 +34,11 @@ class HandledMail(NamedTuple):
     @property
     def key(self) -> MailKey:
         return self.sender, self.id, self.reader
+
+    @property
+    def is_due(self) -> bool:
+        """Is its sender's space to be told? What is no message cannot be named to it."""
+        return self.outcome == "refused" and is_message_id(self.id)
 
 
 class MailState(NamedTuple):
@@ -67,19 +73,20 @@ def commit(
     people: str,
     through: int,
     now: int,
+    forged: int = 0,
 ) -> None:
-    """A page: what became of everything in it, and the token."""
+    """A page: what became of everything in it, and the token. `forged`: how much up to there nobody signed."""
     connection.executemany(
         """INSERT INTO mail (space, peer, sender, id, reader, seq, outcome, why, told, at)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (space, peer, sender, id, reader) DO UPDATE SET seq = excluded.seq""",
-        [(*place, *each, int(each.outcome != "refused"), now) for each in done],
+        [(*place, *each, int(not each.is_due), now) for each in done],
     )
     connection.execute(
-        """INSERT INTO peer_mail (space, peer, epoch, people, through) VALUES (?, ?, ?, ?, ?)
-        ON CONFLICT (space, peer)
-        DO UPDATE SET epoch = excluded.epoch, people = excluded.people, through = excluded.through""",
-        (*place, epoch, people, through),
+        """INSERT INTO peer_mail (space, peer, epoch, people, through, forged) VALUES (?, ?, ?, ?, ?, ?)
+        ON CONFLICT (space, peer) DO UPDATE SET epoch = excluded.epoch, people = excluded.people,
+        through = excluded.through, forged = forged + excluded.forged""",
+        (*place, epoch, people, through, forged),
     )
     if done:
         _prune(connection, place, now)
@@ -119,7 +126,9 @@ def move_told(connection: sqlite3.Connection, place: PeerPlace, epoch: str, thro
 def tell_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
     """The peer may not know any more what became of its messages."""
     connection.execute("UPDATE peer_mail SET told_through = 0 WHERE space = ? AND peer = ?", place)
-    connection.execute("UPDATE mail SET told = 0 WHERE space = ? AND peer = ? AND outcome = 'refused'", place)
+    # an id of a message has dashes; the rest cannot be told
+    untold = "UPDATE mail SET told = 0 WHERE space = ? AND peer = ? AND outcome = 'refused' AND id LIKE '%-%'"
+    connection.execute(untold, place)
 
 
 def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str) -> None:
@@ -128,6 +137,12 @@ def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str) ->
     move_told(connection, place, epoch, 0)
     connection.execute("UPDATE peer_mail SET epoch = '', people = '', through = 0 WHERE space = ? AND peer = ?", place)
     connection.execute("DELETE FROM mail WHERE space = ? AND peer = ? AND outcome <> 'refused'", place)
+
+
+def forged(connection: sqlite3.Connection, place: PeerPlace) -> int:
+    """How often mail was passed over that nobody signed."""
+    found = connection.execute("SELECT forged FROM peer_mail WHERE space = ? AND peer = ?", place).fetchone()
+    return int(found[0]) if found else 0
 
 
 def counts(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:

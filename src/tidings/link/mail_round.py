@@ -5,20 +5,24 @@
     our steward: what became of mail of other spaces -> told to the peer's steward
 
 Killed anywhere, it does the same again: the ledger, the steward and the broker each know what is here already. What has
-no room waits, and everything behind it; what never may come in is told to its sender by the other space.
+no room waits, and so does what its sender wrote to the same reader after it; the token stays before it, and what others
+wrote comes in meanwhile. What never may come in is told to its sender by the other space.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from tidings.errors import ConflictError, LogFull, MailboxFull, PageRefused, TidingsError, WireError
+from tidings.errors import MailboxFull, PageRefused, TidingsError, WireError
 from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import mail_book
@@ -34,6 +38,8 @@ from tidings.wire.states import ReceiptStage
 
 #: pages of one round, of mail and of receipts
 MOST_PAGES = 16
+#: seconds after which what has no room is tried again
+LOOK_AGAIN = 10.0
 
 
 class LocalPost(AskedSteward, Protocol):
@@ -49,8 +55,30 @@ class _Offered(NamedTuple):
     id: str
 
 
-class _Waits(ConflictError):
-    """Something does not come in now, and nothing behind it."""
+@dataclass(slots=True)
+class _Look:
+    """At the mail of the other space, from the token to its end. It may take several rounds."""
+
+    epoch: str
+    people: str
+    #: how far it came
+    through: int
+    #: the token stays here, before the first message that waits
+    held: int | None = None
+    #: senders and readers between whom something waits: what follows comes after it
+    late: set[tuple[str, str]] = field(default_factory=set)
+    #: why something waits
+    words: str = ""
+    #: when what waits is tried again; until then it goes on with what is new
+    again_at: float = math.inf
+
+    def hold(self, mail: LinkedMail, verdict: str) -> None:
+        self.late.add((mail.sender, mail.to))
+        self.stop_before(mail)
+        self.words = self.words or verdict.removeprefix("wait: ")
+
+    def stop_before(self, mail: LinkedMail) -> None:
+        self.held = mail.seq - 1 if self.held is None else self.held
 
 
 class MailRound:
@@ -63,8 +91,10 @@ class MailRound:
         #: what the steward remembers of what lies here may be older than what we published
         self._anew = True
         self._knows_life = False
-        #: messages that the other space handed out and nobody signed
-        self.forged = 0
+        #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
+        self._settled = False
+        self._look: _Look | None = None
+        self._waits = ""
 
     async def run(self) -> None:
         """Mail first: what was refused in this round is told in it."""
@@ -72,8 +102,9 @@ class MailRound:
             await self._know_life()
             await self._take()
         except TidingsError:
-            self._anew = True
-            await self._tell()  # what became of the mail before is not kept waiting by what comes
+            self._anew, self._settled, self._look = True, False, None
+            with suppress(TidingsError):  # what failed first is what is said
+                await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
         await self._tell()
 
@@ -84,65 +115,92 @@ class MailRound:
         known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
         epoch = str((await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through))["epoch"])
         if epoch != known.told_epoch:
-            await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
+            await self._begin_again(epoch)
         self._knows_life = True
+
+    async def _begin_again(self, epoch: str) -> None:
+        await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
+        self._settled, self._look = False, None
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
-        return {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": self.forged}
+        forged = await self._ledger.read(lambda c: mail_book.forged(c, self.place))
+        found = {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": forged}
+        return {**found, "waits": self._waits}
 
     # --- what comes in ---
 
     async def _take(self) -> None:
+        if self._look is not None and self._look.again_at <= time.monotonic():
+            self._look = None
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-            asked = {"epoch": known.epoch, "people": known.people, "after": known.through}
+            look = self._look or _Look(known.epoch, known.people, known.through)
+            asked = {"epoch": look.epoch, "people": look.people, "after": look.through}
             page = read_mail(await self._peer.ask("mail", **asked))
-            _check(page, known)
-            if known.epoch and page.epoch != known.epoch:  # it may have lost what it was told
+            # of the same epoch, and ends before the token: it was set back
+            lost = page.epoch != look.epoch or (page.people == look.people and page.through < look.through)
+            anew = lost or page.people != look.people
+            _check(page, 0 if anew else look.through)
+            if lost and look.epoch:  # what it was told, too, maybe
                 await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
-            await self._handle(page)
+            if anew:
+                look = _Look(page.epoch, page.people, 0)
+            self._look = look
+            await self._handle(page, look, known)
+            look.through = page.through
             if not page.more:
+                self._settled, self._waits = True, look.words
+                look.again_at = min(look.again_at, time.monotonic() + LOOK_AGAIN)
+                self._look = look if look.words else None
                 return
 
-    async def _handle(self, page: MailPage) -> None:
-        waits, through = "", page.through
-        offered = [each for each in map(self._opened, page.mail) if each is not None]
+    async def _handle(self, page: MailPage, look: _Look, known: MailState) -> None:
+        signed = [each for each in page.mail if each.is_signed(self._record.origin)]
+        opened = [_opened(each) for each in signed]
+        offered = [each for each in opened if isinstance(each, _Offered)]
         there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
-        fresh = [each for each in offered if _key(each) not in there]
         # a message that was handled may be at another place now, and its receipts name that
         done = [HandledMail(*_key(each), each.mail.seq, "had") for each in offered if _key(each) in there]
-        agreed, verdicts = await self._verdicts(fresh)
-        for each, verdict in zip(fresh, verdicts, strict=True):
-            if verdict.startswith("wait"):
-                waits, through = verdict, each.mail.seq - 1
-                break
-            done.append(await self._dispose(each, verdict, agreed))
-        reach("link.mail.admitted")
-        if done or not waits:
-            commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
-            await self._ledger.write(partial(commit, through=through, now=_now()))
-            reach("link.mail.committed")
-        if done:
-            await self._local.ask("took", mail=[_row(each.sender, each.id, each.reader) for each in done])
-        if waits:
-            raise _Waits(f"direct messages of the other space wait: {waits.removeprefix('wait: ')}")
-
-    def _opened(self, mail: LinkedMail) -> _Offered | None:
-        """A message that its sender signed for its reader in the space it comes from; None if it is none."""
+        done += [each for each in opened if isinstance(each, HandledMail)]
+        failure: TidingsError | None = None
         try:
-            found = _Offered(mail, mail.id)
-        except WireError:
-            found = None
-        if found is None or not mail.is_signed(self._record.origin):
-            self.forged += 1
-            return None
-        return found
+            await self._offer([each for each in offered if _key(each) not in there], look, done)
+        except TidingsError as error:  # what came in before it is written down all the same
+            failure = error
+        reach("link.mail.admitted")
+        token = page.epoch, page.people, page.through if look.held is None else look.held
+        if done or (failure is None and token != known[:3]):
+            commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
+            # what lies behind the token comes again, and is counted then
+            forged = sum(each.seq <= token[2] for each in page.mail) - sum(each.seq <= token[2] for each in signed)
+            await self._ledger.write(partial(commit, through=token[2], now=_now(), forged=forged))
+            reach("link.mail.committed")
+        if failure is not None:
+            raise failure
+        if let_in := [_row(*each.key) for each in done if each.outcome != "refused"]:
+            await self._local.ask("took", mail=let_in)
+
+    async def _offer(self, fresh: Sequence[_Offered], look: _Look, done: list[HandledMail]) -> None:
+        """Let in what may come, one after the other; what became of each is added to `done`."""
+        under_way = fresh[0].mail if fresh else None
+        try:
+            agreed, verdicts = await self._verdicts(fresh)
+            for each, verdict in zip(fresh, verdicts, strict=True):
+                under_way, pair = each.mail, (each.mail.sender, each.mail.to)
+                if verdict.startswith("wait") or (verdict == "take" and pair in look.late):
+                    look.hold(each.mail, verdict)
+                else:
+                    done.append(await self._dispose(each, verdict, agreed))
+        except TidingsError:
+            if under_way is not None:
+                look.stop_before(under_way)
+            raise
 
     async def _verdicts(self, fresh: Sequence[_Offered]) -> tuple[int, list[str]]:
         if not fresh:
             return 0, []
-        rows = [_row(each.mail.sender, each.id, each.mail.to) for each in fresh]
+        rows = [_row(each.mail.sender, each.id, each.mail.to) | {"size": len(each.mail.payload)} for each in fresh]
         said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=self._anew)
         self._anew = False
         return int(said["agreed"]), list(said["verdicts"])
@@ -161,8 +219,6 @@ class MailRound:
             await self._local.put_mail(mail.to, mail.sender, mail.payload, headers)
         except MailboxFull:
             return became("refused", "the mailbox of its reader is full of what its sender sent before")
-        except LogFull as error:
-            raise _Waits(str(error)) from error
         except WireError as error:
             return became("refused", str(error)[:200])
         return became("admitted")
@@ -184,15 +240,18 @@ class MailRound:
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
             said = await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through)
             if said["epoch"] != known.told_epoch:
-                await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=str(said["epoch"])))
+                await self._begin_again(str(said["epoch"]))
             keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
             seqs = await self._ledger.read(partial(mail_book.seqs_of, place=self.place, keys=keys))
-            told = [{**each, "seq": seqs[key]} for each, key in zip(said["receipts"], keys, strict=True) if key in seqs]
-            await self._say(told)
+            rows = list(zip(said["receipts"], keys, strict=True))
+            await self._say([_receipt(each, seqs[key]) for each, key in rows if key in seqs])
             epoch, through = str(said["epoch"]), int(said["through"])
+            # what is told of a message without a row may be of one that came in and was not written down yet
+            unknown = [] if self._settled else [int(each.get("n", 1)) for each, key in rows if key not in seqs]
+            through = min([through, *(n - 1 for n in unknown)])
             if (epoch, through) != (known.told_epoch, known.told_through):
                 await self._ledger.write(partial(mail_book.move_told, place=self.place, epoch=epoch, through=through))
-            if not said["more"]:
+            if unknown or not said["more"]:
                 return
 
     async def _tell_refused(self) -> None:
@@ -203,13 +262,13 @@ class MailRound:
             await self._ledger.write(lambda c: mail_book.note_told(c, self.place, [each.key for each in due]))
 
     async def _say(self, told: list[dict[str, Any]]) -> None:
+        """It answers by number what it does not believe; that is over. It fails while it cannot know: that is not."""
         for start in range(0, len(told), RECEIPTS_AT_ONCE):
             await self._peer.ask("told", receipts=told[start : start + RECEIPTS_AT_ONCE])
 
 
-def _check(page: MailPage, known: MailState) -> None:
-    """It goes on from the token, in order; of another epoch, or for others, from the beginning."""
-    after = known.through if (page.epoch, page.people) == (known.epoch, known.people) else 0
+def _check(page: MailPage, after: int) -> None:
+    """It goes on from there, in order."""
     seqs = [after, *(each.seq for each in page.mail)]
     rising = all(one < other for one, other in pairwise(seqs))
     stands = page.more and page.through <= after
@@ -217,8 +276,21 @@ def _check(page: MailPage, known: MailState) -> None:
         raise PageRefused("the other space hands out its mail out of order, or does not go on")
 
 
+def _opened(mail: LinkedMail) -> _Offered | HandledMail:
+    """A message, or that what was signed is none: it is refused under a name of its own."""
+    try:
+        return _Offered(mail, mail.id)
+    except WireError as error:
+        name = hashlib.sha256(mail.payload).hexdigest()[:32]
+        return HandledMail(mail.sender, name, mail.to, mail.seq, "refused", str(error)[:200])
+
+
 def _key(offered: _Offered) -> tuple[str, str, str]:
     return offered.mail.sender, offered.id, offered.mail.to
+
+
+def _receipt(told: Mapping[str, Any], seq: int) -> dict[str, Any]:
+    return {**{name: told[name] for name in ("sender", "id", "to", "stage", "why")}, "seq": seq}
 
 
 def _row(sender: str, mid: str, to: str) -> dict[str, Any]:

@@ -229,4 +229,9 @@ CREATE TABLE peer_mail (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL))
+_UNSIGNED = """
+-- how often the peer handed out mail that nobody signed, and that was passed over
+ALTER TABLE peer_mail ADD COLUMN forged INTEGER NOT NULL DEFAULT 0 CHECK (forged >= 0);
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED))

@@ -5,15 +5,15 @@
     receipts        `admission receipts`: what became of theirs here; `link told`: what became of ours there
 
 Everything is decided by the link record in force at that moment: both switches are on, or nothing passes. A space is
-believed about messages to its own agents and no others. What one link can leave here is bounded, and nothing of other
-spaces is taken while the mail is half full.
+believed about messages to its own agents and no others, and hands out what agents wrote whom it stated. What one link
+can leave here is bounded, in number and bytes, and so is what one agent of it can: others do not wait for them.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -37,12 +37,18 @@ from tidings.wire.subjects import Direct
 
 #: bytes of a page of mail; one message may be larger
 PAGE_BYTES = 256 * 1024
+#: mailboxes that are read one by one for a page; of more, the mail is read as it lies
+MOST_INBOXES = 32
+#: records that are looked at for a page then, and their bytes
+MOST_SCANNED, SCANNED_BYTES = 1_000, 8 * 1024 * 1024
 #: questions for mail that are answered at the same time: of one link, and of all
 EACH, AT_ONCE = 1, 2
-#: direct messages of one link that may wait here to be read
+#: direct messages of one link that may wait here to be read; of one agent of it, a tenth
 MOST_WAITING = 5_000
-#: of the mail here; what is above is for agents of this space
+#: of the mail here, for all links together, each the same part; the rest is for agents of this space
 MOST_FILLED = 0.5
+#: bytes a message takes beside its payload, about
+BESIDE = 512
 #: pairs of agents of whom it is remembered which ids lie here
 PAIRS_KEPT = 1_024
 #: receipts of one answer, and records that are looked at for them
@@ -55,13 +61,63 @@ class _OfferedMail(msgspec.Struct, frozen=True):
     sender: str
     id: str
     to: str
+    size: int = 0
 
 
-class _Room(NamedTuple):
-    """How many messages of a link may come in now, and what is said of the next one."""
+class _Gathered:
+    """Records for a page, from several mailboxes: the first ones, up to one more than fits. All up to `reach` are
+    there."""
 
-    left: int
-    words: str
+    def __init__(self, reach: int) -> None:
+        self.reach = reach
+        self.records: list[StoredRecord] = []
+
+    def add(self, page: Iterable[StoredRecord]) -> None:
+        found = (each for each in (*self.records, *page) if each.seq <= self.reach)
+        self.records, size = [], 0
+        for record in sorted(found, key=lambda each: each.seq):
+            self.records.append(record)
+            size += len(record.payload)
+            if len(self.records) > MAIL_PER_PAGE or size > PAGE_BYTES:
+                self.reach = record.seq
+                return
+
+
+class _Weight(NamedTuple):
+    """Messages from one agent to another, and their bytes, as they were counted last."""
+
+    messages: int
+    size: int
+
+    def is_about(self, messages: int) -> bool:
+        return abs(messages - self.messages) * 4 <= self.messages
+
+
+class _Room:
+    """What of one link may come in now. Who waits, waits with everything behind it."""
+
+    def __init__(self, waiting: Counter[str], size: int, share: int) -> None:
+        self.waiting, self.size, self.share = waiting, size, share
+        self._late: dict[str, str] = {}
+
+    def take(self, mail: _OfferedMail) -> str:
+        words = self._late.get(mail.sender) or self._refusal(mail)
+        if words:
+            self._late[mail.sender] = words
+            return f"wait: {words}"
+        self.waiting[mail.sender] += 1
+        self.size += mail.size + BESIDE
+        return "take"
+
+    def _refusal(self, mail: _OfferedMail) -> str:
+        each, total = max(1, MOST_WAITING // 10), self.waiting.total()
+        if total >= MOST_WAITING:
+            return f"as many messages of this link lie here as may, {MOST_WAITING:,}"
+        if total and self.size + mail.size + BESIDE > self.share:
+            return f"messages of this link fill their part of the mail here, {self.share:,} bytes"
+        if self.waiting[mail.sender] >= each:
+            return f"as many messages of {mail.sender} lie here as may, {each:,}"
+        return ""
 
 
 class LinkMail:
@@ -71,6 +127,10 @@ class LinkMail:
         self.turns = ConcurrencyLimit(AT_ONCE, EACH, "mail of this link is being handed out already: wait for it")
         #: (target, sender) -> ids of messages that lie here, as far as this steward looked
         self._lying: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
+        #: senders whose messages were let in, and by which link: they count while they lie here, stated or not
+        self._brought: dict[str, str] = {}
+        #: of each link, by subject
+        self._weights: dict[str, dict[str, _Weight]] = {}
         self._looked: int | None = None
 
     def _granted(self, request: ControlRequest) -> GrantedLink:
@@ -78,6 +138,13 @@ class LinkMail:
         if not granted.record.passes_mail:
             raise DeniedError(f"link {granted.link} passes no direct messages")
         return granted
+
+    def _known(self, link: str) -> str:
+        """Which people are known at the other end. What is for them cannot be told from the rest before."""
+        found = self.people.version(link)
+        if not found:
+            raise ConflictError(f"who is at the end of link {link} is not known yet: ask again")
+        return found
 
     async def _ends(self) -> tuple[str, int]:
         """The epoch of the mail, and its last sequence."""
@@ -94,9 +161,7 @@ class LinkMail:
         async with self.turns.turn(granted.link):
             await self.receipts.ready()
             epoch, head = await self._ends()
-            people = self.people.version(granted.link)
-            if not people:
-                raise ConflictError(f"who is at the end of link {granted.link} is not known yet: ask again")
+            people = self._known(granted.link)
             asked = request.optional("epoch", str), request.optional("people", str)
             if asked != (epoch, people) or not 0 <= after <= head:
                 after = 0
@@ -107,25 +172,39 @@ class LinkMail:
         return {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
 
     async def _waiting(self, link: str, start: int, head: int) -> tuple[list[LinkedMail], int]:
-        targets = self.people.of_link(link)
-        found: dict[int, StoredRecord] = {}
-        reach = head
-        for target in await self._targets_with_mail(targets) if start <= head else ():
-            size = taken = 0
-            reading = self.space.js.read(self.stream, self.space.subjects.direct_inbox(target), start, reach)
-            async for page in reading:
-                found.update((record.seq, record) for record in page)
-                taken, size = taken + len(page), size + sum(len(record.payload) for record in page)
-                if taken > MAIL_PER_PAGE or size > PAGE_BYTES:
-                    reach = min(reach, page[-1].seq)
+        gathered, targets = _Gathered(head), self.people.of_link(link)
+        inboxes = await self._inboxes(targets) if start <= head else []
+        if len(inboxes) > MOST_INBOXES:
+            await self._scan(targets, start, gathered)
+            inboxes = []
+        for inbox in inboxes:
+            async for page in self._pages(inbox, start, gathered.reach):
+                gathered.add(page)
+                if page[-1].seq >= gathered.reach:
                     break
-        return self._fitting([found[seq] for seq in sorted(found) if seq <= reach], reach)
+        return self._fitting(gathered.records, gathered.reach)
 
-    async def _targets_with_mail(self, targets: frozenset[str]) -> list[str]:
+    async def _inboxes(self, targets: frozenset[str]) -> list[str]:
+        """Those of them that have mail."""
         s = self.space.subjects
         parsed = [s.parse(each) for each in await self.space.js.subjects_of(self.stream, f"{s.root}.dm.>")]
         found = (each.target for each in parsed if isinstance(each, Direct) and each.target in targets)
-        return list(dict.fromkeys(found))
+        return [s.direct_inbox(each) for each in dict.fromkeys(found)]
+
+    async def _scan(self, targets: frozenset[str], start: int, gathered: _Gathered) -> None:
+        s, read, size = self.space.subjects, 0, 0
+        async for page in self._pages(f"{s.root}.dm.>", start, gathered.reach):
+            parsed = ((each, s.parse(each.subject)) for each in page)
+            gathered.add([each for each, at in parsed if isinstance(at, Direct) and at.target in targets])
+            read, size = read + len(page), size + sum(len(each.payload) for each in page)
+            if read >= MOST_SCANNED or size >= SCANNED_BYTES:
+                gathered.reach = min(gathered.reach, page[-1].seq)
+            if page[-1].seq >= gathered.reach:
+                return
+
+    def _pages(self, subjects: str, start: int, end: int) -> AsyncIterator[list[StoredRecord]]:
+        """Little more at a time than fits."""
+        return self.space.js.read(self.stream, subjects, start, end, page=MAIL_PER_PAGE + 1, max_bytes=2 * PAGE_BYTES)
 
     def _fitting(self, records: list[StoredRecord], reach: int) -> tuple[list[LinkedMail], int]:
         kept: list[LinkedMail] = []
@@ -155,10 +234,13 @@ class LinkMail:
     @handles("link", "told")
     async def told(self, request: ControlRequest) -> Answer:
         """What became of messages of ours, of which the asking space says it. It is believed about those that are
-        addressed to its own agents; the rest is refused, by number."""
+        addressed to its own agents; the rest is refused, by number. While nobody there is known, nothing is refused."""
         granted, told = self._granted(request), read_receipts(request.arguments.get("receipts") or [])
         await self.receipts.ready()
+        self._known(granted.link)
         theirs, refused, new = self.people.of_link(granted.link), [], 0
+        if not theirs:  # as long as the worker here withdraws them
+            raise ConflictError(f"nobody at the end of link {granted.link} is known now: tell it again later")
         for number, each in enumerate(told):
             key = (each.sender, each.id, each.to)
             if each.to in theirs and await self._is_ours(key, each.seq):
@@ -186,8 +268,9 @@ class LinkMail:
     @handles("admission", "mail")
     async def offered(self, request: ControlRequest) -> Answer:
         """May these come in over a link? For each: `take`, `have` if it lies here or was read, `wait` if there is no
-        room now, or why it never may. `agreed` is the link record that they are to name. `anew`: look what lies here,
-        because more may have been let in than we were told."""
+        room now or its sender is not known yet, or why it never may. `size` is what its payload has in bytes. `agreed`
+        is the link record that they are to name. `anew`: look what lies here, because more may have been let in than
+        we were told."""
         link = request.text("link")
         on = next((each for each in links_on(self.space) if each[0] == link), None)
         if on is None or not on[2].passes_mail:
@@ -197,14 +280,16 @@ class LinkMail:
         if request.optional("anew", bool):
             for each in offered:
                 self._lying.pop((each.to, each.sender), None)
-        verdicts, room = [], await self._room(link)
+        theirs = self.people.of_link(link)
+        verdicts, room = [], await self._room(link, theirs, sum(each.size + BESIDE for each in offered))
         for each in offered:
-            verdict = await self._verdict(link, each)
-            verdicts.append(verdict or (room.words if room.left <= 0 else "take"))
-            room = room._replace(left=room.left - (not verdict))
+            verdict = await self._verdict(link, theirs, each) or room.take(each)
+            verdicts.append(verdict)
+            if verdict == "take":
+                self._brought[each.sender] = link
         return {"agreed": on[1], "verdicts": verdicts}
 
-    async def _verdict(self, link: str, mail: _OfferedMail) -> str:
+    async def _verdict(self, link: str, theirs: frozenset[str], mail: _OfferedMail) -> str:
         """Why a message is not taken, or that it is here; empty if it may come in."""
         if self.space.active_access(mail.to) is None:
             was = self.space.access(mail.to) is not None
@@ -213,7 +298,9 @@ class LinkMail:
         if self.space.access(mail.sender) is not None or (other is not None and other.link != link):
             return "no: its sender is an agent of another space than it came from"
         key = (mail.sender, mail.id, mail.to)
-        return "have" if key in self.receipts.lives or mail.id in await self._ids(mail.to, mail.sender) else ""
+        if key in self.receipts.lives or mail.id in await self._ids(mail.to, mail.sender):
+            return "have"
+        return "" if mail.sender in theirs else f"wait: its space has not stated that {mail.sender} is an agent of it"
 
     async def _ids(self, target: str, sender: str) -> set[str]:
         """Ids of messages that lie here from one to the other; what is let in now counts too."""
@@ -236,23 +323,42 @@ class LinkMail:
             (await self._ids(each.to, each.sender)).add(each.id)
         return {}
 
-    async def _room(self, link: str) -> _Room:
+    async def _room(self, link: str, theirs: frozenset[str], wanted: int) -> _Room:
         info = await self.space.js.info(self.stream)
-        if int(info["state"]["bytes"]) > MOST_FILLED * int(info["config"]["max_bytes"]):
-            return _Room(0, "wait: the mail of this space is half full")
         counts = await self.space.js.counts_of(self.stream, f"{self.space.subjects.root}.dm.>")
-        waiting = sum(n for subject, n in counts.items() if self._is_of(link, subject.rpartition(".")[2]))
-        return _Room(MOST_WAITING - waiting, f"wait: as many messages of this link lie here as may, {MOST_WAITING:,}")
+        lying = set(map(_sender, counts))
+        self._brought = {each: by for each, by in self._brought.items() if each in lying}
+        its = {each: n for each, n in counts.items() if self._is_of(link, theirs, _sender(each))}
+        waiting = Counter[str]()
+        for subject, n in its.items():
+            waiting[_sender(subject)] += n
+        links = sum(record.passes_mail for _, _, record in links_on(self.space))
+        share = int(MOST_FILLED * int(info["config"]["max_bytes"]) / max(1, links))
+        fits = int(info["state"]["bytes"]) + wanted <= share  # whoever wrote what lies here
+        return _Room(waiting, 0 if fits else await self._size(link, its), share)
 
-    def _is_of(self, link: str, sender: str) -> bool:
-        if self.space.access(sender) is not None:
-            return False
-        found = self.people.find(sender)
-        return found is None or found.link == link
+    def _is_of(self, link: str, theirs: frozenset[str], sender: str) -> bool:
+        if (by := self._brought.get(sender)) is not None:
+            return by == link
+        return sender in theirs
+
+    async def _size(self, link: str, counts: Mapping[str, int]) -> int:
+        """Bytes of these messages, about: what changed little since it was read is not read again."""
+        known = self._weights[link] = {
+            each: weight for each, weight in self._weights.get(link, {}).items() if each in counts
+        }
+        head = await self.space.head(self.stream)
+        for subject, messages in counts.items():
+            if subject not in known or not known[subject].is_about(messages):
+                number = size = 0
+                async for page in self.space.js.read(self.stream, subject, 1, head):
+                    number, size = number + len(page), size + sum(len(each.payload) + BESIDE for each in page)
+                known[subject] = _Weight(number, size)
+        return sum(weight.size * counts[each] // max(1, weight.messages) for each, weight in known.items())
 
     @handles("admission", "receipts")
     async def told_here(self, request: ControlRequest) -> Answer:
-        """What became of messages of other spaces after a sequence of an epoch, oldest first."""
+        """What became of messages of other spaces after a sequence of an epoch, oldest first; `n` is the sequence."""
         after, s = request.optional("after", int) or 0, self.space.subjects
         info = await self.space.js.info(s.audit_stream)
         epoch, head = f"{(await self._ends())[0]} {info.get('created', '')}", int(info["state"]["last_seq"])
@@ -275,7 +381,8 @@ class LinkMail:
             told = stage in TOLD_STAGES and is_message_id(mid) and not said.get("channel")
             if told and self.space.access(sender) is None:
                 to = record.subject.rpartition(".")[2]
-                return [{"sender": sender, "id": mid, "to": to, "stage": stage, "why": _line(said.get("why", ""))}]
+                why = _line(said.get("why", ""))
+                return [{"sender": sender, "id": mid, "to": to, "stage": stage, "why": why, "n": record.seq}]
         return []
 
     # --- telling that there is something ---
@@ -310,6 +417,10 @@ def _offered(said: Any) -> list[_OfferedMail]:
         check_agent_id(each.sender)
         check_agent_id(each.to)
     return found
+
+
+def _sender(subject: str) -> str:
+    return subject.rpartition(".")[2]
 
 
 def _line(text: Any) -> str:

@@ -685,6 +685,8 @@ class ForeignReceipt(TypedDict):
     to: str
     stage: str
     why: str
+    #: where it is among all that was told
+    n: int
 
 
 class AdmissionReceiptsAnswer(TypedDict):
