@@ -11,7 +11,7 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
-from linked_spaces import LINK, peer_of, unlinked, worker_of
+from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
@@ -19,6 +19,7 @@ from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire import message as wire_message
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -317,3 +318,43 @@ async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_i
         await both.acme.start_steward()
         async with worker(both.main), worker(both.acme), connect(both.acme, "bob") as bob:
             assert (await heard(bob)).text == "lost and found"
+
+
+MALLORY = "mallorylink1"
+
+
+async def test_a_linked_space_that_states_an_agent_of_another_one_gets_nothing_of_it_and_is_not_believed_about_it(
+    both: LinkedSpaces,
+) -> None:
+    made = await linked(both.main, MALLORY, origin=ELSEWHERE, space="mallory", roster="on", direct="on")
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob, worker_of(both.main) as own:
+        stolen = {"id": bob.id, "name": "x", "roles": []}
+
+        async def hand_over(link: str, name: str, version: str, *gone: str) -> list[str]:
+            rows = [] if gone else [{**stolen, "name": name}]
+            told = await own.call("admission", "people", link=link, version=version, people=rows, gone=list(gone))
+            assert told["version"] == version
+            return list(told["refused"])
+
+        assert await hand_over(LINK, "bob", "v1") == []
+        assert await hand_over(MALLORY, "x", "v1") == [bob.id]
+        await ada.dm("bob@acme", "not for mallory")
+        async with peer_of(both.main, made.creds) as mallory:
+            for version in ("v2", "v3"):
+                assert (await mallory.control.call("link", "mail"))["mail"] == []
+                receipt = {"sender": ada.id, "id": "", "to": bob.id, "stage": "read", "seq": 1, "why": ""}
+                [lying] = await _lying(both.main)
+                told = await mallory.control.call("link", "told", receipts=[{**receipt, "id": lying}])
+                assert told["refused"] == [0]
+                await hand_over(MALLORY, "x", version, bob.id)
+        assert [each.name for each in await ada.who() if each.id == bob.id] == ["bob@acme"]
+        async with worker(both.acme):
+            assert (await heard(bob)).text == "not for mallory"
+
+
+async def _lying(space: RealSpace) -> list[str]:
+    """The ids of direct messages in the mail of a space."""
+    stream, root = space.subjects.direct_stream, space.subjects.root
+    async with space.core() as js:
+        pages = js.read(stream, f"{root}.dm.>", 1, int((await js.info(stream))["state"]["last_seq"]))
+        return [wire_message.decode(record.payload).id async for page in pages for record in page]

@@ -2,7 +2,8 @@
 
 Kept for each peer, not for each agreement: a name stays pinned to its key when the terms change. What is kept was
 verified; which names stand for whom follows from it and from the pins (`wire/people.py` `sort_people`). How far the
-peer's access records were read is beside it, under the epoch and the key that held then.
+peer's access records were read is beside it, under the epoch and the key that held then. Keys are public, so any peer
+can state any: a key is of the peer that stated it first, and what another one says of it counts for nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from tidings.wire.people import MOST_PEOPLE, Person, Sorted, sort_people
 
 #: keys that were agents there and are told of, so that what is on its way to them can come to an end
 MOST_GONE = 500
+#: keys of somebody else that an operator is told of
+MOST_TAKEN = 100
+#: no other peer of the space stated that key before
+_CLAIMED = """NOT EXISTS (SELECT 1 FROM person AS other WHERE other.space = person.space AND other.agent = person.agent
+  AND (other.claim, other.peer) < (person.claim, person.peer))"""
 
 
 class PeerPlace(NamedTuple):
@@ -51,11 +57,15 @@ def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str, ke
 
 def take(connection: sqlite3.Connection, place: PeerPlace, people: Iterable[Person], read: ReadThrough) -> None:
     """A page: everybody in it, and how far it was read."""
+    (claim,) = connection.execute(
+        "SELECT coalesce(max(claim), 0) + 1 FROM person WHERE space = ?", (place.space,)
+    ).fetchone()
     connection.executemany(
-        """INSERT INTO person (space, peer, agent, name, roles, seq, revoked, succeeds) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+        """INSERT INTO person (space, peer, agent, name, roles, seq, revoked, succeeds, claim)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (space, peer, agent) DO UPDATE SET name = excluded.name, roles = excluded.roles,
         seq = excluded.seq, revoked = excluded.revoked, succeeds = excluded.succeeds WHERE excluded.seq >= seq""",
-        [(*place, p.id, p.name, json.dumps(p.roles), p.seq, int(p.revoked), p.succeeds) for p in people],
+        [(*place, p.id, p.name, json.dumps(p.roles), p.seq, int(p.revoked), p.succeeds, claim) for p in people],
     )
     (count,) = connection.execute("SELECT count(*) FROM person WHERE space = ? AND peer = ?", place).fetchone()
     if count > MOST_PEOPLE:
@@ -98,8 +108,15 @@ def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:
 
 def gone(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
     """Keys that were agents there, the newest of them."""
-    query = "SELECT agent FROM person WHERE space = ? AND peer = ? AND revoked = 1 ORDER BY seq DESC LIMIT ?"
+    query = f"""SELECT agent FROM person WHERE space = ? AND peer = ? AND revoked = 1 AND {_CLAIMED}
+      ORDER BY seq DESC LIMIT ?"""
     return [agent for (agent,) in connection.execute(query, (*place, MOST_GONE))]
+
+
+def taken(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
+    """Keys that this peer states, and another one stated before."""
+    query = f"SELECT agent FROM person WHERE space = ? AND peer = ? AND NOT {_CLAIMED} ORDER BY seq LIMIT ?"
+    return [agent for (agent,) in connection.execute(query, (*place, MOST_TAKEN))]
 
 
 def version_of(people: Iterable[Person], gone: Iterable[str] = ()) -> str:
@@ -109,8 +126,11 @@ def version_of(people: Iterable[Person], gone: Iterable[str] = ()) -> str:
 
 
 def _people(connection: sqlite3.Connection, place: PeerPlace) -> list[Person]:
+    """Everybody whose key is this peer's."""
     rows = connection.execute(
-        "SELECT agent, name, roles, seq, revoked, succeeds FROM person WHERE space = ? AND peer = ? ORDER BY seq", place
+        f"""SELECT agent, name, roles, seq, revoked, succeeds FROM person WHERE space = ? AND peer = ? AND {_CLAIMED}
+        ORDER BY seq""",
+        place,
     )
     return [
         Person(id=agent, name=name, roles=tuple(json.loads(roles)), seq=seq, revoked=bool(revoked), succeeds=succeeds)

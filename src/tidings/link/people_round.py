@@ -71,7 +71,8 @@ class PeopleRound:
     async def facts(self) -> PeopleFacts:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         changed = tuple((each.name, each.id) for each in found.refused)
-        return PeopleFacts(len(found.known), changed, self._taken)
+        taken = await self._jobs.read(lambda c: book.taken(c, self.place))
+        return PeopleFacts(len(found.known), changed, tuple(dict.fromkeys((*self._taken, *taken))))
 
     # --- reading ---
 

@@ -229,4 +229,11 @@ CREATE TABLE peer_mail (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL))
+_CLAIMS = """
+-- a key is of the peer with the lowest claim: who stated it first
+ALTER TABLE person ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX person_agent ON person (space, agent, claim);
+CREATE INDEX person_claim ON person (space, claim);
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _CLAIMS))

@@ -2,8 +2,8 @@
 
 Statements are made when they are asked for, by the link record in force then, and signed for that link alone
 (`wire/people.py`). What our own worker verified of another space is in memory here, and it hands it over again when a
-steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster; a key that is an
-agent of ours is nobody of another space.
+steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster. A key belongs to
+one space: one that is an agent of ours, or of a space that stated it before, is nobody of another.
 """
 
 from __future__ import annotations
@@ -47,9 +47,14 @@ class _Kept:
     people: dict[str, Agent] = field(default_factory=dict)
     #: keys that were agents there
     gone: frozenset[str] = frozenset()
-    #: a version that is being handed over
+    #: a version that is being handed over, and how many of it were told; not all of them are taken
     staged: str = ""
+    told: int = 0
     rows: dict[str, Agent] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.people, *self.gone)
 
 
 class _PersonRow(msgspec.Struct, frozen=True):
@@ -75,6 +80,8 @@ class LinkedPeople:
         self.space = space
         self.admit = admit
         self._kept: dict[str, _Kept] = {}
+        #: key -> the one link it belongs to
+        self._owners: dict[str, str] = {}
         #: links over which mail passed at the last look: rows say whether it does
         self._passing: set[str] = set()
 
@@ -82,13 +89,11 @@ class LinkedPeople:
 
     def find(self, agent_id: str) -> Foreigner | None:
         """The agent of another space that has this key, as long as that space lets it be known."""
-        if self.space.access(agent_id) is not None:
+        link = self._owner(agent_id)
+        record = self._sharing().get(link) if link is not None else None
+        if link is None or record is None or (row := self._kept[link].people.get(agent_id)) is None:
             return None
-        for link, record in self._sharing().items():
-            row = self._kept[link].people.get(agent_id) if link in self._kept else None
-            if row is not None:
-                return Foreigner(link, _shown(row, record))
-        return None
+        return Foreigner(link, _shown(row, record))
 
     def row(self, agent_id: str) -> Agent | None:
         found = self.find(agent_id)
@@ -99,12 +104,12 @@ class LinkedPeople:
         kept = self._kept.get(link) if link in self._sharing() else None
         if kept is None:
             return frozenset()
-        return frozenset(each for each in (*kept.people, *kept.gone) if self.space.access(each) is None)
+        return frozenset(each for each in kept.keys if self._owner(each) == link)
 
     def takes_mail(self, agent_id: str) -> bool:
         """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
-        passing = [link for link, record in self._sharing().items() if record.passes_mail]
-        return self.is_awaited or any(agent_id in self.of_link(link) for link in passing)
+        record = self._sharing().get(self._owner(agent_id) or "")
+        return self.is_awaited or (record is not None and record.passes_mail)
 
     @property
     def is_awaited(self) -> bool:
@@ -122,6 +127,11 @@ class LinkedPeople:
         kept = self._kept.get(link)
         return kept.version if kept else ""
 
+    def _owner(self, agent_id: str) -> str | None:
+        """The link whose other space has or had this key. Whom it was handed over for first has it: which space stated
+        it first is what our worker's ledger knows, across restarts."""
+        return self._owners.get(agent_id) if self.space.access(agent_id) is None else None
+
     def _sharing(self) -> dict[str, Link]:
         return {link: record for link, _, record in links_on(self.space) if shares_roster(record)}
 
@@ -131,7 +141,9 @@ class LinkedPeople:
         """Forget whoever is at the end of a link that is off, or does not share its roster any more."""
         sharing = self._sharing()
         for link in self._kept.keys() - sharing.keys():
-            self.admit(self._kept.pop(link).people)
+            kept = self._kept.pop(link)
+            self._disown(kept)
+            self.admit(kept.people)
         passing = {link for link, record in sharing.items() if record.passes_mail}
         for link in (passing ^ self._passing) & self._kept.keys():
             self.admit(self._kept[link].people)
@@ -152,19 +164,32 @@ class LinkedPeople:
         rows, gone = _rows(people), frozenset(request.texts("gone"))
         after = request.optional("after", int) or 0
         if after == 0:
-            kept.staged, kept.rows = version, {}
-        if kept.staged != version or len(kept.rows) != after or after + len(rows) > MOST_PEOPLE:
-            raise UsageError(f"admission people: {len(kept.rows)} of this version are known; begin again from 0")
+            kept.staged, kept.rows, kept.told = version, {}, 0
+        if kept.staged != version or kept.told != after or after + len(rows) > MOST_PEOPLE:
+            raise UsageError(f"admission people: {kept.told} of this version are known; begin again from 0")
+        refused = [each.id for each in rows if self._is_elsewhere(each.id, link)]
         kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
+        kept.told += len(rows)
         if not request.optional("more", bool):
-            before, kept.people = kept.people, kept.rows
-            kept.version, kept.rows, kept.staged, kept.gone = version, {}, "", gone
-            self.admit([*before, *kept.people])
-        return {"version": kept.version, "refused": [each.id for each in rows if self._is_elsewhere(each.id, link)]}
+            self._replace(link, kept, gone)
+        return {"version": kept.version, "refused": refused}
+
+    def _replace(self, link: str, kept: _Kept, gone: frozenset[str]) -> None:
+        """What was handed over takes the place of what was known, but for keys that belong to somebody else."""
+        before = kept.people
+        self._disown(kept)
+        kept.people = {key: row for key, row in kept.rows.items() if not self._is_elsewhere(key, link)}
+        kept.gone = frozenset(key for key in gone if not self._is_elsewhere(key, link))
+        self._owners.update(dict.fromkeys(kept.keys, link))
+        kept.version, kept.rows, kept.staged = kept.staged, {}, ""
+        self.admit([*before, *kept.people])
+
+    def _disown(self, kept: _Kept) -> None:
+        for key in kept.keys:
+            self._owners.pop(key, None)
 
     def _is_elsewhere(self, agent_id: str, link: str) -> bool:
-        found = self.find(agent_id)
-        return self.space.access(agent_id) is not None or (found is not None and found.link != link)
+        return self.space.access(agent_id) is not None or self._owners.get(agent_id, link) != link
 
 
 def _rows(people: Any) -> list[_PersonRow]:

@@ -1,0 +1,72 @@
+"""Who is in linked spaces, in the ledger: a key is of one of them; on a real database."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.link import people
+from tidings.link.people import PeerPlace, ReadThrough
+from tidings.link.schema import MIGRATIONS
+from tidings.store.database import Database
+from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.people import Person
+
+ACME = PeerPlace(KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id)
+MALLORY = ACME._replace(peer=KeyPair.generate(ACCOUNT).id)
+ADA, BOB = KeyPair.generate().id, KeyPair.generate().id
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database.write_blocking(
+        lambda c: c.execute("INSERT INTO space (space, secret) VALUES (?, ?)", (ACME.space, b"x" * 32))
+    )
+    yield database
+    database.close()
+
+
+def person(agent: str, name: str, seq: int, **more: Any) -> Person:
+    return Person(id=agent, name=name, seq=seq, **more)
+
+
+def told(book: Database, place: PeerPlace, *stated: Person, epoch: str = "e1") -> None:
+    read = ReadThrough(epoch, max(each.seq for each in stated), "K")
+    book.write_blocking(lambda c: people.take(c, place, stated, read))
+
+
+def known(book: Database, place: PeerPlace) -> list[tuple[str, str]]:
+    found = book.read_blocking(lambda c: people.sorted_people(c, place))
+    return [(each.name, each.id) for each in found.known]
+
+
+def gone(book: Database, place: PeerPlace) -> list[str]:
+    return book.read_blocking(lambda c: people.gone(c, place))
+
+
+def taken(book: Database, place: PeerPlace) -> list[str]:
+    return book.read_blocking(lambda c: people.taken(c, place))
+
+
+def test_a_key_is_of_the_space_that_stated_it_first_alive_or_revoked(book: Database) -> None:
+    told(book, ACME, person(BOB, "bob", 3))
+    told(book, MALLORY, person(BOB, "x", 1), person(ADA, "ada", 2))
+    assert known(book, ACME) == [("bob", BOB)]
+    assert known(book, MALLORY) == [("ada", ADA)]
+    assert (taken(book, ACME), taken(book, MALLORY)) == ([], [BOB])
+    told(book, MALLORY, person(BOB, "x", 7, revoked=True))
+    assert gone(book, MALLORY) == []
+    told(book, ACME, person(BOB, "bob", 8, revoked=True))
+    assert (gone(book, ACME), gone(book, MALLORY)) == ([BOB], [])
+    assert "x" not in book.read_blocking(lambda c: people.sorted_people(c, MALLORY)).pins
+
+
+def test_a_key_is_of_the_next_space_that_states_it_when_the_first_one_is_forgotten(book: Database) -> None:
+    told(book, MALLORY, person(BOB, "x", 1))
+    told(book, ACME, person(BOB, "bob", 3))
+    assert (known(book, ACME), taken(book, ACME)) == ([], [BOB])
+    book.write_blocking(lambda c: people.forget(c, MALLORY))
+    book.write_blocking(lambda c: people.sort(c, ACME))
+    assert (known(book, ACME), taken(book, ACME)) == ([("bob", BOB)], [])
