@@ -15,11 +15,13 @@ from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
+from tidings.link.local_socket import ask
 from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import message as wire_message
+from tidings.wire.keys import KeyPair
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -358,3 +360,36 @@ async def _lying(space: RealSpace) -> list[str]:
     async with space.core() as js:
         pages = js.read(stream, f"{root}.dm.>", 1, int((await js.info(stream))["state"]["last_seq"]))
         return [wire_message.decode(record.payload).id async for page in pages for record in page]
+
+
+async def test_what_was_written_to_a_linked_space_waits_while_the_link_is_paused_or_ended_there(
+    both: LinkedSpaces,
+) -> None:
+    await both.main.stop_steward()
+    await both.main.start_steward(replace(TEST_INTERVALS, mail=0.1, mail_grace=0.0))
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+
+        async def unknown() -> bool:
+            return not any(each.name == "bob@acme" for each in await ada.who())
+
+        async def looked(times: int) -> None:
+            """Rounds of the mail pass: a message to nobody that is written now is told of, `times` over."""
+            for _ in range(times):
+                nobody = KeyPair.generate().id
+                assert (await ada.receipt(await ada.dm(nobody, "?"), "read", timeout=20)).stage == "undeliverable"
+
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+            sent = await ada.dm("bob@acme", "it waits")
+            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await eventually(unknown, within=20)
+            await looked(2)
+            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            await knows(ada, "bob@acme")
+            await unlinked(both.acme)
+            await eventually(unknown, within=20)
+            await looked(2)
+            assert (await _lying(both.main)) == [sent.id]
+            await both.agree(roster="on", direct="on")
+            async with worker(both.acme):
+                assert (await heard(bob)).text == "it waits"

@@ -50,9 +50,21 @@ def read_through(connection: sqlite3.Connection, place: PeerPlace) -> ReadThroug
 
 
 def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str, key: str) -> None:
-    """Everybody is told anew. Pins stay: they are ours."""
-    connection.execute("DELETE FROM person WHERE space = ? AND peer = ?", place)
+    """Everybody is told anew. Who was known is so until that is done: mail waits for them. Pins stay: they are ours."""
+    connection.execute("UPDATE person SET stale = 1 WHERE space = ? AND peer = ?", place)
     _set_through(connection, place, ReadThrough(epoch, 0, key))
+
+
+def is_stale(connection: sqlite3.Connection, place: PeerPlace) -> bool:
+    """Is anybody known who was not told anew?"""
+    query = "SELECT 1 FROM person WHERE space = ? AND peer = ? AND stale = 1 LIMIT 1"
+    return connection.execute(query, place).fetchone() is not None
+
+
+def drop_stale(connection: sqlite3.Connection, place: PeerPlace) -> None:
+    """Everybody was told anew: who was not is nobody there."""
+    connection.execute("DELETE FROM person WHERE space = ? AND peer = ? AND stale = 1", place)
+    sort(connection, place)
 
 
 def take(connection: sqlite3.Connection, place: PeerPlace, people: Iterable[Person], read: ReadThrough) -> None:
@@ -64,10 +76,12 @@ def take(connection: sqlite3.Connection, place: PeerPlace, people: Iterable[Pers
         """INSERT INTO person (space, peer, agent, name, roles, seq, revoked, succeeds, claim)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (space, peer, agent) DO UPDATE SET name = excluded.name, roles = excluded.roles,
-        seq = excluded.seq, revoked = excluded.revoked, succeeds = excluded.succeeds WHERE excluded.seq >= seq""",
+        seq = excluded.seq, revoked = excluded.revoked, succeeds = excluded.succeeds, stale = 0
+        WHERE stale = 1 OR excluded.seq >= seq""",
         [(*place, p.id, p.name, json.dumps(p.roles), p.seq, int(p.revoked), p.succeeds, claim) for p in people],
     )
-    (count,) = connection.execute("SELECT count(*) FROM person WHERE space = ? AND peer = ?", place).fetchone()
+    query = "SELECT count(*) FROM person WHERE space = ? AND peer = ? AND stale = 0"
+    (count,) = connection.execute(query, place).fetchone()
     if count > MOST_PEOPLE:
         raise PageRefused(f"the other space tells of more than {MOST_PEOPLE:,} agents: no more than that are kept")
     _set_through(connection, place, read)
@@ -119,9 +133,9 @@ def taken(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
     return [agent for (agent,) in connection.execute(query, (*place, MOST_TAKEN))]
 
 
-def version_of(people: Iterable[Person], gone: Iterable[str] = ()) -> str:
+def version_of(people: Iterable[Person], gone: Iterable[str] = (), *, hidden: bool = False) -> str:
     """One text for the same agents under the same names."""
-    rows = [*sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
+    rows = [hidden, *sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 

@@ -3,7 +3,8 @@
     peer's steward: statements after a sequence -> verified -> ledger, names pinned -> our steward, if it knows others
 
 The key they are signed with is the one in the link record, or one that it names in turn by signed records. A peer
-whose log was set back, or whose steward has another key, is read from the beginning. What does not verify is refused
+whose log was set back, or whose steward has another key, is read from the beginning, and whoever was known stays so
+until that is done. What does not verify is refused
 whole, and nothing of that page is taken.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidings.errors import PageRefused, TidingsError
+from tidings.errors import DeniedError, PageRefused, TidingsError
 from tidings.link import people as book
 from tidings.link.ledger import BookedLink
 from tidings.link.people import PeerPlace, ReadThrough
@@ -59,14 +60,18 @@ class PeopleRound:
     async def run(self) -> None:
         try:
             await self._read()
+        except DeniedError:  # the other space ended the link, or lets nobody be known any more
+            await self.withdraw()
+            raise
         except TidingsError:  # what was known before still holds, and a new steward of ours does not know it
             await self._hand_over(*await self._known())
             raise
         await self._hand_over(*await self._known())
 
     async def withdraw(self) -> None:
-        """Nobody of that space is to be known here for now."""
-        await self._hand_over((), [])
+        """Nobody of that space is to be known here for now. What was written to them waits, as it would for a space
+        that is away."""
+        await self._hand_over(*await self._known(), hidden=True)
 
     async def facts(self) -> PeopleFacts:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
@@ -90,6 +95,8 @@ class PeopleRound:
                 through = ReadThrough(page.epoch, page.through, key)
                 await self._jobs.write(partial(book.take, place=self.place, people=people, read=through))
             if not page.more:
+                if await self._jobs.read(lambda c: book.is_stale(c, self.place)):
+                    await self._jobs.write(partial(book.drop_stale, place=self.place))
                 return
 
     def _followed(self, page: PeoplePage) -> str:
@@ -122,8 +129,8 @@ class PeopleRound:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         return found.known, await self._jobs.read(lambda c: book.gone(c, self.place))
 
-    async def _hand_over(self, known: tuple[Person, ...], gone: list[str]) -> None:
-        link, version = self._record.link, book.version_of(known, gone)
+    async def _hand_over(self, known: tuple[Person, ...], gone: list[str], *, hidden: bool = False) -> None:
+        link, version = self._record.link, book.version_of(known, gone, hidden=hidden)
         if (await self._local.ask("people", link=link, version=version))["version"] == version:
             return
         refused: list[str] = []
@@ -131,6 +138,6 @@ class PeopleRound:
             part = known[start : start + PEOPLE_PER_PAGE]
             rows = [{"id": each.id, "name": each.name, "roles": list(each.roles)} for each in part]
             more = start + PEOPLE_PER_PAGE < len(known)
-            asked = {"people": rows, "after": start, "more": more, "gone": [] if more else gone}
+            asked = {"people": rows, "after": start, "more": more, "gone": [] if more else gone, "hidden": hidden}
             refused += (await self._local.ask("people", link=link, version=version, **asked))["refused"]
         self._taken = tuple(refused)

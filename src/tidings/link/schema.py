@@ -232,6 +232,8 @@ CREATE TABLE peer_mail (
 _CLAIMS = """
 -- a key is of the peer with the lowest claim: who stated it first
 ALTER TABLE person ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;
+-- it was told under another epoch or key, and not again yet
+ALTER TABLE person ADD COLUMN stale INTEGER NOT NULL DEFAULT 0 CHECK (stale IN (0, 1));
 CREATE INDEX person_agent ON person (space, agent, claim);
 CREATE INDEX person_claim ON person (space, claim);
 """

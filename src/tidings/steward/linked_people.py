@@ -47,6 +47,8 @@ class _Kept:
     people: dict[str, Agent] = field(default_factory=dict)
     #: keys that were agents there
     gone: frozenset[str] = frozenset()
+    #: they get their mail, and nobody is shown them: the link is paused, or the other space tells nothing any more
+    hidden: bool = False
     #: a version that is being handed over, and how many of it were told; not all of them are taken
     staged: str = ""
     told: int = 0
@@ -96,8 +98,9 @@ class LinkedPeople:
         return Foreigner(link, _shown(row, record))
 
     def row(self, agent_id: str) -> Agent | None:
+        """As agents here are shown it."""
         found = self.find(agent_id)
-        return found.row if found is not None else None
+        return found.row if found is not None and not self._kept[found.link].hidden else None
 
     def of_link(self, link: str) -> frozenset[str]:
         """The keys of the agents at its other end, and of those who were."""
@@ -120,7 +123,9 @@ class LinkedPeople:
     def hears(self, agent_id: str, channel: str) -> bool:
         """Is a channel shared with the space of this agent?"""
         found = self.find(agent_id)
-        return found is not None and covers_any(self._sharing()[found.link].shares, channel)
+        if found is None or self._kept[found.link].hidden:
+            return False
+        return covers_any(self._sharing()[found.link].shares, channel)
 
     def version(self, link: str) -> str:
         """Names who is known at its other end; empty if nobody has told it in this term."""
@@ -152,8 +157,9 @@ class LinkedPeople:
     @handles("admission", "people")
     async def hand_over(self, request: ControlRequest) -> Answer:
         """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
-        last of them, who has `gone`. Asked without people it answers which `version` is known. Who is one of ours, or
-        of another space, is refused."""
+        last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody.
+        Asked without people it answers which `version` is known. Who is one of ours, or of another space, is
+        refused."""
         link, version = request.text("link"), request.text("version")
         if link not in self._sharing():
             raise DeniedError(f"link {link} is not on, or does not share its roster")
@@ -171,6 +177,7 @@ class LinkedPeople:
         kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
         kept.told += len(rows)
         if not request.optional("more", bool):
+            kept.hidden = bool(request.optional("hidden", bool))
             self._replace(link, kept, gone)
         return {"version": kept.version, "refused": refused}
 

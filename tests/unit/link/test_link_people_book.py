@@ -70,3 +70,15 @@ def test_a_key_is_of_the_next_space_that_states_it_when_the_first_one_is_forgott
     book.write_blocking(lambda c: people.forget(c, MALLORY))
     book.write_blocking(lambda c: people.sort(c, ACME))
     assert (known(book, ACME), taken(book, ACME)) == ([("bob", BOB)], [])
+
+
+def test_who_was_known_stays_so_until_everybody_was_told_anew(book: Database) -> None:
+    told(book, ACME, person(BOB, "bob", 30), person(ADA, "ada", 40))
+    book.write_blocking(lambda c: people.begin_again(c, ACME, "e2", "K"))
+    assert sorted(known(book, ACME)) == sorted([("bob", BOB), ("ada", ADA)])
+    told(book, ACME, person(BOB, "bob", 3, roles=("new",)), epoch="e2")
+    assert book.read_blocking(lambda c: people.is_stale(c, ACME))
+    book.write_blocking(lambda c: people.drop_stale(c, ACME))
+    assert not book.read_blocking(lambda c: people.is_stale(c, ACME))
+    [bob] = book.read_blocking(lambda c: people.sorted_people(c, ACME)).known
+    assert (bob.id, bob.seq, bob.roles) == (BOB, 3, ("new",))
