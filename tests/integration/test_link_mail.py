@@ -17,7 +17,7 @@ from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
 from tidings.link.local_socket import ask
 from tidings.space.link_peers import LinkPeers
-from tidings.steward import link_mail
+from tidings.steward import link_mail, linked_people, mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import message as wire_message
@@ -393,3 +393,24 @@ async def test_what_was_written_to_a_linked_space_waits_while_the_link_is_paused
             await both.agree(roster="on", direct="on")
             async with worker(both.acme):
                 assert (await heard(bob)).text == "it waits"
+
+
+async def test_a_link_that_nobody_carries_does_not_keep_mail_to_nobody_for_ever(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail, "MOST_AWAITED", 3)
+    await both.main.stop_steward()
+    await both.main.start_steward(replace(TEST_INTERVALS, mail=0.1, links=0.1, mail_grace=0.0))
+    async with connect(both.main, "ada") as ada:
+        for _ in range(3):
+            await ada.dm(KeyPair.generate().id, "who is this?")
+        assert len(await _lying(both.main)) == 3
+        await ada.dm(KeyPair.generate().id, "one too many")
+
+        async def none() -> bool:
+            return await _lying(both.main) == []
+
+        await eventually(none, within=20)
+        sent = await ada.dm(KeyPair.generate().id, "who is this?")
+        monkeypatch.setattr(linked_people, "AWAITED", 0.0)
+        assert (await ada.receipt(sent, "read", timeout=20)).stage == "undeliverable"

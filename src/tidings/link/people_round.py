@@ -10,6 +10,7 @@ whole, and nothing of that page is taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ from tidings.wire.subjects import Subjects
 
 #: pages of one round; a space whose agents change faster than we read is read on in the next one
 MOST_PAGES = 64
+#: of the rows of one request to our own steward, which takes 128 KiB with whatever else is in it
+ROWS_BYTES = 64 * 1024
 
 
 class AskedSteward(Protocol):
@@ -134,10 +137,25 @@ class PeopleRound:
         if (await self._local.ask("people", link=link, version=version))["version"] == version:
             return
         refused: list[str] = []
-        for start in range(0, max(1, len(known)), PEOPLE_PER_PAGE):
-            part = known[start : start + PEOPLE_PER_PAGE]
-            rows = [{"id": each.id, "name": each.name, "roles": list(each.roles)} for each in part]
-            more = start + PEOPLE_PER_PAGE < len(known)
-            asked = {"people": rows, "after": start, "more": more, "gone": [] if more else gone, "hidden": hidden}
+        after = 0
+        for rows in row_pages(known):
+            more = after + len(rows) < len(known)
+            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone, "hidden": hidden}
             refused += (await self._local.ask("people", link=link, version=version, **asked))["refused"]
+            after += len(rows)
         self._taken = tuple(refused)
+
+
+def row_pages(known: Sequence[Person]) -> Iterator[list[dict[str, Any]]]:
+    """Rows for our own steward, as many at once as it takes; one page at least."""
+    page: list[dict[str, Any]] = []
+    size = 0
+    for each in known:
+        row = {"id": each.id, "name": each.name, "roles": list(each.roles)}
+        length = len(msgspec.json.encode(row)) + 1
+        if page and (size + length > ROWS_BYTES or len(page) == PEOPLE_PER_PAGE):
+            yield page
+            page, size = [], 0
+        page.append(row)
+        size += length
+    yield page

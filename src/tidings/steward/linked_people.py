@@ -8,6 +8,7 @@ one space: one that is an agent of ours, or of a space that stated it before, is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from tidings.wire.rulings import Link
 
 #: questions for statements that are answered at the same time: of one link, and of all
 EACH, AT_ONCE = 1, 2
+#: seconds from when a steward starts or a link is agreed on, for which mail to unknown keys waits for a worker's word
+AWAITED = 24 * 3600.0
 
 
 class Foreigner(NamedTuple):
@@ -84,6 +87,8 @@ class LinkedPeople:
         self._kept: dict[str, _Kept] = {}
         #: key -> the one link it belongs to
         self._owners: dict[str, str] = {}
+        #: link -> since when it is on and shares its roster, as far as this steward saw it
+        self._since: dict[str, float] = {}
         #: links over which mail passed at the last look: rows say whether it does
         self._passing: set[str] = set()
 
@@ -111,14 +116,20 @@ class LinkedPeople:
 
     def takes_mail(self, agent_id: str) -> bool:
         """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
+        return self.is_awaited or self.is_reached(agent_id)
+
+    def is_reached(self, agent_id: str) -> bool:
+        """Is or was it, by what is known, an agent of a space that direct messages may go to?"""
         record = self._sharing().get(self._owner(agent_id) or "")
-        return self.is_awaited or (record is not None and record.passes_mail)
+        return record is not None and record.passes_mail
 
     @property
     def is_awaited(self) -> bool:
-        """Is there a link over which mail passes, of which nobody has told yet who is at its other end?"""
-        sharing = self._sharing()
-        return any(record.passes_mail and not self.version(link) for link, record in sharing.items())
+        """Is there a link over which mail passes, of which nobody has told yet who is at its other end? Not for ever:
+        a link that no worker carries would keep all mail to nobody."""
+        late = time.monotonic() - AWAITED
+        untold = (link for link, record in self._sharing().items() if record.passes_mail and not self.version(link))
+        return any(link not in self._since or self._since[link] > late for link in untold)
 
     def hears(self, agent_id: str, channel: str) -> bool:
         """Is a channel shared with the space of this agent?"""
@@ -144,7 +155,8 @@ class LinkedPeople:
 
     async def run(self) -> None:
         """Forget whoever is at the end of a link that is off, or does not share its roster any more."""
-        sharing = self._sharing()
+        sharing, moment = self._sharing(), time.monotonic()
+        self._since = {link: self._since.get(link, moment) for link in sharing}
         for link in self._kept.keys() - sharing.keys():
             kept = self._kept.pop(link)
             self._disown(kept)
