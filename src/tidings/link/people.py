@@ -19,6 +19,8 @@ from tidings.wire.people import MOST_PEOPLE, Person, Sorted, sort_people
 
 #: keys that were agents there and are told of, so that what is on its way to them can come to an end
 MOST_GONE = 500
+#: agents of a peer that were revoked, the newest; and names of a peer that stand for a key, of whoever is gone too
+MOST_REVOKED, MOST_PINS = 5_000, 10_000
 #: keys of somebody else that an operator is told of
 MOST_TAKEN = 100
 #: no other peer of the space stated that key before
@@ -80,7 +82,12 @@ def take(connection: sqlite3.Connection, place: PeerPlace, people: Iterable[Pers
         WHERE stale = 1 OR excluded.seq >= seq""",
         [(*place, p.id, p.name, json.dumps(p.roles), p.seq, int(p.revoked), p.succeeds, claim) for p in people],
     )
-    query = "SELECT count(*) FROM person WHERE space = ? AND peer = ? AND stale = 0"
+    connection.execute(
+        """DELETE FROM person WHERE (space, peer, agent) IN (SELECT space, peer, agent FROM person
+        WHERE space = ? AND peer = ? AND revoked = 1 ORDER BY stale, seq DESC LIMIT -1 OFFSET ?)""",
+        (*place, MOST_REVOKED),
+    )
+    query = "SELECT count(*) FROM person WHERE space = ? AND peer = ? AND stale = 0 AND revoked = 0"
     (count,) = connection.execute(query, place).fetchone()
     if count > MOST_PEOPLE:
         raise PageRefused(f"the other space tells of more than {MOST_PEOPLE:,} agents: no more than that are kept")
@@ -95,6 +102,14 @@ def sort(connection: sqlite3.Connection, place: PeerPlace) -> Sorted:
     for name, agent in found.pins.items():
         if pins.get(name) != agent:
             _pin(connection, place, name, agent)
+    for name in pins.keys() - found.pins.keys():
+        connection.execute("DELETE FROM pin WHERE space = ? AND peer = ? AND name = ?", (*place, name))
+    if len(found.pins) > MOST_PINS:  # of whom the peer says nothing any more
+        connection.execute(
+            """DELETE FROM pin WHERE space = ? AND peer = ? AND NOT EXISTS (SELECT 1 FROM person
+            WHERE person.space = pin.space AND person.peer = pin.peer AND person.agent = pin.agent)""",
+            place,
+        )
     return found
 
 
@@ -110,6 +125,7 @@ def trust(connection: sqlite3.Connection, place: PeerPlace, name: str) -> tuple[
         raise UnknownPeer(f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust")
     newest = max(refused, key=lambda each: each.seq)
     before = _pins(connection, place)[name]
+    connection.execute("DELETE FROM pin WHERE space = ? AND peer = ? AND agent = ?", (*place, newest.id))
     _pin(connection, place, name, newest.id)
     return before, newest.id
 

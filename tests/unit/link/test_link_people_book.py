@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidings.errors import PageRefused
 from tidings.link import people
 from tidings.link.people import PeerPlace, ReadThrough
 from tidings.link.schema import MIGRATIONS
@@ -82,3 +83,41 @@ def test_who_was_known_stays_so_until_everybody_was_told_anew(book: Database) ->
     assert not book.read_blocking(lambda c: people.is_stale(c, ACME))
     [bob] = book.read_blocking(lambda c: people.sorted_people(c, ACME)).known
     assert (bob.id, bob.seq, bob.roles) == (BOB, 3, ("new",))
+
+
+def pins(book: Database, place: PeerPlace) -> dict[str, str]:
+    return book.read_blocking(lambda c: people.sorted_people(c, place)).pins
+
+
+def test_a_key_that_is_called_otherwise_takes_its_pin_along(book: Database) -> None:
+    for seq in range(1, 6):
+        told(book, ACME, person(BOB, f"bob{seq}", seq))
+    assert pins(book, ACME) == {"bob5": BOB}
+    told(book, ACME, person(ADA, "bob1", 7))
+    assert sorted(known(book, ACME)) == [("bob1", ADA), ("bob5", BOB)]
+
+
+def test_pins_of_those_of_whom_a_space_says_nothing_any_more_go_when_there_are_too_many(
+    book: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "MOST_PINS", 3)
+    for life in range(6):
+        told(book, ACME, person(BOB, "bob", 1), person(KeyPair.generate().id, f"n{life}", 2), epoch=f"e{life}")
+        book.write_blocking(lambda c: people.drop_stale(c, ACME))
+        book.write_blocking(lambda c: people.begin_again(c, ACME, "next", "K"))
+    assert len(pins(book, ACME)) <= 4
+    assert pins(book, ACME)["bob"] == BOB
+
+
+def test_a_space_may_have_had_any_number_of_agents_and_only_the_living_count(
+    book: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "MOST_PEOPLE", 2)
+    monkeypatch.setattr(people, "MOST_REVOKED", 3)
+    for seq in range(1, 11):
+        told(book, ACME, person(KeyPair.generate().id, f"n{seq}", seq, revoked=True))
+    told(book, ACME, person(BOB, "bob", 20), person(ADA, "ada", 21))
+    assert len(known(book, ACME)) == 2
+    assert len(gone(book, ACME)) == 3
+    with pytest.raises(PageRefused, match="more than 2 agents"):
+        told(book, ACME, person(KeyPair.generate().id, "another", 30))
