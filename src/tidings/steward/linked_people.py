@@ -25,7 +25,15 @@ from tidings.steward.roster_service import RosterService
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name
 from tidings.wire.patterns import covers_any
-from tidings.wire.people import MOST_PEOPLE, PEOPLE_PER_PAGE, Person, Statement, state
+from tidings.wire.people import (
+    MOST_PEOPLE,
+    MOST_ROLES,
+    PEOPLE_PER_PAGE,
+    STATED_CHARACTERS,
+    Person,
+    Statement,
+    state,
+)
 from tidings.wire.roster import Agent
 from tidings.wire.rulings import Link
 
@@ -245,12 +253,17 @@ class RosterStatements:
             rotations = [] if told else await self.roster.rotations()
             granted, key = self._granted(request), self.writer.key  # as they are when the answer is made
             due = sorted((seq, owner) for owner in self.space.table.owners() if (seq := self._seq(owner)) > after)
-            page = due[:PEOPLE_PER_PAGE]
-            people = [self._stated(key, owner, seq, granted.link) for seq, owner in page]
+            people: list[Statement] = []
+            through = after
+            for seq, owner in due[:PEOPLE_PER_PAGE]:
+                people.append(self._stated(key, owner, seq, granted.link))
+                through = seq
+                if sum(len(each.text) for each in people) > STATED_CHARACTERS:
+                    break
         return {
             "people": [{"text": each.text, "sig": each.sig} for each in people],
-            "through": page[-1][0] if page else after,
-            "more": len(due) > len(page),
+            "through": through,
+            "more": len(due) > len(people),
             "epoch": self.linked.marks.file.epoch,
             "key": key.id,
             "rotations": rotations,
@@ -269,6 +282,11 @@ class RosterStatements:
         access = self.space.access(owner)
         assert access is not None
         person = Person(
-            id=owner, name=access.name, roles=access.roles, seq=seq, revoked=access.revoked, succeeds=access.succeeds
+            id=owner,
+            name=access.name,
+            roles=access.roles[:MOST_ROLES],
+            seq=seq,
+            revoked=access.revoked,
+            succeeds=access.succeeds,
         )
         return state(key, self.space.info.id, link, person)

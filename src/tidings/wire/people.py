@@ -21,6 +21,9 @@ from tidings.wire.operations import MOST
 MOST_PEOPLE: Final = 5_000
 #: statements of one answer, and rows of one request to our own steward
 PEOPLE_PER_PAGE: Final = 200
+#: roles of one agent that are told; and characters of the statements of one answer, one statement may have more
+MOST_ROLES: Final = 64
+STATED_CHARACTERS: Final = 200_000
 #: characters of one statement
 LONGEST_STATEMENT: Final = 8_000
 _KIND: Final = "person"
@@ -31,7 +34,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    roles: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    roles: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_ROLES)] = ()
     seq: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
     revoked: bool = False
     #: the key that this one took the name over from
