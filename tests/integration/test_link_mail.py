@@ -17,10 +17,12 @@ from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError, UnknownPeer
 from tidings.link import mail_round, rounds
+from tidings.link.local_socket import ask
 from tidings.space.link_peers import LinkPeers
-from tidings.steward import link_mail
+from tidings.steward import link_mail, linked_people, mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire import message as wire_message
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.links import MailOrigin, mail_origin_field
@@ -471,3 +473,97 @@ async def test_for_a_page_of_mail_little_more_is_read_than_fits_however_many_hav
                 found += [each["seq"] for each in said["mail"]]
                 asked, more = {"epoch": said["epoch"], "people": "1", "after": said["through"]}, said["more"]
         assert found == [each.seq for each in sent]
+
+
+MALLORY = "mallorylink1"
+
+
+async def test_a_linked_space_that_states_an_agent_of_another_one_gets_nothing_of_it_and_is_not_believed_about_it(
+    both: LinkedSpaces,
+) -> None:
+    made = await linked(both.main, MALLORY, origin=ELSEWHERE, space="mallory", roster="on", direct="on")
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob, worker_of(both.main) as own:
+        stolen = {"id": bob.id, "name": "x", "roles": []}
+
+        async def hand_over(link: str, name: str, version: str, *gone: str) -> list[str]:
+            rows = [] if gone else [{**stolen, "name": name}]
+            told = await own.call("admission", "people", link=link, version=version, people=rows, gone=list(gone))
+            assert told["version"] == version
+            return list(told["refused"])
+
+        assert await hand_over(LINK, "bob", "v1") == []
+        assert await hand_over(MALLORY, "x", "v1") == [bob.id]
+        await ada.dm("bob@acme", "not for mallory")
+        async with peer_of(both.main, made.creds) as mallory:
+            for version in ("v2", "v3"):
+                assert (await mallory.control.call("link", "mail"))["mail"] == []
+                receipt = {"sender": ada.id, "id": "", "to": bob.id, "stage": "read", "seq": 1, "why": ""}
+                [lying] = await _lying(both.main)
+                told = await mallory.control.call("link", "told", receipts=[{**receipt, "id": lying}])
+                assert told["refused"] == [0]
+                await hand_over(MALLORY, "x", version, bob.id)
+        assert [each.name for each in await ada.who() if each.id == bob.id] == ["bob@acme"]
+        async with worker(both.acme):
+            assert (await heard(bob)).text == "not for mallory"
+
+
+async def _lying(space: RealSpace) -> list[str]:
+    """The ids of direct messages in the mail of a space."""
+    stream, root = space.subjects.direct_stream, space.subjects.root
+    async with space.core() as js:
+        pages = js.read(stream, f"{root}.dm.>", 1, int((await js.info(stream))["state"]["last_seq"]))
+        return [wire_message.decode(record.payload).id async for page in pages for record in page]
+
+
+async def test_what_was_written_to_a_linked_space_waits_while_the_link_is_paused_or_ended_there(
+    both: LinkedSpaces,
+) -> None:
+    await both.main.stop_steward()
+    await both.main.start_steward(replace(TEST_INTERVALS, mail=0.1, mail_grace=0.0))
+    async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
+
+        async def unknown() -> bool:
+            return not any(each.name == "bob@acme" for each in await ada.who())
+
+        async def looked(times: int) -> None:
+            """Rounds of the mail pass: a message to nobody that is written now is told of, `times` over."""
+            for _ in range(times):
+                nobody = KeyPair.generate().id
+                assert (await ada.receipt(await ada.dm(nobody, "?"), "read", timeout=20)).stage == "undeliverable"
+
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+            sent = await ada.dm("bob@acme", "it waits")
+            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await eventually(unknown, within=20)
+            await looked(2)
+            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            await knows(ada, "bob@acme")
+            await unlinked(both.acme)
+            await eventually(unknown, within=20)
+            await looked(2)
+            assert (await _lying(both.main)) == [sent.id]
+            await both.agree(roster="on", direct="on")
+            async with worker(both.acme):
+                assert (await heard(bob)).text == "it waits"
+
+
+async def test_a_link_that_nobody_carries_does_not_keep_mail_to_nobody_for_ever(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail, "MOST_AWAITED", 3)
+    await both.main.stop_steward()
+    await both.main.start_steward(replace(TEST_INTERVALS, mail=0.1, links=0.1, mail_grace=0.0))
+    async with connect(both.main, "ada") as ada:
+        for _ in range(3):
+            await ada.dm(KeyPair.generate().id, "who is this?")
+        assert len(await _lying(both.main)) == 3
+        await ada.dm(KeyPair.generate().id, "one too many")
+
+        async def none() -> bool:
+            return await _lying(both.main) == []
+
+        await eventually(none, within=20)
+        sent = await ada.dm(KeyPair.generate().id, "who is this?")
+        monkeypatch.setattr(linked_people, "AWAITED", 0.0)
+        assert (await ada.receipt(sent, "read", timeout=20)).stage == "undeliverable"

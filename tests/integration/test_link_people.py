@@ -18,10 +18,11 @@ from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
 from tidings.link.local_socket import ask
 from tidings.space.link_peers import LinkPeers
+from tidings.steward import linked_people
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
-from tidings.wire.people import Statement, read_people, read_statement
+from tidings.wire.people import MOST_ROLES, Statement, read_people, read_statement
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -180,6 +181,18 @@ async def test_who_is_there_is_forgotten_when_the_link_is_paused_ended_or_shares
         await knows(ada, "bob@acme")
         await unlinked(both.main)
         await forgets(ada, "bob@acme")
+
+
+async def test_agents_with_more_roles_than_are_told_do_not_keep_the_others_from_being_known(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked_people, "STATED_CHARACTERS", 100)
+    await both.acme.add("many", roles=[f"role{number:03d}" for number in range(MOST_ROLES + 1)])
+    await both.acme.add("zoe")
+    async with worker(both.main), connect(both.main, "ada") as ada:
+        await knows(ada, "zoe@acme")
+        assert len((await ada.resolve("many@acme")).roles) == MOST_ROLES
+        assert "bob@acme" in await names(ada)
 
 
 async def test_a_statement_says_nothing_but_who_somebody_is_and_only_for_one_link(both: LinkedSpaces) -> None:

@@ -3,19 +3,21 @@
     peer's steward: statements after a sequence -> verified -> ledger, names pinned -> our steward, if it knows others
 
 The key they are signed with is the one in the link record, or one that it names in turn by signed records. A peer
-whose log was set back, or whose steward has another key, is read from the beginning. What does not verify is refused
+whose log was set back, or whose steward has another key, is read from the beginning, and whoever was known stays so
+until that is done. What does not verify is refused
 whole, and nothing of that page is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
 
-from tidings.errors import PageRefused, TidingsError
+from tidings.errors import DeniedError, PageRefused, TidingsError
 from tidings.link import people as book
 from tidings.link.ledger import BookedLink
 from tidings.link.people import PeerPlace, ReadThrough
@@ -26,6 +28,8 @@ from tidings.wire.subjects import Subjects
 
 #: pages of one round; a space whose agents change faster than we read is read on in the next one
 MOST_PAGES = 64
+#: of the rows of one request to our own steward, which takes 128 KiB with whatever else is in it
+ROWS_BYTES = 64 * 1024
 
 
 class AskedSteward(Protocol):
@@ -59,19 +63,24 @@ class PeopleRound:
     async def run(self) -> None:
         try:
             await self._read()
+        except DeniedError:  # the other space ended the link, or lets nobody be known any more
+            await self.withdraw()
+            raise
         except TidingsError:  # what was known before still holds, and a new steward of ours does not know it
             await self._hand_over(*await self._known())
             raise
         await self._hand_over(*await self._known())
 
     async def withdraw(self) -> None:
-        """Nobody of that space is to be known here for now."""
-        await self._hand_over((), [])
+        """Nobody of that space is to be known here for now. What was written to them waits, as it would for a space
+        that is away."""
+        await self._hand_over(*await self._known(), hidden=True)
 
     async def facts(self) -> PeopleFacts:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         changed = tuple((each.name, each.id) for each in found.refused)
-        return PeopleFacts(len(found.known), changed, self._taken)
+        taken = await self._jobs.read(lambda c: book.taken(c, self.place))
+        return PeopleFacts(len(found.known), changed, tuple(dict.fromkeys((*self._taken, *taken))))
 
     # --- reading ---
 
@@ -89,6 +98,8 @@ class PeopleRound:
                 through = ReadThrough(page.epoch, page.through, key)
                 await self._jobs.write(partial(book.take, place=self.place, people=people, read=through))
             if not page.more:
+                if await self._jobs.read(lambda c: book.is_stale(c, self.place)):
+                    await self._jobs.write(partial(book.drop_stale, place=self.place))
                 return
 
     def _followed(self, page: PeoplePage) -> str:
@@ -121,15 +132,30 @@ class PeopleRound:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         return found.known, await self._jobs.read(lambda c: book.gone(c, self.place))
 
-    async def _hand_over(self, known: tuple[Person, ...], gone: list[str]) -> None:
-        link, version = self._record.link, book.version_of(known, gone)
+    async def _hand_over(self, known: tuple[Person, ...], gone: list[str], *, hidden: bool = False) -> None:
+        link, version = self._record.link, book.version_of(known, gone, hidden=hidden)
         if (await self._local.ask("people", link=link, version=version))["version"] == version:
             return
         refused: list[str] = []
-        for start in range(0, max(1, len(known)), PEOPLE_PER_PAGE):
-            part = known[start : start + PEOPLE_PER_PAGE]
-            rows = [{"id": each.id, "name": each.name, "roles": list(each.roles)} for each in part]
-            more = start + PEOPLE_PER_PAGE < len(known)
-            asked = {"people": rows, "after": start, "more": more, "gone": [] if more else gone}
+        after = 0
+        for rows in row_pages(known):
+            more = after + len(rows) < len(known)
+            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone, "hidden": hidden}
             refused += (await self._local.ask("people", link=link, version=version, **asked))["refused"]
+            after += len(rows)
         self._taken = tuple(refused)
+
+
+def row_pages(known: Sequence[Person]) -> Iterator[list[dict[str, Any]]]:
+    """Rows for our own steward, as many at once as it takes; one page at least."""
+    page: list[dict[str, Any]] = []
+    size = 0
+    for each in known:
+        row = {"id": each.id, "name": each.name, "roles": list(each.roles)}
+        length = len(msgspec.json.encode(row)) + 1
+        if page and (size + length > ROWS_BYTES or len(page) == PEOPLE_PER_PAGE):
+            yield page
+            page, size = [], 0
+        page.append(row)
+        size += length
+    yield page

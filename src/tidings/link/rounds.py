@@ -1,7 +1,7 @@
 """What a worker does for a link beside its log: who is there, and mail; round after round, by itself.
 
 It never keeps what is said in channels waiting, and what fails here is told and tried again later. A link that is
-paused does nothing, and nobody at its other end is known here meanwhile.
+paused does nothing, and nobody at its other end is known here meanwhile; what was written to them before waits.
 """
 
 from __future__ import annotations

@@ -234,4 +234,13 @@ _UNSIGNED = """
 ALTER TABLE peer_mail ADD COLUMN forged INTEGER NOT NULL DEFAULT 0 CHECK (forged >= 0);
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED))
+_CLAIMS = """
+-- a key is of the peer with the lowest claim: who stated it first
+ALTER TABLE person ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;
+-- it was told under another epoch or key, and not again yet
+ALTER TABLE person ADD COLUMN stale INTEGER NOT NULL DEFAULT 0 CHECK (stale IN (0, 1));
+CREATE INDEX person_agent ON person (space, agent, claim);
+CREATE INDEX person_claim ON person (space, claim);
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS))

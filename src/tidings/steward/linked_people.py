@@ -2,12 +2,13 @@
 
 Statements are made when they are asked for, by the link record in force then, and signed for that link alone
 (`wire/people.py`). What our own worker verified of another space is in memory here, and it hands it over again when a
-steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster; a key that is an
-agent of ours is nobody of another space.
+steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster. A key belongs to
+one space: one that is an agent of ours, or of a space that stated it before, is nobody of another.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,12 +25,22 @@ from tidings.steward.roster_service import RosterService
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name
 from tidings.wire.patterns import covers_any
-from tidings.wire.people import MOST_PEOPLE, PEOPLE_PER_PAGE, Person, Statement, state
+from tidings.wire.people import (
+    MOST_PEOPLE,
+    MOST_ROLES,
+    PEOPLE_PER_PAGE,
+    STATED_CHARACTERS,
+    Person,
+    Statement,
+    state,
+)
 from tidings.wire.roster import Agent
 from tidings.wire.rulings import Link
 
 #: questions for statements that are answered at the same time: of one link, and of all
 EACH, AT_ONCE = 1, 2
+#: seconds from when a steward starts or a link is agreed on, for which mail to unknown keys waits for a worker's word
+AWAITED = 24 * 3600.0
 
 
 class Foreigner(NamedTuple):
@@ -47,9 +58,16 @@ class _Kept:
     people: dict[str, Agent] = field(default_factory=dict)
     #: keys that were agents there
     gone: frozenset[str] = frozenset()
-    #: a version that is being handed over
+    #: they get their mail, and nobody is shown them: the link is paused, or the other space tells nothing any more
+    hidden: bool = False
+    #: a version that is being handed over, and how many of it were told; not all of them are taken
     staged: str = ""
+    told: int = 0
     rows: dict[str, Agent] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.people, *self.gone)
 
 
 class _PersonRow(msgspec.Struct, frozen=True):
@@ -75,6 +93,10 @@ class LinkedPeople:
         self.space = space
         self.admit = admit
         self._kept: dict[str, _Kept] = {}
+        #: key -> the one link it belongs to
+        self._owners: dict[str, str] = {}
+        #: link -> since when it is on and shares its roster, as far as this steward saw it
+        self._since: dict[str, float] = {}
         #: links over which mail passed at the last look: rows say whether it does
         self._passing: set[str] = set()
 
@@ -82,45 +104,57 @@ class LinkedPeople:
 
     def find(self, agent_id: str) -> Foreigner | None:
         """The agent of another space that has this key, as long as that space lets it be known."""
-        if self.space.access(agent_id) is not None:
+        link = self._owner(agent_id)
+        record = self._sharing().get(link) if link is not None else None
+        if link is None or record is None or (row := self._kept[link].people.get(agent_id)) is None:
             return None
-        for link, record in self._sharing().items():
-            row = self._kept[link].people.get(agent_id) if link in self._kept else None
-            if row is not None:
-                return Foreigner(link, _shown(row, record))
-        return None
+        return Foreigner(link, _shown(row, record))
 
     def row(self, agent_id: str) -> Agent | None:
+        """As agents here are shown it."""
         found = self.find(agent_id)
-        return found.row if found is not None else None
+        return found.row if found is not None and not self._kept[found.link].hidden else None
 
     def of_link(self, link: str) -> frozenset[str]:
         """The keys of the agents at its other end, and of those who were."""
         kept = self._kept.get(link) if link in self._sharing() else None
         if kept is None:
             return frozenset()
-        return frozenset(each for each in (*kept.people, *kept.gone) if self.space.access(each) is None)
+        return frozenset(each for each in kept.keys if self._owner(each) == link)
 
     def takes_mail(self, agent_id: str) -> bool:
         """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
-        passing = [link for link, record in self._sharing().items() if record.passes_mail]
-        return self.is_awaited or any(agent_id in self.of_link(link) for link in passing)
+        return self.is_awaited or self.is_reached(agent_id)
+
+    def is_reached(self, agent_id: str) -> bool:
+        """Is or was it, by what is known, an agent of a space that direct messages may go to?"""
+        record = self._sharing().get(self._owner(agent_id) or "")
+        return record is not None and record.passes_mail
 
     @property
     def is_awaited(self) -> bool:
-        """Is there a link over which mail passes, of which nobody has told yet who is at its other end?"""
-        sharing = self._sharing()
-        return any(record.passes_mail and not self.version(link) for link, record in sharing.items())
+        """Is there a link over which mail passes, of which nobody has told yet who is at its other end? Not for ever:
+        a link that no worker carries would keep all mail to nobody."""
+        late = time.monotonic() - AWAITED
+        untold = (link for link, record in self._sharing().items() if record.passes_mail and not self.version(link))
+        return any(link not in self._since or self._since[link] > late for link in untold)
 
     def hears(self, agent_id: str, channel: str) -> bool:
         """Is a channel shared with the space of this agent?"""
         found = self.find(agent_id)
-        return found is not None and covers_any(self._sharing()[found.link].shares, channel)
+        if found is None or self._kept[found.link].hidden:
+            return False
+        return covers_any(self._sharing()[found.link].shares, channel)
 
     def version(self, link: str) -> str:
         """Names who is known at its other end; empty if nobody has told it in this term."""
         kept = self._kept.get(link)
         return kept.version if kept else ""
+
+    def _owner(self, agent_id: str) -> str | None:
+        """The link whose other space has or had this key. Whom it was handed over for first has it: which space stated
+        it first is what our worker's ledger knows, across restarts."""
+        return self._owners.get(agent_id) if self.space.access(agent_id) is None else None
 
     def _sharing(self) -> dict[str, Link]:
         return {link: record for link, _, record in links_on(self.space) if shares_roster(record)}
@@ -129,9 +163,12 @@ class LinkedPeople:
 
     async def run(self) -> None:
         """Forget whoever is at the end of a link that is off, or does not share its roster any more."""
-        sharing = self._sharing()
+        sharing, moment = self._sharing(), time.monotonic()
+        self._since = {link: self._since.get(link, moment) for link in sharing}
         for link in self._kept.keys() - sharing.keys():
-            self.admit(self._kept.pop(link).people)
+            kept = self._kept.pop(link)
+            self._disown(kept)
+            self.admit(kept.people)
         passing = {link for link, record in sharing.items() if record.passes_mail}
         for link in (passing ^ self._passing) & self._kept.keys():
             self.admit(self._kept[link].people)
@@ -140,8 +177,9 @@ class LinkedPeople:
     @handles("admission", "people")
     async def hand_over(self, request: ControlRequest) -> Answer:
         """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
-        last of them, who has `gone`. Asked without people it answers which `version` is known. Who is one of ours, or
-        of another space, is refused."""
+        last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody.
+        Asked without people it answers which `version` is known. Who is one of ours, or of another space, is
+        refused."""
         link, version = request.text("link"), request.text("version")
         if link not in self._sharing():
             raise DeniedError(f"link {link} is not on, or does not share its roster")
@@ -152,19 +190,33 @@ class LinkedPeople:
         rows, gone = _rows(people), frozenset(request.texts("gone"))
         after = request.optional("after", int) or 0
         if after == 0:
-            kept.staged, kept.rows = version, {}
-        if kept.staged != version or len(kept.rows) != after or after + len(rows) > MOST_PEOPLE:
-            raise UsageError(f"admission people: {len(kept.rows)} of this version are known; begin again from 0")
+            kept.staged, kept.rows, kept.told = version, {}, 0
+        if kept.staged != version or kept.told != after or after + len(rows) > MOST_PEOPLE:
+            raise UsageError(f"admission people: {kept.told} of this version are known; begin again from 0")
+        refused = [each.id for each in rows if self._is_elsewhere(each.id, link)]
         kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
+        kept.told += len(rows)
         if not request.optional("more", bool):
-            before, kept.people = kept.people, kept.rows
-            kept.version, kept.rows, kept.staged, kept.gone = version, {}, "", gone
-            self.admit([*before, *kept.people])
-        return {"version": kept.version, "refused": [each.id for each in rows if self._is_elsewhere(each.id, link)]}
+            kept.hidden = bool(request.optional("hidden", bool))
+            self._replace(link, kept, gone)
+        return {"version": kept.version, "refused": refused}
+
+    def _replace(self, link: str, kept: _Kept, gone: frozenset[str]) -> None:
+        """What was handed over takes the place of what was known, but for keys that belong to somebody else."""
+        before = kept.people
+        self._disown(kept)
+        kept.people = {key: row for key, row in kept.rows.items() if not self._is_elsewhere(key, link)}
+        kept.gone = frozenset(key for key in gone if not self._is_elsewhere(key, link))
+        self._owners.update(dict.fromkeys(kept.keys, link))
+        kept.version, kept.rows, kept.staged = kept.staged, {}, ""
+        self.admit([*before, *kept.people])
+
+    def _disown(self, kept: _Kept) -> None:
+        for key in kept.keys:
+            self._owners.pop(key, None)
 
     def _is_elsewhere(self, agent_id: str, link: str) -> bool:
-        found = self.find(agent_id)
-        return self.space.access(agent_id) is not None or (found is not None and found.link != link)
+        return self.space.access(agent_id) is not None or self._owners.get(agent_id, link) != link
 
 
 def _rows(people: Any) -> list[_PersonRow]:
@@ -201,12 +253,17 @@ class RosterStatements:
             rotations = [] if told else await self.roster.rotations()
             granted, key = self._granted(request), self.writer.key  # as they are when the answer is made
             due = sorted((seq, owner) for owner in self.space.table.owners() if (seq := self._seq(owner)) > after)
-            page = due[:PEOPLE_PER_PAGE]
-            people = [self._stated(key, owner, seq, granted.link) for seq, owner in page]
+            people: list[Statement] = []
+            through = after
+            for seq, owner in due[:PEOPLE_PER_PAGE]:
+                people.append(self._stated(key, owner, seq, granted.link))
+                through = seq
+                if sum(len(each.text) for each in people) > STATED_CHARACTERS:
+                    break
         return {
             "people": [{"text": each.text, "sig": each.sig} for each in people],
-            "through": page[-1][0] if page else after,
-            "more": len(due) > len(page),
+            "through": through,
+            "more": len(due) > len(people),
             "epoch": self.linked.marks.file.epoch,
             "key": key.id,
             "rotations": rotations,
@@ -225,6 +282,11 @@ class RosterStatements:
         access = self.space.access(owner)
         assert access is not None
         person = Person(
-            id=owner, name=access.name, roles=access.roles, seq=seq, revoked=access.revoked, succeeds=access.succeeds
+            id=owner,
+            name=access.name,
+            roles=access.roles[:MOST_ROLES],
+            seq=seq,
+            revoked=access.revoked,
+            succeeds=access.succeeds,
         )
         return state(key, self.space.info.id, link, person)

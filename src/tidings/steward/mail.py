@@ -4,7 +4,8 @@
     unread for too long   goes once archived; its sender is told `expired`
     to nobody             target never added: goes after a grace; revoked: at once; its sender is told `undeliverable`
     to a linked space     goes when that says that it has it; unread for too long: `expired`, as above
-    to many invented      more targets that never were than anybody has by mistake: goes at once, counted, not told
+    to many invented      more targets that never were than anybody has by mistake: goes at once, counted, not told;
+                          more are let wait while it is not known yet who is in a linked space
 
 Who was never added is not decided by the log alone: one that was put back has forgotten agents, and the administrator
 writes them again from the ledger only after we serve. Mail for whoever the ledger knows as an agent stays.
@@ -34,6 +35,8 @@ from tidings.wire.subjects import Direct
 
 #: records told of and removed in one round
 MOST_TOLD = 5_000
+#: targets of one sender that nobody knows, while it is not told yet who is in a linked space
+MOST_AWAITED = 1_000
 #: small, because most rounds look at one page to see that nothing is old
 PAGE = 64
 #: made for a pair that is full of what was read; a pair may have 1,000
@@ -130,8 +133,9 @@ class Mail:
         """Mail of senders with too many targets that never were. `head` is older than the list of mailboxes, so a
         filter that matches no mailbox of an agent in the list matches no mail for an agent up to there."""
         strange = [each for each in mailboxes if self._is_invented(each.target)]
+        most = MOST_AWAITED if self.people.is_awaited else MOST_INVENTED
         counted = Counter(each.sender for each in strange)
-        gone = {each for each in strange if counted[each.sender] > MOST_INVENTED}
+        gone = {each for each in strange if counted[each.sender] > most}
         real = {(each.shard, each.sender) for each in mailboxes if not self._is_invented(each.target)}
         s = self.space.subjects
         places = {(each.shard, each.sender) for each in gone}
@@ -145,7 +149,7 @@ class Mail:
 
     def _is_invented(self, target: str) -> bool:
         known = self.space.access(target) is not None
-        return not known and not self._is_in_ledger(target) and not self._is_elsewhere(target)
+        return not known and not self._is_in_ledger(target) and not self.people.is_reached(target)
 
     def _is_reachable(self, target: str) -> bool:
         here = self.space.active_access(target) is not None or self._is_in_ledger(target)

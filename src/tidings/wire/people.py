@@ -21,6 +21,9 @@ from tidings.wire.operations import MOST
 MOST_PEOPLE: Final = 5_000
 #: statements of one answer, and rows of one request to our own steward
 PEOPLE_PER_PAGE: Final = 200
+#: roles of one agent that are told; and characters of the statements of one answer, one statement may have more
+MOST_ROLES: Final = 64
+STATED_CHARACTERS: Final = 200_000
 #: characters of one statement
 LONGEST_STATEMENT: Final = 8_000
 _KIND: Final = "person"
@@ -31,7 +34,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    roles: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    roles: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_ROLES)] = ()
     seq: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
     revoked: bool = False
     #: the key that this one took the name over from
@@ -101,11 +104,13 @@ class Sorted(msgspec.Struct, frozen=True):
 
 
 def sort_people(people: Sequence[Person], pins: dict[str, str]) -> Sorted:
-    """Pin names to ids: the first that has a name keeps it, and hands it on only to a key that says it succeeds it."""
+    """Pin names to ids: the first that has a name keeps it, and hands it on only to a key that says it succeeds it. A
+    key has one name: one that is called otherwise gives its name up."""
     held = dict(pins)
+    names_of = {agent: name for name, agent in held.items()}
     waiting = sorted(people, key=lambda each: each.seq)
     while True:
-        left = [each for each in waiting if not _pinned(held, each)]
+        left = [each for each in waiting if not _pinned(held, names_of, each)]
         if len(left) == len(waiting):
             break
         waiting = left
@@ -126,12 +131,14 @@ def _succeeded(people: Sequence[Person], held: dict[str, str]) -> set[str]:
     return found - set(held.values())
 
 
-def _pinned(held: dict[str, str], person: Person) -> bool:
+def _pinned(held: dict[str, str], names_of: dict[str, str], person: Person) -> bool:
     """Give it its name if it is free or handed on; whether that was done."""
     before = held.get(person.name)
     if before == person.id or (before is None and person.revoked):
         return False
     if before is not None and person.succeeds != before:
         return False
-    held[person.name] = person.id
+    if (old := names_of.get(person.id)) is not None and held.get(old) == person.id:
+        del held[old]
+    held[person.name], names_of[person.id] = person.id, person.name
     return True

@@ -76,6 +76,7 @@ def test_a_pin_outlives_that_everybody_is_told_anew_and_is_changed_by_the_operat
     take(Person(id=ADA, name="ada", seq=1))
     book.write_blocking(lambda c: people.begin_again(c, PLACE, "e2", "k"))
     take(Person(id=BOB, name="ada", seq=1))
+    book.write_blocking(lambda c: people.drop_stale(c, PLACE))
     found = book.read_blocking(lambda c: people.sorted_people(c, PLACE))
     assert ([each.id for each in found.refused], found.known) == ([BOB], ())
     with pytest.raises(UnknownPeer):
