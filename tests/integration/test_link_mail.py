@@ -483,10 +483,11 @@ async def test_a_linked_space_that_states_an_agent_of_another_one_gets_nothing_o
 ) -> None:
     made = await linked(both.main, MALLORY, origin=ELSEWHERE, space="mallory", roster="on", direct="on")
     async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob, worker_of(both.main) as own:
-        stolen = {"id": bob.id, "name": "x", "roles": []}
+        stolen, nobody = {"id": bob.id, "name": "x", "roles": []}, KeyPair.generate().id
 
         async def hand_over(link: str, name: str, version: str, *gone: str) -> list[str]:
-            rows = [] if gone else [{**stolen, "name": name}]
+            own_agent = [{"id": nobody, "name": "mal", "roles": []}] if link == MALLORY else []
+            rows = own_agent if gone else [{**stolen, "name": name}, *own_agent]
             told = await own.call("admission", "people", link=link, version=version, people=rows, gone=list(gone))
             assert told["version"] == version
             return list(told["refused"])
