@@ -215,7 +215,7 @@ async def fetched_that_was_not_asked_for(stage: LinkStage) -> ProbeOutcome:
             stage.look()
             return seq in told and bool(stage.words)
 
-        await eventually(was_refused, within=6, every=0.1, what=f"{name} is refused")
+        await eventually(was_refused, within=20, every=0.1, what=f"{name} is refused")
         said.append(stage.words)
         if (found := await stage.fates(seq)) != [("obligation", "not_received")]:
             return broken(f"{name}: the record became {found}")
