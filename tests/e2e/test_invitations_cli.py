@@ -82,6 +82,7 @@ def test_what_cannot_be_promised_or_accepted_is_a_sentence(terminal: Terminal, e
         (("invite", "bob", "--read", "a..b"), "a..b"),
         (("invitation", "revoke", "nobody"), "no invitation is meant"),
         (("accept", "hello"), "this is no invitation"),
+        (("invite", "bob", "--url", "tls://127.0.0.1:1"), "does not listen with TLS"),
     ):
         refused = terminal.run(*words)
         assert (refused.returncode in (2, 6), said in refused.stderr) == (True, True), refused

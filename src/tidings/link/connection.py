@@ -36,6 +36,8 @@ class LinkConnection:
         self._url, self._name = url, name
         self._on_open, self._on_reconnected, self._on_closed = on_open, on_reconnected, on_closed
         self._connection: Connection | None = None
+        #: the user it was opened as
+        self._as = ""
         self._opening = asyncio.Lock()
 
     @property
@@ -50,11 +52,16 @@ class LinkConnection:
     async def get(self) -> Connection:
         """The connection. `UnreachableError` and `AuthRevoked` say why there is none."""
         async with self._opening:
+            user = self.user
+            if self._connection is not None and self._as != user:
+                # it would come back with the new key, and listen for answers where only the old one may
+                before, self._connection = self._connection, None
+                await close_quietly(before)
             if self._connection is None or self._connection.is_closed:
                 opened = await connect(
                     self._url,
                     self.creds,
-                    self.user,
+                    user,
                     name=self._name,
                     timeout=self.timeout,
                     on_reconnected=self._on_reconnected,
@@ -66,7 +73,7 @@ class LinkConnection:
                 except BaseException:
                     await close_quietly(opened)
                     raise
-                self._connection = opened
+                self._connection, self._as = opened, user
             return self._connection
 
     async def ask(self, subject: str, payload: bytes, who: str, timeout: float | None = None) -> Msg:

@@ -196,6 +196,11 @@ def reach_of(admin: Administrator, url: str | None) -> Reach:
         return _reach_elsewhere(address)
     if not address.tls:
         return Reach(address.host, address.port, Trust.PLAIN, websocket=address.websocket)
+    if not info.certificate and not info.authority:
+        raise UsageError(
+            f"this space does not listen with TLS, so nobody could trust what answers at {url}: `tidings up --listen "
+            "ADDR` first"
+        )
     if not info.certificate:
         key = compressed_key(base64.b64decode(info.authority))
         return Reach(address.host, address.port, Trust.AUTHORITY, key, address.websocket)

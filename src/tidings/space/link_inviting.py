@@ -174,7 +174,8 @@ class LinkInviter:
         check_space(name)
         if name in taken_names(self.admin.info.name, self.admin.links):
             raise UsageError(
-                f"{name} is what this space or one that it is linked with is called here: choose another name"
+                f"{name} is what this space or one that it is linked with is called here: choose another name for a "
+                f"new link; `tidings link set {name}` changes one that there is"
             )
         for each in self.admin.invitations.all():
             if each.link is not None and each.link.called == name and each.state(time.time()) == "open":

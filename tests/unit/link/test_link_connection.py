@@ -1,0 +1,41 @@
+"""The connection of a link to a space: opened when it is needed, as whoever its credential is of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings.broker import jwt
+from tidings.broker.private_files import write_private
+from tidings.link import connection as module
+from tidings.link.connection import LinkConnection
+from tidings.wire.keys import KeyPair
+
+
+class Opened:
+    """As much of a connection as is asked of it here."""
+
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_with_another_key_in_its_file_it_is_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users: list[str] = []
+
+    async def connect(_url: str, _creds: Path, user: str, **_more: Any) -> Opened:
+        users.append(user)
+        return Opened()
+
+    monkeypatch.setattr(module, "connect", connect)
+    old, new = KeyPair.generate(), KeyPair.generate()
+    creds = tmp_path / "peer.creds"
+    write_private(creds, jwt.credentials("token", old))
+    link = LinkConnection("nats://127.0.0.1:1", creds, name="link")
+    first = await link.get()
+    assert await link.get() is first
+    write_private(creds, jwt.credentials("another token", new))
+    second = await link.get()
+    assert (users, first.is_closed, second is first) == ([old.id, new.id], True, False)
+    await link.close()
