@@ -56,7 +56,7 @@ class _Offered(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Look:
+class _MailLook:
     """At the mail of the other space, from the token to its end. It may take several rounds."""
 
     epoch: str
@@ -93,7 +93,7 @@ class MailRound:
         self._knows_life = False
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
-        self._look: _Look | None = None
+        self._look: _MailLook | None = None
         self._waits = ""
 
     async def run(self) -> None:
@@ -135,7 +135,7 @@ class MailRound:
             self._look = None
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-            look = self._look or _Look(known.epoch, known.people, known.through)
+            look = self._look or _MailLook(known.epoch, known.people, known.through)
             asked = {"epoch": look.epoch, "people": look.people, "after": look.through}
             page = read_mail(await self._peer.ask("mail", **asked))
             # of the same epoch, and ends before the token: it was set back
@@ -145,7 +145,7 @@ class MailRound:
             if lost and look.epoch:  # what it was told, too, maybe
                 await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
             if anew:
-                look = _Look(page.epoch, page.people, 0)
+                look = _MailLook(page.epoch, page.people, 0)
             self._look = look
             await self._handle(page, look, known)
             look.through = page.through
@@ -155,7 +155,7 @@ class MailRound:
                 self._look = look if look.words else None
                 return
 
-    async def _handle(self, page: MailPage, look: _Look, known: MailState) -> None:
+    async def _handle(self, page: MailPage, look: _MailLook, known: MailState) -> None:
         signed = [each for each in page.mail if each.is_signed(self._record.origin)]
         opened = [_opened(each) for each in signed]
         offered = [each for each in opened if isinstance(each, _Offered)]
@@ -181,7 +181,7 @@ class MailRound:
         if let_in := [_row(*each.key) for each in done if each.outcome != "refused"]:
             await self._local.ask("took", mail=let_in)
 
-    async def _offer(self, fresh: Sequence[_Offered], look: _Look, done: list[HandledMail]) -> None:
+    async def _offer(self, fresh: Sequence[_Offered], look: _MailLook, done: list[HandledMail]) -> None:
         """Let in what may come, one after the other; what became of each is added to `done`."""
         under_way = fresh[0].mail if fresh else None
         try:
