@@ -69,8 +69,11 @@ def _linked_words(known: list[Agent], text: str) -> str:
         return f"; did you mean {' or '.join(near)}?" if near else f": {wanted} has told of no such agent; see `who`"
     if spaces:
         verb = "is linked and tells" if len(spaces) == 1 else "are linked and tell"
-        return f": {', '.join(spaces)} {verb} who is there, {wanted[:64] or 'that'} does not"
-    return ": no linked space tells who is there (`tidings link invite --roster` agrees on it); answer in its channel"
+        return f": {', '.join(spaces)} {verb} who is there, {wanted[:64] or 'that'} does not now"
+    return (
+        ": no linked space tells who is there now. A link that is paused tells nobody, and for seconds after a start "
+        "none does; `tidings link set NAME --roster` on both sides agrees on it"
+    )
 
 
 def check_takes_mail(agent: Agent) -> Agent:
