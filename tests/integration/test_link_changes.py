@@ -91,7 +91,8 @@ async def test_what_cannot_be_is_refused_in_a_sentence_and_changes_nothing(both:
         (("--hops", "9"), "1 to 8 links"),
         (("--until", "soon"), "is not a time"),
         (("--take", "a=x,b=x"), "two channels would have one name"),
-        (("--direct", "--no-roster"), "direct messages need the roster"),
+        (("--direct", "--no-roster"), "direct messages and tasks need the roster"),
+        (("--tasks", "--no-roster"), "direct messages and tasks need the roster"),
     ):
         code, text = await run(both.main, "set", "acme", *words)
         assert (code, reason in " ".join(text.split())) == (2, True), text

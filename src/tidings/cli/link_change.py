@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 #: characters of a space's id that name it, at least
 SHORTEST_ID = 6
+#: what passes beside channels, and what it is called
+SWITCH_WORDS = (
+    ("direct", "direct messages"),
+    ("roster", "each tells the other who its agents are"),
+    ("tasks", "tasks for roles of each other"),
+)
 
 
 @app.command("set")
@@ -69,10 +75,14 @@ def change(
         bool | None,
         typer.Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster."),
     ] = None,
+    tasks: Annotated[
+        bool | None,
+        typer.Option("--tasks/--no-tasks", help="Agents of both may ask roles of the other; with --roster."),
+    ] = None,
     roster: Annotated[
         bool | None,
         typer.Option(
-            "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail passes."
+            "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail or task passes."
         ),
     ] = None,
     yes: YesOption = False,
@@ -101,7 +111,8 @@ def change(
     """
     where = place(space, home)
     row = meant(where, name)
-    before, after = _changed(where, row, share, take, beyond, hops, until, direct=direct, roster=roster)
+    switches = _switched(direct=direct, roster=roster, tasks=tasks)
+    before, after = _changed(where, row, share, take, beyond, hops, until, switches)
     words = list(_differences(before, after))
     if not words:
         raise UsageError("it is so already: name what is to be otherwise (`tidings link set --help`)")
@@ -112,7 +123,7 @@ def change(
         raise typer.Exit(1)
     asyncio.run(_set(where, after))
     if as_json:
-        shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", "direct", "roster")
+        shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", *dict(SWITCH_WORDS))
         fields = msgspec.to_builtins(after)
         output.data({each: fields[each] for each in shown} | {"changed": words})
         return
@@ -130,9 +141,7 @@ def _changed(
     beyond: list[str] | None,
     hops: int | None,
     until: str | None,
-    *,
-    direct: bool | None,
-    roster: bool | None,
+    switches: dict[str, str],
 ) -> tuple[Link, Link]:
     """The record as it is, and as it is to be."""
     from tidings.space.linking import terms_of
@@ -157,7 +166,7 @@ def _changed(
         changes["hops"] = hops
     if until is not None:
         changes["until"] = None if until == "never" else int(time.time()) + seconds("--until", until)
-    changes |= _switched(direct, roster)
+    changes |= switches
     after = msgspec.structs.replace(before, **changes)
     if after.beyond and after.hops == 1:
         raise UsageError("what comes from behind another space comes over 2 links at least: leave --hops 1 out")
@@ -166,13 +175,16 @@ def _changed(
     return before, after
 
 
-def _switched(direct: bool | None, roster: bool | None) -> dict[str, str]:
-    """Who is there has to be known to be written to: mail is on with the roster, and off without it."""
-    if direct and roster is False:
-        raise UsageError("direct messages need the roster of both: leave --no-roster or --direct out")
-    roster, direct = (True if direct else roster), (False if roster is False else direct)
-    switches = {"direct": direct, "roster": roster}
-    return {name: "on" if on else "off" for name, on in switches.items() if on is not None}
+def _switched(*, direct: bool | None, roster: bool | None, tasks: bool | None) -> dict[str, str]:
+    """Who is there has to be known to be reached: mail and tasks are on with the roster, and off without it."""
+    if (direct or tasks) and roster is False:
+        raise UsageError("direct messages and tasks need the roster of both: leave --no-roster out, or the other")
+    if roster is False:
+        direct = tasks = False
+    elif direct or tasks:
+        roster = True
+    given = {"direct": direct, "roster": roster, "tasks": tasks}
+    return {name: "on" if on else "off" for name, on in given.items() if on is not None}
 
 
 def _behind(where: Place, row: AgreedLink, given: list[str]) -> dict[str, dict[str, str]]:
@@ -220,7 +232,7 @@ def _differences(before: Link, after: Link) -> Iterator[str]:
         yield f"a message may come over {after.hops} links: what other spaces said {on}, where they may read it"
     if before.until != after.until:
         yield f"it ends {moment_of(after.until) if after.until else 'when you end it'}"
-    for switch, words in (("direct", "direct messages"), ("roster", "each tells the other who its agents are")):
+    for switch, words in SWITCH_WORDS:
         if getattr(before, switch) != getattr(after, switch):
             yield f"{words}: {getattr(after, switch)}"
 
@@ -232,6 +244,7 @@ def _wider(before: Link, after: Link) -> str:
         "read more": reads,
         "know all agents here by name": after.roster == "on" != before.roster,
         "write to agents here": after.passes_mail and not before.passes_mail,
+        "give tasks to agents here": after.passes_tasks and not before.passes_tasks,
     }
     return " and ".join(words for words, is_new in found.items() if is_new)
 

@@ -156,6 +156,7 @@ def _people(link: Facts) -> Iterator[tuple[str, object]]:
     """Who is known at its other end, whom their space gives another key, and mail."""
     found = link.get("people")
     yield "direct messages", link["direct"] if link["roster"] == "on" else "off"
+    yield "tasks", link["tasks"] if link["roster"] == "on" else "off"
     if found is None:
         yield "roster", "off"
         return
@@ -170,7 +171,16 @@ def _people(link: Facts) -> Iterator[tuple[str, object]]:
         yield "mail from there", f"{mail['came']:,} let in, {mail['refused']:,} refused{forged}"
         if mail.get("waits"):
             yield "mail that waits", mail["waits"]
-    yield "who and mail", found["words"]
+    tasks = found.get("tasks")
+    if tasks is not None:
+        forged = f", {tasks['forged']:,} that nobody signed" if tasks["forged"] else ""
+        yield (
+            "tasks from there",
+            f"{tasks['open']:,} open here, {tasks['ended']:,} ended, {tasks['refused']:,} refused{forged}",
+        )
+        if tasks.get("waits"):
+            yield "tasks that wait", tasks["waits"]
+    yield "who, mail and tasks", found["words"]
 
 
 def _through(live: Facts, ledger: Facts) -> str | None:

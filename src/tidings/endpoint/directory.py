@@ -18,7 +18,7 @@ import asyncio
 import difflib
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
@@ -26,7 +26,7 @@ from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import AmbiguousPeer, DeniedError, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
-from tidings.wire.names import foreign_name, short_id, shown_space
+from tidings.wire.names import foreign_name, role_elsewhere, short_id, shown_space, split_role
 from tidings.wire.roster import Agent
 
 #: how long a message waits for the name of its sender, and how long nobody is asked again for one that did not come
@@ -84,6 +84,37 @@ def check_takes_mail(agent: Agent) -> Agent:
             "operators agree on it with `tidings link invite --direct`"
         )
     return agent
+
+
+class TaskAddress(NamedTuple):
+    """Where a task goes: a role of this space, or of a linked one, where it is sealed for those who hold it."""
+
+    role: str
+    readers: tuple[str, ...] = ()
+
+
+def address_task(agents: Iterable[Agent], text: str) -> TaskAddress:
+    """Who is asked by `reviewer`, or by `reviewer@acme`; UnknownPeer if nobody there holds that role, DeniedError if
+    the link passes no tasks."""
+    role, space = split_role(text)
+    if not space:
+        return TaskAddress(role)
+    known = list(agents)
+    there = [agent for agent in known if agent.elsewhere == space]
+    if not there:
+        raise UnknownPeer(f"no role of {space} can be asked{_linked_words(known, text)}")
+    if not any(agent.tasks for agent in there):
+        raise DeniedError(
+            f"{text} cannot be asked: the link with {space} passes no tasks; both operators agree on it with "
+            "`tidings link set NAME --tasks`"
+        )
+    holders = [agent for agent in there if role in agent.roles]
+    if not holders:
+        held = sorted({each for agent in there for each in agent.roles})
+        near = difflib.get_close_matches(role, held, n=2) or held[:5]
+        hint = f"; its agents hold {', '.join(near)}" if near else ""
+        raise UnknownPeer(f"nobody that {space} tells of holds the role {role}{hint}")
+    return TaskAddress(role_elsewhere(role, holders[0].space), tuple(agent.id for agent in holders))
 
 
 def each_once(mentions: Iterable[Mention]) -> list[Mention]:
@@ -165,6 +196,10 @@ class NameDirectory:
         incoming.mentions = tuple(map(self.mention, incoming.message.mentions))
         incoming.claims, incoming._naming = None, None
         return incoming
+
+    def foreign_sender(self, said: Sender, space: str, space_id: str) -> Sender:
+        """Who of another space asks something of us."""
+        return Sender(said.id, self._foreign_name(said, space, space_id, is_direct=True))
 
     def _foreign_name(self, said: Sender, space: str, space_id: str, *, is_direct: bool) -> str:
         """What its space says it is called, if that is told here; else the name it signed, unless that is another's. Of

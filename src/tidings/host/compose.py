@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidings.endpoint.directory import check_takes_mail, each_once, resolve_among, speaking_as
+from tidings.endpoint.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
@@ -36,9 +36,10 @@ from tidings.wire.message import (
     Sender,
     TextPart,
 )
-from tidings.wire.names import MAX_TOKEN, check_channel, check_role, is_agent_id
+from tidings.wire.names import MAX_TOKEN, check_channel, is_agent_id, role_parts, split_role
 from tidings.wire.roster import Agent
 from tidings.wire.seal import is_sealed, open_sealed
+from tidings.wire.task_seal import is_sealed_task, open_task, readers_of
 
 #: a body may spell its characters in six bytes each; what does not fit a message is found when it is composed
 MAX_BODY = 2 * 1024 * 1024
@@ -135,8 +136,10 @@ def compose_request(
         _check_reader(agents, target)
         return Composed(prepare_direct(identity, target, message), message, shown, max_age)
     assert request.role is not None
-    warnings = _nobody(agents, request.role)
-    return Composed(prepare_task(identity, request.role, message), message, request.role, max_age, warnings)
+    where = address_task(agents, request.role)
+    warnings = () if where.readers else _nobody(agents, request.role)
+    prepared = prepare_task(identity, where.role, message, where.readers)
+    return Composed(prepared, message, request.role, max_age, warnings)
 
 
 def age_limit(request: SendRequest) -> float:
@@ -160,17 +163,19 @@ def fingerprint_again(
     here = {agent.id for agent in agents}
     agents += [agent for agent in gone if agent.id not in here]
     message = _message(request, sender, agents)
-    kind, destination = _destination(request, agents)
+    kind, destination = _destination(request, agents, row)
     return fingerprint_of(row.space, kind, destination, message, in_ms(age_limit(request)))
 
 
-def _destination(request: SendRequest, agents: list[Agent]) -> tuple[Kind, str]:
+def _destination(request: SendRequest, agents: list[Agent], row: OutboxRow) -> tuple[Kind, str]:
     if request.channel is not None:
         return "chat", request.channel
     if request.agent is not None:
         return "dm", _target(agents, request.agent)[0]
     assert request.role is not None
-    return "task", request.role
+    role, space = split_role(request.role)
+    # what its space is called here may be known no more: the row has its id
+    return "task", row.destination if space and role_parts(row.destination)[0] == role else request.role
 
 
 def in_ms(seconds: float) -> int:
@@ -201,8 +206,12 @@ def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Messa
 def compose_again(identity: Identity, kind: str, destination: str, payload: bytes) -> Prepared:
     """The same message of this agent under a new id, sealed and signed anew."""
     message = wire.decode(payload)
+    readers: tuple[str, ...] = ()
     if kind == "dm" and is_sealed(message):
         message = open_sealed(identity.key, identity.id, message, target_id=destination)
+    elif kind == "task" and is_sealed_task(message):
+        readers = readers_of(message)
+        message = open_task(identity.key, identity.id, message)
     fresh = wire.compose(
         message.sender,
         parts=message.parts,
@@ -213,8 +222,9 @@ def compose_again(identity: Identity, kind: str, destination: str, payload: byte
     )
     if kind == "dm":
         return prepare_direct(identity, destination, fresh)
-    prepare = prepare_chat if kind == "chat" else prepare_task
-    return prepare(identity, destination, fresh)
+    if kind == "task":
+        return prepare_task(identity, destination, fresh, readers)
+    return prepare_chat(identity, destination, fresh)
 
 
 # --- who ---
@@ -301,7 +311,7 @@ def _check_destination(request: SendRequest) -> None:
     if request.channel is not None:
         check_channel(request.channel)
     if request.role is not None:
-        check_role(request.role)
+        split_role(request.role)
     if request.agent is not None and not 0 < len(request.agent) <= LONGEST_PEER:
         raise UsageError("`agent` is the id or the name of an agent")
     if request.deadline is not None:

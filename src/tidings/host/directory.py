@@ -1,6 +1,7 @@
 """Who is in each space as last seen, kept in `host.db`: names resolve while a space cannot be reached.
 
-The roster of an open endpoint is compared now and then with what is kept, and written when a name or a role changed;
+The roster of an open endpoint is compared now and then with what is kept, and written when a name or a role changed,
+or whether mail and tasks go to an agent of a linked space;
 who is online is not kept, because it would be wrong later. A name that is not in here is refused, never stored for
 later (`composing`), and a space whose agents were never seen says so.
 """
@@ -14,8 +15,6 @@ from dataclasses import dataclass
 
 from tidings.store.database import Database
 from tidings.wire.roster import Agent
-
-Known = dict[str, tuple[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,13 @@ class Seen:
 NEVER = Seen()
 
 
-def remember(connection: sqlite3.Connection, space: str, known: Known, now: int) -> None:
+def remember(connection: sqlite3.Connection, space: str, known: Iterable[Agent], now: int) -> None:
     """Replace what is kept of a space."""
     connection.execute("UPDATE spaces SET seen_at = ? WHERE id = ?", (now, space))
     connection.execute("DELETE FROM directory WHERE space = ?", (space,))
     connection.executemany(
-        "INSERT INTO directory (space, agent, name, roles) VALUES (?, ?, ?, ?)",
-        [(space, agent, name, json.dumps(roles)) for agent, (name, roles) in known.items()],
+        "INSERT INTO directory (space, agent, name, roles, direct, linked, tasks) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(space, a.id, a.name, json.dumps(a.roles), int(a.direct), a.space, int(a.tasks)) for a in known],
     )
 
 
@@ -54,10 +53,15 @@ def names_in(connection: sqlite3.Connection, space: str) -> dict[str, str]:
 
 
 def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
-    found = connection.execute(
-        "SELECT agent, name, roles FROM directory WHERE space = ? ORDER BY name, agent", (space,)
+    query = "SELECT agent, name, roles, direct, linked, tasks FROM directory WHERE space = ? ORDER BY name, agent"
+    return tuple(
+        _row(agent, name, tuple(json.loads(roles)), bool(direct), linked, bool(tasks))
+        for agent, name, roles, direct, linked, tasks in connection.execute(query, (space,))
     )
-    return tuple(Agent(id=agent, name=name, roles=tuple(json.loads(roles))) for agent, name, roles in found)
+
+
+def _row(agent: str, name: str, roles: tuple[str, ...], direct: bool, linked: str, tasks: bool) -> Agent:
+    return Agent(id=agent, name=name, roles=roles, direct=direct, space=linked, tasks=tasks)
 
 
 class Directories:
@@ -76,15 +80,13 @@ class Directories:
 
     async def refresh(self, space: str, agents: Iterable[Agent]) -> bool:
         """Take what a roster says now; True if it was news."""
-        fresh = _known(agents)
-        if self.of(space).at is not None and fresh == _known(self.of(space).known):
+        fresh = tuple(
+            _row(each.id, each.name, tuple(each.roles), each.direct, each.space, each.tasks)
+            for each in sorted(agents, key=lambda each: (each.name, each.id))
+        )
+        if self.of(space).at is not None and fresh == self.of(space).known:
             return False
         now = self.database.now()
         await self.database.write(lambda c: remember(c, space, fresh, now))
-        known = sorted(fresh.items(), key=lambda each: (each[1][0], each[0]))
-        self._seen[space] = Seen(now, tuple(Agent(id=agent, name=name, roles=roles) for agent, (name, roles) in known))
+        self._seen[space] = Seen(now, fresh)
         return True
-
-
-def _known(agents: Iterable[Agent]) -> Known:
-    return {agent.id: (agent.name, tuple(agent.roles)) for agent in agents}

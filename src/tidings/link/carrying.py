@@ -1,5 +1,5 @@
-"""One link while a worker carries it: its connection to the peer, its direction, its rounds about people and mail, and
-the credential it stays with."""
+"""One link while a worker carries it: its connection to the peer, its direction, its rounds about people, mail and
+tasks, and the credential it stays with."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tidings.link.rounds import Rounds
 from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog, Spaces
+from tidings.link.task_round import TaskRound
 from tidings.space.link_peers import PeerAccess
 from tidings.wire.rulings import Link
 
@@ -75,7 +76,10 @@ class CarriedLink:
         if record.roster == "on":
             people = PeopleRound(definition.space, record, ledger, self.source, spaces.here)
             mail = MailRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_mail else None
-            self.rounds = Rounds(definition.link, ledger, people, mail, every=mode.every)
+            tasks = (
+                TaskRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_tasks else None
+            )
+            self.rounds = Rounds(definition.link, ledger, people, mail, tasks, every=mode.every)
         self._keeping: asyncio.Task[None] | None = None
 
     def _woken(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
-from tidings.link import mail_book, people, waiting
+from tidings.link import mail_book, people, task_book, waiting
 from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, open_store, opened
 from tidings.link.carrying import CarriedLink
 from tidings.link.checking import lost_here
@@ -106,6 +106,7 @@ class LinkOperations:
             "taken": [],
             "words": "",
             "mail": None,
+            "tasks": None,
         }
 
     async def people(self, link: str) -> Answer:
@@ -189,6 +190,7 @@ class LinkOperations:
             for peer in {row.definition.peer for row in rows}:
                 people.forget(connection, PeerPlace(self.space, peer))
                 mail_book.forget(connection, PeerPlace(self.space, peer))
+                task_book.forget(connection, PeerPlace(self.space, peer))
             return len(rows)
 
         async with self._carrying.aside(link):
@@ -342,6 +344,7 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         **terms,
         "direct": record.direct,
         "roster": record.roster,
+        "tasks": record.tasks,
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),

@@ -243,4 +243,26 @@ CREATE INDEX person_agent ON person (space, agent, claim);
 CREATE INDEX person_claim ON person (space, claim);
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS))
+_TASKS = """
+-- tasks of other spaces that were queued here, for as long as they may be handed out again
+CREATE TABLE task (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  id TEXT NOT NULL,
+  -- where it is in the peer's queue
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  state TEXT NOT NULL CHECK (state IN ('open', 'refused', 'ended')),
+  why TEXT NOT NULL DEFAULT '',
+  -- how far it was when the peer was told last, and when
+  told TEXT NOT NULL DEFAULT '',
+  told_at INTEGER NOT NULL DEFAULT 0,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (space, peer, sender, id),
+  CHECK ((why <> '') = (state = 'refused'))
+) WITHOUT ROWID;
+CREATE INDEX task_due ON task (space, peer, told_at) WHERE state = 'open' OR told = '';
+CREATE INDEX task_age ON task (space, peer, at) WHERE state <> 'open';
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _TASKS))

@@ -15,6 +15,7 @@ from tidings.link.mail_round import LocalPost
 from tidings.link.people_round import AskedPeer
 from tidings.link.ports import Destination, Source
 from tidings.link.source import PeerSource
+from tidings.link.task_round import LocalQueue
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import PeerAccess
 
@@ -23,6 +24,10 @@ class SharedLog(Source, PeerSide, AskedPeer, Protocol):
     """The log of another space, on a connection that is closed when the link ends."""
 
     async def close(self) -> None: ...
+
+
+class WorkersSpace(LocalPost, LocalQueue, Protocol):
+    """This space, as its steward answers its worker, and takes mail and tasks from it."""
 
 
 class Spaces(Protocol):
@@ -35,9 +40,7 @@ class Spaces(Protocol):
     def destination(self, link: str) -> Destination: ...
 
     @property
-    def here(self) -> LocalPost:
-        """This space, as its steward answers its worker, and takes mail from it."""
-        ...
+    def here(self) -> WorkersSpace: ...
 
     async def close(self) -> None: ...
 
@@ -56,7 +59,7 @@ class NatsSpaces:
         return LocalDestination(self._local, link)
 
     @property
-    def here(self) -> LocalPost:
+    def here(self) -> WorkersSpace:
         return self._local
 
     async def close(self) -> None:

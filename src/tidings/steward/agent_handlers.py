@@ -371,6 +371,7 @@ def _link_row(seq: int, record: Link, readable: Iterable[str]) -> dict[str, Any]
         "hops": record.hops,
         "until": record.until,
         "mail": record.passes_mail,
+        "tasks": record.passes_tasks,
     }
 
 

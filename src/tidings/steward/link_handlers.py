@@ -170,6 +170,7 @@ class LinkHandlers:
             "until": record.until,
             "direct": record.direct,
             "roster": record.roster,
+            "tasks": record.tasks,
             "time": now(),
             "jwt": row.token if row is not None and row.peer == request.sender else "",
         }

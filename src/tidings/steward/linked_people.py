@@ -97,8 +97,8 @@ class LinkedPeople:
         self._owners: dict[str, str] = {}
         #: link -> since when it is on and shares its roster, as far as this steward saw it
         self._since: dict[str, float] = {}
-        #: links over which mail passed at the last look: rows say whether it does
-        self._passing: set[str] = set()
+        #: links, and whether mail and tasks passed at the last look: rows say whether they do
+        self._passing: set[tuple[str, bool, bool]] = set()
 
     # --- questions ---
 
@@ -121,6 +121,11 @@ class LinkedPeople:
         if kept is None:
             return frozenset()
         return frozenset(each for each in kept.keys if self._owner(each) == link)
+
+    def holders(self, role: str, origin: str) -> list[str]:
+        """Who holds a role of a linked space, by its id, as far as agents here are shown."""
+        found = (self.row(key) for kept in self._kept.values() for key in kept.people)
+        return [each.id for each in found if each is not None and each.space == origin and role in each.roles]
 
     def takes_mail(self, agent_id: str) -> bool:
         """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
@@ -169,8 +174,8 @@ class LinkedPeople:
             kept = self._kept.pop(link)
             self._disown(kept)
             self.admit(kept.people)
-        passing = {link for link, record in sharing.items() if record.passes_mail}
-        for link in (passing ^ self._passing) & self._kept.keys():
+        passing = {(link, record.passes_mail, record.passes_tasks) for link, record in sharing.items()}
+        for link in {each[0] for each in passing ^ self._passing} & self._kept.keys():
             self.admit(self._kept[link].people)
         self._passing = passing
 
@@ -231,7 +236,14 @@ def _rows(people: Any) -> list[_PersonRow]:
 
 def _shown(row: Agent, record: Link) -> Agent:
     name = foreign_name(row.name, row.id, record.space, record.origin)
-    return Agent(id=row.id, name=name, roles=row.roles, direct=record.passes_mail)
+    return Agent(
+        id=row.id,
+        name=name,
+        roles=row.roles,
+        direct=record.passes_mail,
+        space=record.origin,
+        tasks=record.passes_tasks,
+    )
 
 
 class RosterStatements:

@@ -50,6 +50,7 @@ from tidings.steward.link_invitations import LinkInvitationHandlers
 from tidings.steward.link_mail import LinkMail
 from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import LinkRecords
+from tidings.steward.link_tasks import LinkTasks
 from tidings.steward.link_wakes import LinkWakes
 from tidings.steward.linked_people import LinkedPeople, RosterStatements
 from tidings.steward.mail import Mail
@@ -296,6 +297,7 @@ class Steward:
         self._tell_links = wakes.run
         self.linked = LinkHandlers(space, writer, self.marks, self.link_floors)
         self.link_mail = LinkMail(space, self.linked, self.people, self.receipts)
+        self.link_tasks = LinkTasks(space, self.linked, self.people, self.tasks)
         self.sides = SideStreams(space, self.letters, self.tasks.holds, self.store)
         self.probe = WriteProbe(space, writer, self.gate.disk, life, self._unwritten)
         unread = UnreadMail(space, self.receipts, self.letters, self.store, backstop)
@@ -328,7 +330,7 @@ class Steward:
             ReceiptHandlers(space, self.receipts),
             self.mail,
             TraceHandlers(space, self.receipts, self.tasks),
-            TaskHandlers(space, self.tasks, rows, self.started),
+            TaskHandlers(space, self.tasks, rows, self.started, self.people),
             DeadHandlers(space, self.letters, self.tasks),
             self.health,
             self.invited,
@@ -340,6 +342,7 @@ class Steward:
             self.people,
             RosterStatements(self.linked, self.roster),
             self.link_mail,
+            self.link_tasks,
             unread,
         )
 
@@ -372,6 +375,7 @@ class Steward:
             (every.links, self._tell_links),
             (every.links, self.people.run),
             (every.links, self.link_mail.run),
+            (every.links, self.link_tasks.run),
             (every.retention, self.link_floors.run),
             (every.stuck, self.probe.run),
             (every.reading, self.store.read_all),

@@ -398,8 +398,9 @@ class LinkVersion(TypedDict):
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
-    #: whether direct messages of that space come in
+    #: whether direct messages of that space come in, and tasks
     mail: bool
+    tasks: bool
 
 
 class LinksAnswer(TypedDict):
@@ -452,6 +453,8 @@ class TaskResultAnswer(TypedDict):
     reasons: NotRequired[list[str]]
     worker: NotRequired[str | None]
     worker_name: NotRequired[str | None]
+    #: the id of the space of its role; empty if that is this one
+    space: NotRequired[str]
     cause: NotRequired[str | None]
     result: NotRequired[str]
     sig: NotRequired[str]
@@ -551,6 +554,7 @@ class LinkHelloAnswer(TypedDict):
     until: int | None
     direct: str
     roster: str
+    tasks: str
     time: str
     jwt: str
 
@@ -679,6 +683,26 @@ class AdmissionMailAnswer(TypedDict):
     verdicts: list[str]
 
 
+class LinkTasksAnswer(TypedDict):
+    """Rows of `wire/link_tasks.py`; `more`: others wait."""
+
+    tasks: list[dict[str, Any]]
+    more: bool
+
+
+class LinkProgressAnswer(TypedDict):
+    """By number: what is not believed, and what is to be told again later."""
+
+    refused: list[int]
+    later: list[int]
+
+
+class AdmissionProgressAnswer(TypedDict):
+    """One row for each, in order; fewer if more would not fit."""
+
+    tasks: list[dict[str, Any]]
+
+
 class ForeignReceipt(TypedDict):
     sender: str
     id: str
@@ -718,6 +742,8 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admission", "mail"): AdmissionMailAnswer,
     ("admission", "took"): NothingAnswer,
     ("admission", "receipts"): AdmissionReceiptsAnswer,
+    ("admission", "tasks"): AdmissionMailAnswer,
+    ("admission", "progress"): AdmissionProgressAnswer,
     ("attention", "get"): AttentionAnswer,
     ("attention", "set"): AttentionAnswer,
     ("channel", "list"): ChannelListAnswer,
@@ -742,6 +768,8 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("link", "roster"): LinkRosterAnswer,
     ("link", "mail"): LinkMailAnswer,
     ("link", "told"): LinkToldAnswer,
+    ("link", "tasks"): LinkTasksAnswer,
+    ("link", "progress"): LinkProgressAnswer,
     ("member", "join"): JoinAnswer,
     ("member", "leave"): LeaveAnswer,
     ("member", "list"): MembershipsAnswer,

@@ -141,6 +141,8 @@ _TABLE: tuple[Operation, ...] = (
         "What became of direct messages of other spaces, in pages.",
         {"epoch": TEXT, "after": COUNT},
     ),
+    Operation("admission", "tasks", "Whether tasks may come in by a link.", {"link": TEXT, "tasks": ROWS}),
+    Operation("admission", "progress", "How far tasks of other spaces are here.", {"tasks": ROWS}),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
         "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
@@ -215,6 +217,13 @@ _TABLE: tuple[Operation, ...] = (
         {"epoch": TEXT, "people": TEXT, "after": COUNT},
     ),
     Operation("link", "told", "What became of direct messages that were handed out there.", {"receipts": ROWS}),
+    Operation(
+        "link",
+        "tasks",
+        "Tasks for roles of the asking space, if the link passes them; of some askers none.",
+        {"room": COUNT, "without": TEXTS},
+    ),
+    Operation("link", "progress", "How far tasks are that were handed out there.", {"tasks": ROWS}),
     Operation(
         "member",
         "join",

@@ -89,6 +89,9 @@ class Agent:
     attention_number: int | None = None
     #: whether direct messages come to it; of an agent of a linked space they need not
     direct: bool = True
+    #: of an agent of a linked space: the id of that, and whether roles there can be asked
+    space: str = ""
+    tasks: bool = False
 
     @property
     def online(self) -> bool:

@@ -73,13 +73,16 @@ class EmptyLog:
 
 
 class NoPost:
-    """No link of these tests passes mail, or says who is there."""
+    """No link of these tests passes mail or tasks, or says who is there."""
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         raise AssertionError((do, arguments))
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         raise AssertionError((to, sender, payload, headers))
+
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        raise AssertionError((role, sender, payload, headers))
 
 
 class EmptyHere:
