@@ -21,7 +21,7 @@ from carried_links import (
 )
 from linked_spaces import LINK, linked, say, unlinked
 from tidings.cli import link_words
-from tidings.cli.link import _status
+from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable

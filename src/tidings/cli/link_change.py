@@ -19,7 +19,7 @@ from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.amounts import seconds
 from tidings.cli.invitation import moment_of
-from tidings.cli.link import LinkArgument, app, asked, links_of, meant, name_of
+from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_of
 from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from tidings.space.link_ledger import AgreedLink
     from tidings.wire.rulings import Link
 
-__all__ = ["app"]
 #: characters of a space's id that name it, at least
 SHORTEST_ID = 6
 
 
-@app.command("set")
 def change(
     name: LinkArgument,
     share: Annotated[
@@ -247,7 +245,6 @@ async def _set(where: Place, record: Link) -> None:
         await ask(where.home.link_socket, "look", within=5.0)
 
 
-@app.command("renew")
 def renew(
     name: LinkArgument,
     expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
