@@ -145,6 +145,32 @@ def test_paused_resumed_followed_and_run_alone(terminal: Terminal) -> None:
     assert done(terminal, "link", "verify", "main", *ACME).startswith("equal")
 
 
+@pytest.mark.timeout(240)
+def test_a_ledger_damaged_under_its_worker_is_a_problem_of_the_space_that_status_shows_with_its_cure(
+    terminal: Terminal,
+) -> None:
+    start_both(terminal)
+    agree_both(terminal)
+    done(terminal, "send", "general", "before")
+    until(lambda: heard(terminal, "me@main: before", *ACME))
+    store = SpaceHome(terminal.home.home, "acme").link_store
+    store.write_bytes(b"not a database at all" * 500)
+
+    def refused() -> bool:
+        shown = terminal.run("status", *ACME)
+        assert "steward" in shown.stdout, shown
+        assert "LOG_acme" in shown.stdout, shown
+        said = " ".join((shown.stdout + shown.stderr).split())
+        return shown.returncode == 3 and "not carried" in said and "tidings link rebuild --ledger" in said
+
+    until(refused)
+    done(terminal, "send", "general", "meanwhile")
+    done(terminal, "link", "rebuild", "--ledger", "--yes", *ACME)
+    until(lambda: heard(terminal, "me@main: meanwhile", *ACME))
+    until(lambda: terminal.run("status", *ACME).returncode == 0)
+    assert done(terminal, "history", "general", *ACME).count("before") == 1
+
+
 def _end(running: subprocess.Popen[str]) -> None:
     if running.poll() is None:
         running.kill()

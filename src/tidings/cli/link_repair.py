@@ -94,7 +94,7 @@ def rebuild(
 
 
 def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
-    from tidings.link.agreements import set_ledger_aside
+    from tidings.link.ledger_file import set_ledger_aside
     from tidings.link.local_socket import ask
 
     where.home.read_info()

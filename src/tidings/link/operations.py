@@ -20,13 +20,14 @@ import msgspec
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
 from tidings.link import mail_book, people, waiting
-from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, open_store, opened
+from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, opened
 from tidings.link.carrying import CarriedLink
 from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
 from tidings.link.destination import LocalDestination, LocalSpace
 from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink, LinkRow
+from tidings.link.ledger_file import open_store
 from tidings.link.people import PeerPlace
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog
