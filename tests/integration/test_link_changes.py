@@ -14,6 +14,7 @@ from carried_links import LinkedSpaces, agree, came, linked_spaces, said, status
 from linked_spaces import say
 from tidings.cli.main import main
 from tidings.endpoint.connecting import connect_directly
+from tidings.link.events import LinkEvent, RepairCompleted
 from tidings.link.worker import LinkWorker
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -64,6 +65,51 @@ async def test_what_one_operator_narrows_holds_at_once_and_what_came_stays(both:
         assert await came(both.acme) == ["one"]
         assert "they may read general" in await done(both.main, "set", "acme", "--share", "general", "--yes")
         await until_came(both.acme, ["one", "two"])
+
+
+async def test_verify_compares_what_is_shared_and_taken_now_and_says_what_is_outside_of_that(
+    both: LinkedSpaces,
+) -> None:
+    async with worker(both.acme), both.main.agent("eve") as eve:
+        await done(both.main, "set", "acme", "--share", "general,news", "--yes")
+        await done(both.acme, "set", "main", "--take", "general", "--take", "news")
+        await say(eve, "general", "one")
+        await say(eve, "news", "two", "three")
+        await until_came(both.acme, ["one", "two", "three"])
+        assert "not compared" not in await done(both.acme, "verify", "main")
+
+        await done(both.main, "set", "acme", "--share", "general", "--yes")
+        told = await done(both.acme, "verify", "main")
+        assert told.startswith("equal: every record that main shares"), told
+        assert "not compared: 2 records of news, which main does not share any more; what came stays" in told
+        await said(both.main, "ada", "four")
+        await until_came(both.acme, ["one", "two", "three", "four"])
+        found = json.loads(await done(both.acme, "verify", "main", "--json"))
+        assert (found["equal"], found["extra"], found["not_taken"]) == (True, 0, [])
+        assert found["not_shared"] == [[both.main.info.id, "news", 2]]
+
+        await done(both.main, "set", "acme", "--share", "general,news", "--yes")
+        await done(both.acme, "set", "main", "--take", "general")
+
+        async def left_out() -> bool:
+            told = await done(both.acme, "verify", "main")
+            assert told.startswith("equal"), told
+            return "left out: 2 records of news, which main shares and this space does not take" in told
+
+        await eventually(left_out, within=20)
+        assert await came(both.acme) == ["one", "two", "three", "four"]
+
+
+async def test_a_repair_that_finds_only_what_is_not_shared_any_more_finds_nothing(both: LinkedSpaces) -> None:
+    await said(both.main, "ada", "one")
+    heard: list[LinkEvent] = []
+    async with worker(both.acme) as running:
+        await until_came(both.acme, ["one"])
+        running.listen(heard.append)
+        await done(both.main, "set", "acme", "--share", "news", "--yes")
+        await said(both.main, "ada", "two")
+        completed = await eventually(lambda: [each for each in heard if isinstance(each, RepairCompleted)], within=20)
+        assert [(each.lacking, each.extra) for each in completed] == [(0, 0)] * len(completed)
 
 
 async def test_more_passes_once_both_have_said_so_and_under_the_names_of_whoever_takes_it(both: LinkedSpaces) -> None:

@@ -273,7 +273,8 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
         yield f"{rest:,} records of the other log, of any kind, are not handled yet, and were not compared"
     if answer["equal"]:
         yield f"equal: every record that {name} shares up to {answer['through']:,} is accounted for here"
-        yield f"{total:,} record{'' if total == 1 else 's'}: {counted(answer['counts'])}"
+        yield f"{_records(total)}: {counted(answer['counts'])}"
+        yield from _not_compared(name, answer)
         return
     yield (
         f"not equal: {answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not there "
@@ -284,3 +285,22 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
             if count := each[f"{side}_count"]:
                 seqs = ", ".join(str(seq) for seq, *_ in each[side][:MOST_SHOWN])
                 yield f"{each['channel']} on {each['day']}: {count:,} {words}: {seqs}" + (", …" if count > 20 else "")
+    yield from _not_compared(name, answer)
+
+
+def _not_compared(name: str, answer: Facts) -> Iterator[str]:
+    """What is outside of what is shared and taken now."""
+    for origin, channel, count in answer["not_shared"]:
+        whose = f"{channel}, which {name} does not share any more"
+        if origin != answer["space"]:
+            whose = f"{channel} of {origin[:12]}, which {name} does not pass on any more"
+        yield f"not compared: {_records(count)} of {whose}; what came stays"
+    if count := answer["not_passed_on"]:
+        yield f"not compared: {_records(count)} of other spaces, which {name} does not pass on any more"
+    for origin, channel, count in answer["not_taken"]:
+        whose = channel if origin == answer["space"] else f"{channel} of {origin[:12]}"
+        yield f"left out: {_records(count)} of {whose}, which {name} shares and this space does not take"
+
+
+def _records(count: int) -> str:
+    return f"{count:,} record{'' if count == 1 else 's'}"

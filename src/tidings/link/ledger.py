@@ -83,6 +83,17 @@ class HeldRow(NamedTuple):
     sender: str
     id: str
     hash: str
+    origin: str
+
+
+class HeldChannel(NamedTuple):
+    """How many records of a channel of a space are known, and how many of them were left out because they are not
+    taken."""
+
+    origin: str
+    channel: str
+    records: int
+    not_taken: int
 
 
 class LetIn(NamedTuple):
@@ -428,10 +439,25 @@ def held_days(connection: sqlite3.Connection, row: int, floor: int, through: int
 def held_rows(
     connection: sqlite3.Connection, row: int, channel: str, day: str, floor: int, through: int
 ) -> list[HeldRow]:
-    query = """SELECT seq, sender, id, hash FROM disposition
+    query = """SELECT seq, sender, id, hash, origin FROM disposition
       WHERE link = ? AND life = 0 AND id <> '' AND reason <> 'vanished' AND channel = ? AND day = ?
       AND seq BETWEEN ? AND ? ORDER BY seq"""
     return [HeldRow(*found) for found in connection.execute(query, (row, channel, day, floor, through))]
+
+
+def held_channels(connection: sqlite3.Connection, row: int, floor: int, through: int) -> list[HeldChannel]:
+    """What the same messages are of."""
+    query = """SELECT origin, channel, count(*), sum(kind = 'omitted' AND reason = 'not_shared') FROM disposition
+      WHERE link = ? AND life = 0 AND id <> '' AND reason <> 'vanished' AND seq BETWEEN ? AND ?
+      GROUP BY origin, channel ORDER BY origin, channel"""
+    return [HeldChannel(*found) for found in connection.execute(query, (row, floor, through))]
+
+
+def said_elsewhere(connection: sqlite3.Connection, row: int, seqs: Iterable[int]) -> set[int]:
+    """Those of these records that were said in another space than the peer's."""
+    query = """SELECT d.seq FROM disposition AS d JOIN link AS l ON l.row = d.link
+      WHERE d.link = ? AND d.life = 0 AND d.seq = ? AND d.origin <> l.peer"""
+    return {seq for each in seqs for (seq,) in connection.execute(query, (row, each))}
 
 
 def _close_all(connection: sqlite3.Connection, row: int) -> None:

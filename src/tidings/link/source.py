@@ -142,7 +142,14 @@ class PeerSource:
             raise PageRefused("the other space says what it is at greater length than any does")
         self._said_at = time.monotonic()
         self._renew(said.jwt)
-        return PeerFacts(space=said.space, epoch=said.epoch, head=said.head, floor=said.floor)
+        return PeerFacts(
+            space=said.space,
+            epoch=said.epoch,
+            head=said.head,
+            floor=said.floor,
+            shares=said.shares,
+            hops=said.hops,
+        )
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         """What follows is asked for while this page is handled."""

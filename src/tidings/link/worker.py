@@ -22,7 +22,7 @@ from tidings.link.agreements import definition_of, milliseconds, opened, takes_s
 from tidings.link.carrying import CarriedLink
 from tidings.link.destination import LocalLinks, PeerProgress
 from tidings.link.engine import LIVE, Mode
-from tidings.link.events import LinkEvent, Listeners, PushAdvanced, line_of
+from tidings.link.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
 from tidings.link.ledger import BookedLink
 from tidings.link.ledger_file import LedgerDatabase, open_store
 from tidings.link.local_socket import LocalServer
@@ -214,6 +214,10 @@ class LinkWorker:
         self._look_now.set()
 
     # ------------------------------------------------------------------------------------------- what it is asked
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """It hears every event of every link; what is returned ends that."""
+        return self._listeners.add(listener)
 
     def _heard(self, event: LinkEvent) -> None:
         log.info("%s", line_of(event))
