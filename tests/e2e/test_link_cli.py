@@ -98,8 +98,16 @@ def test_up_carries_a_link_from_the_moment_it_is_agreed_until_it_is_removed(term
     assert "has no links" in terminal.run("link", "list").stderr
     assert "ended" in done(terminal, "link", "list", "--all")
     done(terminal, "send", "general", "nobody there reads this")
-    until(lambda: link_of(terminal, *ACME)["shown"] == "paused")
+    until(lambda: link_of(terminal, *ACME)["shown"] == "ended there")
+    cure = "main ended the link: nothing comes from there any more, and nothing goes there. `tidings link remove main"
+    listed, healthy = terminal.run("link", "list", *ACME), terminal.run("status", *ACME)
+    assert "ended there\toffline" in listed.stdout
+    for said in (listed.stderr, done(terminal, "link", "show", "main", *ACME), healthy.stderr):
+        assert cure in " ".join(said.split()), said
+    assert (healthy.returncode, "main ended there" in healthy.stdout) == (3, True)
     assert not heard(terminal, "nobody there reads this", *ACME)
+    done(terminal, "link", "remove", "main", "--yes", *ACME)
+    assert terminal.run("status", *ACME).returncode == 0
     assert terminal.run("status").returncode == 0
     for where in ((), ACME):
         done(terminal, "down", *where)

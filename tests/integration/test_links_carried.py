@@ -399,4 +399,6 @@ async def test_a_link_that_the_other_side_ended_is_said_to_be_at_once(both: Link
         await unlinked(both.main)
         async with asyncio.timeout(8):  # it would be asked again after 15 seconds at least
             await until(both.acme, "paused")
-        assert (await status(both.acme))["live"]["words"]
+        live = (await status(both.acme))["live"]
+        assert (live["ended_there"], live["connectivity"]) == (True, "offline")
+        assert "its operator ended the link" in live["words"]

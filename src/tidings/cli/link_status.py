@@ -41,6 +41,8 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         shown = [each for each in found if each["state"] in ("on", "setting")]
         facts["links"] = [{"space": each["space"], "state": link_words.state(each)} for each in shown]
         said = ", ".join(f"{each['space']} {each['state']}" for each in facts["links"])
+        ended = [each["space"] for each in facts["links"] if each["state"] == "ended there"]
+        wrong += [link_words.ended_there_words(name) for name in ended]
         return facts | {"runs": True, "said": said, "problems": wrong}
     except TidingsError as error:
         runs = not isinstance(error, WorkerUnreachable)

@@ -22,7 +22,7 @@ def state(link: Facts) -> str:
     if not link["takes"]:
         return "over" if _is_over(link) else "shares only"
     if live is not None:
-        return str(live["status"])
+        return "ended there" if live["ended_there"] else str(live["status"])
     if ledger and ledger["paused"] is not None:
         return "paused"
     return "waiting" if link["reached"] is None else "not carried"
@@ -34,6 +34,14 @@ def unreached_words(name: str) -> str:
         "how it is reached is not known here, because its agreement was interrupted or an older copy of this space was "
         f"put back. Accept the line again if you have just begun; else `tidings link renew {name}`, here or there, and "
         "accept the line that it prints on the other side"
+    )
+
+
+def ended_there_words(name: str) -> str:
+    """What is to be done about a link that the other operator ended."""
+    return (
+        f"{name} ended the link: nothing comes from there any more, and nothing goes there. `tidings link remove "
+        f"{name}` ends it here too; what came stays. To link the two again, ask its operator for a new line after that"
     )
 
 
@@ -149,6 +157,11 @@ def _why(link: Facts, live: Facts) -> str | None:
     if state(link) == "waiting":
         name = link["space"] or link["link"]
         return _addressless_words(name) if link["credential"] else unreached_words(name)
+    if state(link) == "ended there":
+        return (
+            f"{ended_there_words(link['space'] or link['link'])}. If its operator did not end it, as after an older "
+            f"copy of this space was put back: `tidings link renew` there, and accept the line here ({live['words']})"
+        )
     return str(link["words"] or live.get("words") or link["why"]) or None
 
 
@@ -208,6 +221,8 @@ def _status(said: Facts) -> str:
     if "status" not in said:
         return f"shares only{theirs}"
     behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
+    if said["ended_there"]:
+        return f"ended there: {said['words']}"
     return f"{said['status']}, {said['connectivity']}{behind}{theirs}" + (f": {said['words']}" if said["words"] else "")
 
 
