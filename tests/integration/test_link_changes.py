@@ -18,6 +18,7 @@ from tidings.link.events import LinkEvent, RepairCompleted
 from tidings.link.worker import LinkWorker
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.wire.keys import ACCOUNT, KeyPair
 
 
 @pytest.fixture
@@ -244,6 +245,22 @@ async def test_in_a_chain_words_go_on_once_the_middle_lets_them_and_the_end_take
         async with connect_directly("c", name="ada", home=spaces["c"].home.home) as ada:
             past = await ada.history("a.general", 10)
         assert [each.text for each in past] == ["and more", "from a"]
+        taken_back = await done(spaces["c"], "set", "b", "--beyond", "")
+        assert "through them you take nothing of others" in taken_back
+        assert "what other spaces said does not go on to them" in taken_back
+        shown = json.loads(await done(spaces["c"], "show", "b", "--json"))
+        assert (shown["beyond"], shown["hops"]) == ({}, 1)
+        code, text = await run(spaces["c"], "set", "b", "--beyond", "")
+        assert (code, "it is so already" in text) == (2, True)
+
+
+async def test_who_takes_nothing_from_behind_any_more_may_go_on_passing_on(both: LinkedSpaces) -> None:
+    behind = KeyPair.generate(ACCOUNT).id
+    told = await done(both.acme, "set", "main", "--beyond", f"{behind}:general=far.general", "--yes")
+    assert "a message may come over 2 links: what other spaces said goes on to them" in told
+    await done(both.acme, "set", "main", "--beyond", "", "--hops", "2")
+    shown = json.loads(await done(both.acme, "show", "main", "--json"))
+    assert (shown["beyond"], shown["hops"]) == ({}, 2)
 
 
 async def has_come(space: RealSpace, texts: set[str]) -> bool:
