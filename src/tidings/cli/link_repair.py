@@ -61,12 +61,13 @@ def rebuild(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget how far a link is and what is in its quarantine, and read all again that the other space still has.
+    """Forget how far a link is, and read all again that the other space still has.
 
-    Messages that are here already are found and do not come twice. `--ledger` does it for all links, and works when the
-    ledger cannot be read any more: the file is set aside as `links.db.aside`. Links that were paused go on then,
-    records that were given up are in quarantine again, and which key a name like bob@acme stands for is learnt anew:
-    look at `tidings link people`.
+    Messages that are here already are found and do not come twice. Records in quarantine stay there, since the other
+    space may have them no more, and are tried again at once. `--ledger` does it for all links, and works when the
+    ledger cannot be read any more: the file is set aside as `links.db.aside`, with the only copies of what was in
+    quarantine and is gone there. Links that were paused go on then, records that were given up are in quarantine again,
+    and which key a name like bob@acme stands for is learnt anew: look at `tidings link people`.
 
     Examples:
 
@@ -87,7 +88,8 @@ def rebuild(
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log")
+    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer["quarantined"] else ""
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
     if not by_worker:
         output.say(NOBODY)
     output.hint(f"tidings link show {name_of(row)} --follow")

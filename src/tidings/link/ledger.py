@@ -176,12 +176,18 @@ def keep_quarantine(connection: sqlite3.Connection, before: int, row: int, now: 
 
 def rebuild(connection: sqlite3.Connection, row: int) -> None:
     """Begin anew: everything the peer's log has is read again, and what is here already is found in the index, which is
-    read from the log again too."""
+    read from the log again too. What is in quarantine stays there, under a life of its own: the peer may have it no
+    more. It is tried at once."""
     connection.execute("UPDATE space SET epoch = '' WHERE space = (SELECT space FROM link WHERE row = ?)", (row,))
     _set_token(connection, row, "handled", None)
     _set_token(connection, row, "received", None)
-    connection.execute("UPDATE link SET received_pages = 0, handled_time = 0 WHERE row = ?", (row,))
-    _close_all(connection, row)
+    connection.execute("UPDATE link SET received_pages = 0, handled_time = 0, lives = lives + 1 WHERE row = ?", (row,))
+    connection.execute("DELETE FROM disposition WHERE link = ? AND kind <> 'quarantined'", (row,))
+    for table in ("obligation", "omitted_range", "forgotten"):
+        connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
+    life = find(connection, row).lives
+    connection.execute("UPDATE disposition SET life = ? WHERE link = ? AND life = 0", (life, row))
+    connection.execute("UPDATE quarantine SET next_at = 0 WHERE link = ?", (row,))
 
 
 def pause(connection: sqlite3.Connection, row: int, reason: str, now: int) -> None:

@@ -175,11 +175,11 @@ class LinkOperations:
         return {"left": await self._count(row)}
 
     async def rebuild(self, link: str) -> Answer:
-        """Everything is read again; what is here already is found, and not let in twice."""
+        """Everything is read again; what is here already is found, and not let in twice. The quarantine stays."""
         row = await self._row(link)
         async with self._carrying.aside(link):
             await self.database.write(lambda c: books.rebuild(c, row.row))
-        return {"handled": row.handled.seq if row.handled is not None else 0}
+        return {"handled": row.handled.seq if row.handled is not None else 0, "quarantined": await self._count(row)}
 
     async def forget(self, link: str) -> Answer:
         """Delete all the ledger has of a link, under whichever agreement. What it brought stays in the log."""
