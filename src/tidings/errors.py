@@ -19,6 +19,7 @@
     ├── DeniedError                 the access record or the broker does not allow it
     │   ├── AuthRevoked             this credential was revoked
     │   ├── LinkEnded               the time a link was granted for is over
+    │   ├── EndedThere              the other space of a link does not let us in any more
     │   ├── WrongSpace              another space answers where the peer of a link should
     │   └── NoSession               the host does not know this program: no token, or one that ended
     ├── UnreachableError            nobody answered
@@ -154,6 +155,10 @@ class AuthRevoked(DeniedError):
 
 class LinkEnded(DeniedError):
     code = "link_ended"
+
+
+class EndedThere(DeniedError):
+    code = "ended_there"
 
 
 class WrongSpace(DeniedError):

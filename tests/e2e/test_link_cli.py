@@ -98,8 +98,16 @@ def test_up_carries_a_link_from_the_moment_it_is_agreed_until_it_is_removed(term
     assert "has no links" in terminal.run("link", "list").stderr
     assert "ended" in done(terminal, "link", "list", "--all")
     done(terminal, "send", "general", "nobody there reads this")
-    until(lambda: link_of(terminal, *ACME)["shown"] == "paused")
+    until(lambda: link_of(terminal, *ACME)["shown"] == "ended there")
+    cure = "main ended the link: nothing comes from there any more, and nothing goes there. `tidings link remove main"
+    listed, healthy = terminal.run("link", "list", *ACME), terminal.run("status", *ACME)
+    assert "ended there\toffline" in listed.stdout
+    for said in (listed.stderr, done(terminal, "link", "show", "main", *ACME), healthy.stderr):
+        assert cure in " ".join(said.split()), said
+    assert (healthy.returncode, "main ended there" in healthy.stdout) == (3, True)
     assert not heard(terminal, "nobody there reads this", *ACME)
+    done(terminal, "link", "remove", "main", "--yes", *ACME)
+    assert terminal.run("status", *ACME).returncode == 0
     assert terminal.run("status").returncode == 0
     for where in ((), ACME):
         done(terminal, "down", *where)
@@ -143,6 +151,32 @@ def test_paused_resumed_followed_and_run_alone(terminal: Terminal) -> None:
     finally:
         _end(running)
     assert done(terminal, "link", "verify", "main", *ACME).startswith("equal")
+
+
+@pytest.mark.timeout(240)
+def test_a_ledger_damaged_under_its_worker_is_a_problem_of_the_space_that_status_shows_with_its_cure(
+    terminal: Terminal,
+) -> None:
+    start_both(terminal)
+    agree_both(terminal)
+    done(terminal, "send", "general", "before")
+    until(lambda: heard(terminal, "me@main: before", *ACME))
+    store = SpaceHome(terminal.home.home, "acme").link_store
+    store.write_bytes(b"not a database at all" * 500)
+
+    def refused() -> bool:
+        shown = terminal.run("status", *ACME)
+        assert "steward" in shown.stdout, shown
+        assert "LOG_acme" in shown.stdout, shown
+        said = " ".join((shown.stdout + shown.stderr).split())
+        return shown.returncode == 3 and "not carried" in said and "tidings link rebuild --ledger" in said
+
+    until(refused)
+    done(terminal, "send", "general", "meanwhile")
+    done(terminal, "link", "rebuild", "--ledger", "--yes", *ACME)
+    until(lambda: heard(terminal, "me@main: meanwhile", *ACME))
+    until(lambda: terminal.run("status", *ACME).returncode == 0)
+    assert done(terminal, "history", "general", *ACME).count("before") == 1
 
 
 def _end(running: subprocess.Popen[str]) -> None:

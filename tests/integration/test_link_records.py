@@ -12,7 +12,7 @@ from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked
 from tidings import failpoints
 from tidings.broker import jwt
 from tidings.broker.client import connect
-from tidings.cli.link import look
+from tidings.cli.link_status import look
 from tidings.cli.options import place
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, InvalidName, UsageError
 from tidings.space.layout import lay_out

@@ -16,7 +16,7 @@ from carried_links import came, said, until_came, worker
 from inviting import attend
 from linked_spaces import peer_of
 from tidings.broker import jwt
-from tidings.cli.link import look
+from tidings.cli.link_status import look
 from tidings.cli.options import place
 from tidings.endpoint.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError

@@ -1,6 +1,8 @@
 """Workers of links between two real spaces: live, killed, cut off and back, paused, changed and removed."""
 
 import asyncio
+import base64
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,9 +21,9 @@ from carried_links import (
     worker,
     worker_process,
 )
-from linked_spaces import LINK, linked, say, unlinked
+from linked_spaces import LINK, linked, say, text_of, unlinked
 from tidings.cli import link_words
-from tidings.cli.link import _status
+from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
@@ -31,6 +33,7 @@ from tidings.link.operations import alone
 from tidings.space.link_peers import LinkPeers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire import signing
 
 
 def connect(space: RealSpace, name: str) -> tidings.Endpoint:
@@ -296,6 +299,30 @@ async def test_rebuilt_a_link_reads_everything_again_and_nothing_comes_twice(bot
         assert (answer["equal"], sum(answer["counts"].values())) == (True, 4)
 
 
+async def test_what_is_in_quarantine_outlives_a_rebuild_when_the_other_log_has_it_no_more(both: LinkedSpaces) -> None:
+    socket = both.acme.home.link_socket
+    async with worker(both.acme):
+        async with both.main.agent("ada") as ada:
+            payload = text_of(ada, "not signed so")
+            wrong = signing.sign(ada.key, ada.space_id, "chat", "another", payload)
+            subject = ada.subjects.chat(ada.id, "general")
+            reply = await ada.connection.request(subject, payload, timeout=5, headers={"Td-Sig": wrong})
+        seq = int(json.loads(reply.data)["seq"])
+
+        async def listed() -> list[int]:
+            found = await ask(socket, "quarantined", link=LINK, within=10)
+            return [each["seq"] for each in found["records"]]
+
+        await eventually(listed, within=20)
+        async with both.main.core() as js:
+            await js.api(f"STREAM.MSG.DELETE.{both.main.subjects.log_stream}", {"seq": seq})
+        assert (await ask(socket, "rebuild", link=LINK))["quarantined"] == 1
+        await until(both.acme, "live")
+        assert await listed() == [seq]
+        kept = await ask(socket, "quarantined_record", link=LINK, seq=seq, within=10)
+        assert base64.b64decode(kept["record"]["payload"]) == payload
+
+
 async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSpaces) -> None:
     socket = both.acme.home.link_socket
     async with worker(both.acme) as running:
@@ -399,4 +426,6 @@ async def test_a_link_that_the_other_side_ended_is_said_to_be_at_once(both: Link
         await unlinked(both.main)
         async with asyncio.timeout(8):  # it would be asked again after 15 seconds at least
             await until(both.acme, "paused")
-        assert (await status(both.acme))["live"]["words"]
+        live = (await status(both.acme))["live"]
+        assert (live["ended_there"], live["connectivity"]) == (True, "offline")
+        assert "its operator ended the link" in live["words"]

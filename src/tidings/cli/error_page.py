@@ -43,6 +43,7 @@ REMEDIES: dict[str, str] = {
     "DeniedError": "`tidings agent access NAME` shows what it may; whoever runs the space can widen it",
     "AuthRevoked": "a narrowed agent: `tidings agent export NAME` again; a revoked one: `tidings agent add`",
     "LinkEnded": "make a new link record with a later end",
+    "EndedThere": "`tidings link remove NAME` here too; to link again, ask the other operator for a new line",
     "WrongSpace": "is the address the peer's? If its operator made the space anew, make a new link",
     "NoSession": "open a session with the agent's key; the commands of `tidings` do so by themselves",
     "UnreachableError": "`tidings status` says which part does not answer",

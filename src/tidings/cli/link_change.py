@@ -19,7 +19,7 @@ from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.amounts import seconds
 from tidings.cli.invitation import moment_of
-from tidings.cli.link import LinkArgument, app, asked, links_of, meant, name_of
+from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_of
 from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tidings.space.link_ledger import AgreedLink
     from tidings.wire.rulings import Link
 
-__all__ = ["app"]
 #: characters of a space's id that name it, at least
 SHORTEST_ID = 6
 #: what passes beside channels, and what it is called
@@ -44,7 +43,6 @@ SWITCH_WORDS = (
 )
 
 
-@app.command("set")
 def change(
     name: LinkArgument,
     share: Annotated[
@@ -61,12 +59,12 @@ def change(
         list[str] | None,
         typer.Option(
             "--beyond",
-            help="What of a space behind theirs may come through it; '' for nothing.",
+            help="What of a space behind theirs may come through it (with --hops 2); '' for nothing (with --hops 1).",
             metavar="SPACE:THEIRS[=OURS]",
         ),
     ] = None,
     hops: Annotated[
-        int | None, typer.Option(help="Links a message may come over; from 2 on others' words go on to them.")
+        int | None, typer.Option(help="Links a message may come over; from 2 on others' words go on to them too.")
     ] = None,
     until: Annotated[
         str | None, typer.Option(help="For how long from now, such as 90d; or never.", metavar="TIME")
@@ -97,7 +95,8 @@ def change(
 
     In a chain of spaces A, B, C the operator of B lets words of A go on to C (`link set C --hops 2`), and the operator
     of C lets them in (`link set B --beyond A:general=a.general`); A is named as it is called here, or by its id, which
-    `link show B` tells.
+    `link show B` tells. Such a message comes over two links: with `--beyond` the link has `--hops 2` unless you name
+    another number, and others' words go on to them as well; `--beyond ''` takes both back, unless you say `--hops 2`.
 
     Examples:
 
@@ -108,6 +107,8 @@ def change(
       tidings link set acme --until 90d
 
       tidings link set acme --beyond globex:general=globex.general
+
+      tidings link set acme --beyond ''                          nothing through them any more
     """
     where = place(space, home)
     row = meant(where, name)
@@ -158,8 +159,8 @@ def _changed(
         changes["channels"] = channel_names("--take", [each for each in take if each])
     if beyond is not None:
         changes["beyond"] = _behind(where, row, [each for each in beyond if each])
-    if hops is None and changes.get("beyond") and before.hops == 1:
-        hops = 2
+    if hops is None:
+        hops = _hops_with(before, changes.get("beyond"))
     if hops is not None:
         if not 1 <= hops <= MOST_HOPS:
             raise UsageError(f"a message comes over 1 to {MOST_HOPS} links: `--hops 2`")
@@ -173,6 +174,13 @@ def _changed(
     if not (after.channels or after.beyond or after.shares):
         raise UsageError(f"nothing would pass: `tidings link remove {name_of(row)}` ends the link")
     return before, after
+
+
+def _hops_with(before: Link, beyond: dict[str, dict[str, str]] | None) -> int | None:
+    """What names a space behind theirs needs two links, and what takes that back needs one; None: it stays."""
+    if beyond and before.hops == 1:
+        return 2
+    return 1 if beyond == {} and before.beyond and before.hops > 1 else None
 
 
 def _switched(*, direct: bool | None, roster: bool | None, tasks: bool | None) -> dict[str, str]:
@@ -260,7 +268,6 @@ async def _set(where: Place, record: Link) -> None:
         await ask(where.home.link_socket, "look", within=5.0)
 
 
-@app.command("renew")
 def renew(
     name: LinkArgument,
     expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",

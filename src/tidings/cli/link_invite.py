@@ -24,17 +24,12 @@ if TYPE_CHECKING:
     from tidings.space.link_inviting import LinkTerms
     from tidings.wire.rulings import Link
 
-app = typer.Typer(
-    no_args_is_help=True, help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them."
-)
-
 UrlOption = Annotated[
     list[str] | None, typer.Option("--url", help="Address by which they reach this space.", metavar="URL")
 ]
 UntilOption = Annotated[str | None, typer.Option(help="For how long the link is, such as 90d.", metavar="TIME")]
 
 
-@app.command("invite")
 def invite(
     name: Annotated[
         str | None, typer.Argument(help="What to call their space here; without, by its own name.", metavar="NAME")
@@ -167,7 +162,6 @@ async def _invite(where: Place, terms: LinkTerms, holds: int, url: str | None) -
         return made, str(line), admin.info
 
 
-@app.command("accept")
 def accept(
     line: Annotated[
         str | None, typer.Argument(help="The line; without, it is read from standard input.", metavar="LINE")

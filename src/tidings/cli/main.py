@@ -60,7 +60,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "invite": ("invitation", "invite"),
         "accept": ("invitation", "accept"),
         "invitation": ("invitation", "app"),
-        "link": ("link_change", "app"),
+        "link": ("link", "app"),
         "keys": ("keys", "app"),
         "space": ("spaces", "app"),
         "pipeline": ("pipeline", "app"),

@@ -422,7 +422,7 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
 
 def _with_links(facts: dict[str, Any], where: Place) -> dict[str, Any]:
     """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
-    from tidings.cli.link import look
+    from tidings.cli.link_status import look
     from tidings.steward.status import UNHEALTHY
 
     links = look(where, facts["supervisor"]["running"])

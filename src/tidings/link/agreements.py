@@ -5,25 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from pathlib import Path
 
-from tidings.broker.private_files import lock_holder, locked
-from tidings.errors import SpaceBusy, StoreBroken, StoreBusy
 from tidings.link import ledger as books
 from tidings.link.definition import LinkDefinition
 from tidings.link.ledger import LinkRow
-from tidings.link.schema import MIGRATIONS
-from tidings.space.home import SpaceHome
-from tidings.store.database import Database
 from tidings.wire.links import authorization_epoch
 from tidings.wire.rulings import Link
 
 SECRET_BYTES = 32
-#: what helps whatever is wrong with the file
-ANEW = (
-    "Nothing is lost with it that other spaces still have: `tidings link rebuild --ledger` begins a new one, which is "
-    "filled from their logs and this one, and nothing comes twice"
-)
 
 
 def takes_something(record: Link, now: float) -> bool:
@@ -48,45 +37,6 @@ def definition_of(space: str, record: Link) -> LinkDefinition:
         hops=record.hops,
         until=record.until,
     )
-
-
-class LedgerDatabase(Database):
-    """The ledger on disk. What it holds can be had again, so that damage is told with what to do."""
-
-    def _broken(self, said: str) -> StoreBroken:
-        said = said.replace("*** in database main ***", "").strip()
-        return StoreBroken(f"{self.path} is damaged ({said}): it was left as it is. {ANEW}")
-
-
-def open_store(home: SpaceHome) -> Database:
-    """The ledger of a space. One process has it at a time."""
-    try:
-        return LedgerDatabase(home.link_store, MIGRATIONS)
-    except StoreBroken as error:
-        raise error if ANEW in str(error) else StoreBroken(f"{error}. {ANEW}") from error
-    except StoreBusy as error:
-        holder = lock_holder(home.link_store.with_name(f"{home.link_store.name}.lock")) or "another process"
-        raise StoreBusy(
-            f"links of space {home.name} are carried by another process ({holder.split(' (')[0]}): one does it at a "
-            "time; `tidings link list` shows how they are"
-        ) from error
-
-
-def set_ledger_aside(home: SpaceHome, wait: float) -> Path | None:
-    """Move the ledger away, whatever is in it, so that the next worker begins a new one; answers where it is now. An
-    older one that was set aside is deleted. `StoreBusy` if somebody has it for longer than `wait` seconds."""
-    store, aside = home.link_store, home.link_store.with_name(f"{home.link_store.name}.aside")
-    try:
-        with locked(store.with_name(f"{store.name}.lock"), f"set {store} aside", wait=wait):
-            moved = store.exists()
-            for end in ("-shm", "-wal", ""):
-                part, kept = store.with_name(store.name + end), aside.with_name(aside.name + end)
-                kept.unlink(missing_ok=True)
-                if part.exists():
-                    part.rename(kept)
-            return aside if moved else None
-    except SpaceBusy as error:
-        raise StoreBusy(f"{error}: end it, or `tidings down`, and ask again") from error
 
 
 def find_row(connection: sqlite3.Connection, definition: LinkDefinition) -> LinkRow | None:

@@ -18,7 +18,7 @@ from tidings.link.compare import Comparison
 from tidings.link.definition import LinkDefinition
 from tidings.link.engine import LIVE, Direction, Mode
 from tidings.link.events import Listener
-from tidings.link.held import HeldRecords
+from tidings.link.held import HeldRecords, shared_by
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_round import MailRound
 from tidings.link.people_round import PeopleRound
@@ -66,7 +66,7 @@ class CarriedLink:
             spaces.destination(definition.link),
             LoopClock(),
             verify=verify,
-            comparison=Comparison(HeldRecords(ledger), self.source),
+            comparison=Comparison(HeldRecords(ledger, lambda: shared_by(self.source)), self.source),
             mode=mode,
             tell_after=TELL_AFTER,
         )

@@ -24,7 +24,7 @@ import msgspec
 
 from tidings import errors
 from tidings.backoff import Backoff
-from tidings.errors import LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
+from tidings.errors import EndedThere, LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
 from tidings.link.admitting import Admitter
@@ -103,6 +103,7 @@ class _Failure(NamedTuple):
     words: str
     blocks: Blocks
     held_back: bool
+    ended_there: bool
 
 
 class Direction:
@@ -187,6 +188,7 @@ class Direction:
             last_activity=self._last_activity,
             owed=self._owed,
             quarantined=self._quarantined,
+            ended_there=not self._paused and self._failure is not None and self._failure.ended_there,
         )
 
     # ------------------------------------------------------------------------------------------------- the loop
@@ -533,9 +535,10 @@ class Direction:
         """Seconds until it is tried again."""
         blocks: Blocks = "link" if isinstance(error, _LINK) else "endpoint"
         self._failures += 1
-        self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK))
+        ended_there = isinstance(error, EndedThere)
+        self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK), ended_there)
         self._greeted = False
-        if isinstance(error, errors.UnreachableError):
+        if isinstance(error, errors.UnreachableError | EndedThere):
             self._set_connectivity("offline")
         if blocks == "link":
             return LINK_DELAYS.delay(self._failures, self._rng.random())

@@ -26,12 +26,15 @@ class OriginIdentity(NamedTuple):
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the peer introduces itself. `space` is its id."""
+    """How the peer introduces itself. `space` is its id; `shares` and `hops` are what it lets us read now, None if that
+    is not said."""
 
     space: str
     epoch: str
     head: int
     floor: int = 0
+    shares: tuple[str, ...] | None = None
+    hops: int = 1
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):

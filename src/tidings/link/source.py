@@ -11,6 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +23,10 @@ from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.broker.private_files import read_private, write_private
 from tidings.errors import (
+    AuthRevoked,
     ConflictError,
     DeniedError,
+    EndedThere,
     MalformedDigest,
     MalformedRecord,
     OutcomeUnknown,
@@ -142,7 +146,14 @@ class PeerSource:
             raise PageRefused("the other space says what it is at greater length than any does")
         self._said_at = time.monotonic()
         self._renew(said.jwt)
-        return PeerFacts(space=said.space, epoch=said.epoch, head=said.head, floor=said.floor)
+        return PeerFacts(
+            space=said.space,
+            epoch=said.epoch,
+            head=said.head,
+            floor=said.floor,
+            shares=said.shares,
+            hops=said.hops,
+        )
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         """What follows is asked for while this page is handled."""
@@ -240,7 +251,10 @@ class PeerSource:
     async def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         who = f"space {self.subjects.space}"
         subject = self.subjects.control(LINK_SERVICE, self.connection.user)
-        message = await self.connection.ask(subject, request_body(do, None, arguments), who, self.patience)
+        try:
+            message = await self.connection.ask(subject, request_body(do, None, arguments), who, self.patience)
+        except AuthRevoked as error:
+            raise self._cut_off(who) from error
         try:
             said = msgspec.json.decode(message.data, type=_PeerAnswer)
             if said.ok:
@@ -250,6 +264,15 @@ class PeerSource:
         raise _refused(said.error, who, do)
 
     # --- its credential ---
+
+    def _cut_off(self, who: str) -> DeniedError:
+        """Why their broker does not take our key: they cut it, unless it was not renewed in time."""
+        with suppress(TidingsError, ValueError, KeyError, TypeError):
+            ends = int(jwt.decode(jwt.split_credentials(read_private(self.connection.creds))[0]).get("exp") or 0)
+            if ends and ends <= time.time():
+                until = f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC"
+                return AuthRevoked(f"the key of this space at {who} held until {until}, and was not renewed in time")
+        return EndedThere(f"{who} does not take the key of this space any more: its operator ended the link")
 
     def _renew(self, token: str) -> None:
         """Keep a newer token of our user. It opens nothing without the key beside it, and is theirs to take back."""
@@ -275,7 +298,7 @@ def _refused(said: _Refusal, who: str, do: str) -> TidingsError:
     words = "".join(each if each.isprintable() else "?" for each in said.message)[:_MOST_WORDS]
     text = f"{who} refuses `{do}`: {words}"
     if said.code in _CODES_OF_DENIAL:
-        return DeniedError(text)
+        return EndedThere(text) if do in _OF_THE_LOG else DeniedError(text)
     if said.code == ConflictError.code:
         return _Busy(text)
     if said.code == OutcomeUnknown.code:
@@ -290,6 +313,8 @@ def _codes_below(root: type[TidingsError]) -> frozenset[str]:
 
 
 _CODES_OF_DENIAL = _codes_below(DeniedError)
+#: whoever is denied these has no link there that is on
+_OF_THE_LOG = frozenset({"hello", "page", "fetch", "digest", "buckets", "ids"})
 #: also what failed there for no reason that concerns us
 _CODES_OF_ABSENCE = _codes_below(UnreachableError) | {TidingsError.code}
 

@@ -1,0 +1,154 @@
+"""`tidings link pause`, `resume`, `remove` and `run`: whether a link goes on, and who carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+
+from tidings.cli import output
+from tidings.cli.amounts import seconds
+from tidings.cli.link_asking import NOBODY, LinkArgument, ask_links, asked, meant, name_of
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.errors import UsageError
+from tidings.space.link_ledger import AgreedLink
+
+
+def pause(
+    name: LinkArgument,
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks.")] = "paused by the operator",
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take nothing more in over a link until `resume`. What it shares, the other space still reads.
+
+    Examples:
+
+      tidings link pause acme
+
+      tidings link pause acme --reason "their agents flood general"
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    answer, by_worker = asked(where, "pause", link=row.link, reason=reason)
+    if as_json:
+        output.data({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
+        return
+    output.say(
+        f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
+    )
+    output.hint(f"tidings link resume {name_of(row)}")
+
+
+def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Go on with a link that was paused, where it was.
+
+    Examples:
+
+      tidings link resume acme
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    answer, by_worker = asked(where, "resume", link=row.link)
+    if as_json:
+        output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
+        return
+    output.say(f"link with {name_of(row)} goes on" if answer["was"] is not None else "it was not paused")
+    if not by_worker:
+        output.say(NOBODY)
+    output.hint(f"tidings link show {name_of(row)} --follow")
+
+
+def remove(
+    name: LinkArgument,
+    yes: YesOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a link on this side: nothing comes in, the other space reads nothing more, and its ledger is deleted.
+
+    Messages that came over it stay. The operator of the other space ends it there with the same command.
+
+    Examples:
+
+      tidings link remove acme
+
+      tidings link remove acme --yes
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    if not yes and not typer.confirm(f"End the link with {name_of(row)}?", err=True):
+        raise typer.Exit(1)
+    ended = asyncio.run(_remove(where, row))
+    if as_json:
+        output.data({"link": row.link, "space": name_of(row), "state": ended.state})
+        return
+    output.say(
+        f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
+        "The operator of the other space should remove it there too"
+    )
+    if ended.state == "ending":
+        output.say("the steward does not answer: the record that says so is written when it does (`tidings status`)")
+    output.hint("tidings link list --all")
+
+
+async def _remove(where: Place, row: AgreedLink) -> AgreedLink:
+    """The user and the record first; then nothing is left that could start it again; then the ledger."""
+    from tidings.space.administration import administer
+    from tidings.space.link_peers import LinkPeers
+    from tidings.space.linking import Linker
+
+    async with administer(where.home, "ending a link") as admin:
+        ended = await Linker(admin).end(row.link)
+    LinkPeers.below(where.home).forget(row.link)
+    await ask_links(where, "forget", link=row.link)
+    return ended
+
+
+def run(
+    poll: Annotated[
+        bool, typer.Option("--poll", help="Look every so often, instead of hearing of what is new.")
+    ] = False,
+    every: Annotated[str, typer.Option(help="How often to look with --poll: 30s, 5m, 1h.", metavar="TIME")] = "30s",
+    space: SpaceOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Carry the links of a space in the foreground until Ctrl-C: the worker that `tidings up` starts, alone.
+
+    One worker carries at a time: start the space with `tidings up --no-links` first.
+
+    Examples:
+
+      tidings link run
+
+      tidings link run --poll --every 5m
+    """
+    where = place(space, home)
+    where.home.read_info()
+    pause = float(seconds("--every", every)) if poll else None
+    if pause is not None and pause < 1:
+        raise UsageError("--every is at least a second")
+    asyncio.run(_run(where, pause))
+    output.say("links are not carried now; what was taken over stays, and the rest waits in the other spaces")
+
+
+async def _run(where: Place, every: float | None) -> None:
+    from tidings.link.engine import Mode
+    from tidings.link.worker import LinkWorker
+
+    where.home.make()
+    worker = LinkWorker(where.home, mode=Mode(every), tell=output.say)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    how = "hears of what is new" if every is None else f"looks every {every:.0f} s"
+    running = asyncio.create_task(worker.run())
+    ready = asyncio.create_task(worker.ready.wait())
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if not running.done():
+        output.say(f"links of space {where.home.name} are carried; the worker {how}. Ctrl-C stops it.")
+    ready.cancel()
+    await running

@@ -1,0 +1,170 @@
+"""`tidings link quarantine`: records of a link that were received and not let in."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tidings.cli import link_words, output
+from tidings.cli.link_asking import NOBODY, LinkArgument, asked, meant, name_of
+from tidings.cli.options import CountOption, HomeOption, JsonOption, SpaceOption, countable, place
+from tidings.errors import UsageError
+
+SeqArgument = Annotated[
+    int, typer.Argument(help="Record, by its sequence in the other log.", metavar="SEQ", callback=countable)
+]
+
+
+class NameFirst(TyperGroup):
+    """`quarantine acme list` is the same as `quarantine list acme`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if len(args) > 1 and args[0] not in self.commands and args[1] in self.commands:
+            args = [args[1], args[0], *args[2:]]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=NameFirst,
+    no_args_is_help=True,
+    help="Records of a link that were received and not let in: look, try them again, or give them up.",
+)
+
+
+@app.command("list")
+def quarantine_list(
+    name: LinkArgument,
+    count: CountOption = 50,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the records of a link that were received and not let in, oldest first, and why.
+
+    Examples:
+
+      tidings link quarantine list acme
+
+      tidings link quarantine list acme -n 500 --json
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    answer, _ = asked(where, "quarantined", link=row.link, limit=count)
+    if as_json:
+        output.data(answer["records"])
+        return
+    rows = [
+        (
+            each["seq"],
+            each["reason"],
+            each["channel"],
+            each["sender"][:12],
+            output.size(each["bytes"]),
+            each["attempts"],
+            output.age(each["since"]),
+            each["words"],
+        )
+        for each in answer["records"]
+    ]
+    output.table(
+        ("record", "reason", "channel", "sender", "size", "tried", "since", "words"),
+        rows,
+        empty=f"nothing of {name_of(row)} is in quarantine",
+    )
+    if answer["count"] > len(rows):
+        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
+    output.hint(f"tidings link quarantine show {name_of(row)} SEQ" if rows else f"tidings link show {name_of(row)}")
+
+
+@app.command("show")
+def quarantine_show(
+    name: LinkArgument,
+    seq: SeqArgument,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one record that was not let in, with its bytes.
+
+    Examples:
+
+      tidings link quarantine show acme 1204
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    record = asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
+    if as_json:
+        output.data(record)
+        return
+    payload = base64.b64decode(record.pop("payload"))
+    record["since"] = link_words.moment(record["since"])
+    record["said_at"] = link_words.moment(record["said_at"])
+    output.table(("what", "value"), record.items(), empty="")
+    output.line()
+    output.line(_readable(payload))
+    output.hint(f"tidings link quarantine retry {name_of(row)} {seq}")
+
+
+def _readable(payload: bytes) -> str:
+    """What others wrote must not reach a terminal as commands to it."""
+    text = payload.decode("utf-8", "backslashreplace")
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
+@app.command("retry")
+def quarantine_retry(
+    name: LinkArgument,
+    seqs: Annotated[
+        list[int] | None, typer.Argument(help="Records; or --all.", metavar="[SEQ]...", callback=countable)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try records in quarantine again, now: perhaps what made them unfit is over.
+
+    Examples:
+
+      tidings link quarantine retry acme 1204 1205
+
+      tidings link quarantine retry acme --all
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    if bool(seqs) == every:
+        raise UsageError("say which records to try, or --all")
+    answer, by_worker = asked(where, "retry", link=row.link, seqs=None if every else seqs)
+    if as_json:
+        output.data({"link": row.link, **answer, "worker": by_worker})
+        return
+    output.say(f"{answer['count']:,} records of {name_of(row)} are tried again" + ("" if by_worker else f"; {NOBODY}"))
+    output.hint(f"tidings link quarantine list {name_of(row)}")
+
+
+@app.command("drop")
+def quarantine_drop(
+    name: LinkArgument,
+    seq: SeqArgument,
+    reason: Annotated[str, typer.Option(help="Why; it is kept with what was left out.")],
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give up a record in quarantine for good; it is named as left out, with the reason.
+
+    Examples:
+
+      tidings link quarantine drop acme 1204 --reason "forged, says their operator"
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    answer, _ = asked(where, "drop", link=row.link, seq=seq, reason=reason)
+    if as_json:
+        output.data({"link": row.link, "seq": seq, **answer})
+        return
+    output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")
+    output.hint(f"tidings link quarantine list {name_of(row)}")

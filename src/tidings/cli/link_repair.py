@@ -1,0 +1,113 @@
+"""`tidings link verify` and `tidings link rebuild`: is all here that should be, and read again what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from tidings.cli import completion, link_words, output
+from tidings.cli.link_asking import NOBODY, PATIENCE, LinkArgument, asked, meant, name_of
+from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
+from tidings.errors import UsageError, WorkerUnreachable
+
+#: seconds in which a worker that was told to leave has done so
+LEAVING = 20.0
+DIFFERS = 3
+
+
+def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Compare what the other space shares with what came, by digests: equal, or what differs. Exit code 3 if it does.
+
+    Records that were left out or are in quarantine are accounted for. What is not here and should be is fetched by the
+    worker.
+
+    Examples:
+
+      tidings link verify acme
+
+      tidings link verify acme --json
+    """
+    where = place(space, home)
+    row = meant(where, name)
+    with output.working(f"comparing with {name_of(row)}"):
+        answer, by_worker = asked(where, "verify", link=row.link)
+    if as_json:
+        output.data({"link": row.link, **answer})
+    else:
+        for words in link_words.verified(name_of(row), answer):
+            output.line(words)
+        if answer["lacking"] or answer["lost"]:
+            output.say("the worker fetches what is not here" if by_worker else NOBODY)
+    if not answer["equal"] or answer["lost"]:
+        raise typer.Exit(DIFFERS)
+    output.hint(f"tidings link show {name_of(row)}")
+
+
+def rebuild(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The other space as it is called here, or the link.", metavar="[NAME]", autocompletion=completion.links
+        ),
+    ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Begin a new ledger for all links: when `links.db` is damaged.")
+    ] = False,
+    yes: YesOption = False,
+    space: SpaceOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget how far a link is, and read all again that the other space still has.
+
+    Messages that are here already are found and do not come twice. Records in quarantine stay there, since the other
+    space may have them no more, and are tried again at once. `--ledger` does it for all links, and works when the
+    ledger cannot be read any more: the file is set aside as `links.db.aside`, with the only copies of what was in
+    quarantine and is gone there. Links that were paused go on then, records that were given up are in quarantine again,
+    and which key a name like bob@acme stands for is learnt anew: look at `tidings link people`.
+
+    Examples:
+
+      tidings link rebuild acme --yes
+
+      tidings link rebuild --ledger
+    """
+    where = place(space, home)
+    if bool(name) == ledger:
+        raise UsageError("say which link to read again, or --ledger for all of them")
+    if ledger:
+        _rebuild_all(where, yes=yes, as_json=as_json)
+        return
+    row = meant(where, name or "")
+    if not yes and not typer.confirm(f"Read everything of {name_of(row)} again?", err=True):
+        raise typer.Exit(1)
+    answer, by_worker = asked(where, "rebuild", link=row.link)
+    if as_json:
+        output.data({"link": row.link, **answer, "worker": by_worker})
+        return
+    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer["quarantined"] else ""
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
+    if not by_worker:
+        output.say(NOBODY)
+    output.hint(f"tidings link show {name_of(row)} --follow")
+
+
+def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
+    from tidings.link.ledger_file import set_ledger_aside
+    from tidings.link.local_socket import ask
+
+    where.home.read_info()
+    if not yes and not typer.confirm("Begin a new ledger, and read everything of all links again?", err=True):
+        raise typer.Exit(1)
+    with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
+        asyncio.run(ask(where.home.link_socket, "leave", within=PATIENCE))
+    aside = set_ledger_aside(where.home, LEAVING)
+    if as_json:
+        output.data({"aside": str(aside) if aside is not None else None})
+        return
+    output.say(f"the ledger was set aside as {aside}" if aside is not None else "there was no ledger")
+    output.say("links are read again from their beginning; `tidings up` or `tidings link run` carries them")
+    output.hint("tidings link list")
