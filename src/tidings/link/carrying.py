@@ -28,6 +28,7 @@ from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog, Spaces
 from tidings.link.task_round import TaskRound
+from tidings.link.verifying import VerifiedAhead
 from tidings.space.link_peers import PeerAccess
 from tidings.wire.rulings import Link
 
@@ -58,14 +59,15 @@ class CarriedLink:
         self._creds = creds
         # who looks every so often does not want to be woken
         self._wake: Callable[[], None] = self._woken if mode == LIVE else (lambda: None)
-        self.source: SharedLog = spaces.source(access, creds, lambda: self._wake())
+        verified = VerifiedAhead(verify)
+        self.source: SharedLog = spaces.source(access, creds, lambda: self._wake(), verified.prepare)
         self.direction = Direction(
             definition,
             ledger,
             self.source,
             spaces.destination(definition.link),
             LoopClock(),
-            verify=verify,
+            verify=verified,
             comparison=Comparison(HeldRecords(ledger, lambda: shared_by(self.source)), self.source),
             mode=mode,
             tell_after=TELL_AFTER,

@@ -167,6 +167,8 @@ class Destination(Protocol):
 
 #: whether each was signed by its sender over the space and channel it was said in
 Verify = Callable[[Sequence[LinkedRecord]], Awaitable[Sequence[bool]]]
+#: does with records of a page what can be done before its turn
+Prepare = Callable[[Sequence[LinkedRecord]], Awaitable[None]]
 
 
 class Clock(Protocol):

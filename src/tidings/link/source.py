@@ -37,11 +37,11 @@ from tidings.errors import (
 )
 from tidings.link.compare import ComparisonLimits
 from tidings.link.connection import LinkConnection
-from tidings.link.ports import Fetched, PeerFacts
+from tidings.link.ports import Fetched, PeerFacts, Prepare
 from tidings.space.control import request_body
 from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer
 from tidings.wire.link_pages import LONGEST, read_page, read_records
-from tidings.wire.links import LinkPage, Token
+from tidings.wire.links import LinkedRecord, LinkPage, Token
 from tidings.wire.operations import MOST
 from tidings.wire.subjects import LINK_SERVICE, Subjects
 
@@ -98,8 +98,13 @@ class _Ahead(NamedTuple):
     asking: asyncio.Task[LinkPage]
 
 
+async def _as_it_is(records: Sequence[LinkedRecord]) -> None:
+    del records
+
+
 class PeerSource:
-    """`space` is what the other space calls itself; `on_wake` hears that there may be something new."""
+    """`space` is what the other space calls itself; `on_wake` hears that there may be something new. What is asked for
+    before it is wanted is given to `prepare`."""
 
     def __init__(
         self,
@@ -108,11 +113,12 @@ class PeerSource:
         space: str,
         *,
         on_wake: Callable[[], None] = lambda: None,
+        prepare: Prepare = _as_it_is,
         patience: float = PATIENCE,
     ) -> None:
         self.subjects = Subjects(space)
         self.patience = patience
-        self._on_wake = on_wake
+        self._on_wake, self._prepare = on_wake, prepare
         self.connection = LinkConnection(
             url,
             creds,
@@ -164,13 +170,18 @@ class PeerSource:
             self._said_at = -RENEW_EVERY  # it shares something else now
         self._granted = page.granted or self._granted
         if page.more and page.through.seq > token.seq:
-            asking = asyncio.create_task(self._page(page.through, limit, token.seq), name="the page behind")
+            asking = asyncio.create_task(self._page_behind(page.through, limit, token.seq), name="the page behind")
             self._ahead = _Ahead(page.through, time.monotonic(), asking)
         return page
 
     async def _page(self, token: Token, limit: int, handled: int) -> LinkPage:
         asked = {"space": token.space, "epoch": token.epoch, "after": token.seq, "mark": token.mark}
         return read_page(await self._ask("page", **asked, limit=limit, handled=handled))
+
+    async def _page_behind(self, token: Token, limit: int, handled: int) -> LinkPage:
+        page = await self._page(token, limit, handled)
+        await self._prepare(page.records)
+        return page
 
     async def _asked_ahead(self, token: Token) -> LinkPage | None:
         """The page behind a token, if it was asked for just now. What failed is asked for again, and tells why then."""

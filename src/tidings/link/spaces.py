@@ -13,7 +13,7 @@ from tidings.link.compare import PeerSide
 from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
 from tidings.link.mail_round import LocalPost
 from tidings.link.people_round import AskedPeer
-from tidings.link.ports import Destination, Source
+from tidings.link.ports import Destination, Prepare, Source
 from tidings.link.source import PeerSource
 from tidings.link.task_round import LocalQueue
 from tidings.space.home import SpaceHome
@@ -35,7 +35,7 @@ class Spaces(Protocol):
         """The link records in force here."""
         ...
 
-    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog: ...
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog: ...
 
     def destination(self, link: str) -> Destination: ...
 
@@ -52,8 +52,8 @@ class NatsSpaces:
     async def links(self) -> LocalLinks:
         return await self._local.links()
 
-    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog:
-        return PeerSource(access.url, creds, access.space, on_wake=on_wake)
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog:
+        return PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare)
 
     def destination(self, link: str) -> Destination:
         return LocalDestination(self._local, link)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,22 @@ async def test_the_page_behind_is_asked_for_while_one_is_handled_and_none_twice(
     assert pages.asked == [(0, 0), (1, 0), (2, 1), (3, 2)], "what is handled is never ahead of what was"
     assert await pages.page(4) == 4
     assert pages.asked[-1] == (4, 4), "nothing is behind the end"
+
+
+async def test_what_comes_ahead_is_prepared_before_it_is_given_out_and_what_does_not_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages, prepared = Pages(monkeypatch, 3), list[object]()
+
+    async def prepare(records: Sequence[LinkedRecord]) -> None:
+        await asyncio.sleep(0)
+        prepared.append(records)
+
+    monkeypatch.setattr(pages.source, "_prepare", prepare)
+    await pages.page(0)
+    assert not prepared, "it is wanted now"
+    given = [(await pages.source.page(at(after), 10)).records for after in (1, 2)]
+    assert [each is known for each, known in zip(given, prepared, strict=True)] == [True, True]
 
 
 async def test_a_page_that_was_asked_for_ahead_and_is_not_wanted_failed_or_is_old_is_asked_for_again(
