@@ -243,4 +243,19 @@ CREATE INDEX person_agent ON person (space, agent, claim);
 CREATE INDEX person_claim ON person (space, claim);
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS))
+_MARKED_MAIL = """
+-- tells the message from another one at its sequence; empty: not known, or the mail it lay in was set back since
+ALTER TABLE mail ADD COLUMN mark TEXT NOT NULL DEFAULT '';
+-- may it still lie in the mail of its sender's space? Not once its end was told there, or it is not handed out any more
+ALTER TABLE mail ADD COLUMN there INTEGER NOT NULL DEFAULT 1 CHECK (there IN (0, 1));
+CREATE INDEX mail_seq ON mail (space, peer, seq);
+-- of the receipt up to which all were told
+ALTER TABLE peer_mail ADD COLUMN told_mark TEXT NOT NULL DEFAULT '';
+-- the broker there, by its process, whose mail was looked at; the one here, when what had been let in was last known
+-- to be there; and how often it was not
+ALTER TABLE peer_mail ADD COLUMN their_broker TEXT NOT NULL DEFAULT '';
+ALTER TABLE peer_mail ADD COLUMN broker TEXT NOT NULL DEFAULT '';
+ALTER TABLE peer_mail ADD COLUMN losses INTEGER NOT NULL DEFAULT 0 CHECK (losses >= 0);
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL))

@@ -653,15 +653,22 @@ class MailRow(TypedDict):
     to: str
     sig: str
     payload: str
+    mark: str
 
 
 class LinkMailAnswer(TypedDict):
-    """`epoch`, `people` and `through` are what to go on from."""
+    """Everything from `after` up to `through`. `epoch`, `people` and `through` are what to go on from, with `mark`, of
+    the record there. `after`: the newest of the `marks` that is still the record there; `set_back`: another one is.
+    `broker`: which process it is; another one may have forgotten what was told last."""
 
     mail: list[MailRow]
     epoch: str
     people: str
+    after: int
     through: int
+    mark: str
+    set_back: bool
+    broker: str
     more: bool
 
 
@@ -687,12 +694,19 @@ class ForeignReceipt(TypedDict):
     why: str
     #: where it is among all that was told
     n: int
+    mark: str
 
 
 class AdmissionReceiptsAnswer(TypedDict):
+    """From `after`, which is 0 if what was asked for is not known to be there, up to `through`, with the mark of the
+    record there. `broker`: which process it is; another one may have lost what was acknowledged last."""
+
     receipts: list[ForeignReceipt]
     epoch: str
+    after: int
     through: int
+    mark: str
+    broker: str
     more: bool
 
 

@@ -139,7 +139,7 @@ _TABLE: tuple[Operation, ...] = (
         "admission",
         "receipts",
         "What became of direct messages of other spaces, in pages.",
-        {"epoch": TEXT, "after": COUNT},
+        {"epoch": TEXT, "after": COUNT, "mark": TEXT},
     ),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
@@ -212,7 +212,7 @@ _TABLE: tuple[Operation, ...] = (
         "link",
         "mail",
         "Direct messages for agents of the asking space, in pages, if the link passes them.",
-        {"epoch": TEXT, "people": TEXT, "after": COUNT},
+        {"epoch": TEXT, "people": TEXT, "after": COUNT, "marks": FIELD},
     ),
     Operation("link", "told", "What became of direct messages that were handed out there.", {"receipts": ROWS}),
     Operation(
