@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from tidings.store.database import Database
 from tidings.wire.roster import Agent
 
-Known = dict[str, tuple[str, tuple[str, ...]]]
+#: id -> name, roles, and whether direct messages come to it
+Known = dict[str, tuple[str, tuple[str, ...], bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ def remember(connection: sqlite3.Connection, space: str, known: Known, now: int)
     connection.execute("UPDATE spaces SET seen_at = ? WHERE id = ?", (now, space))
     connection.execute("DELETE FROM directory WHERE space = ?", (space,))
     connection.executemany(
-        "INSERT INTO directory (space, agent, name, roles) VALUES (?, ?, ?, ?)",
-        [(space, agent, name, json.dumps(roles)) for agent, (name, roles) in known.items()],
+        "INSERT INTO directory (space, agent, name, roles, direct) VALUES (?, ?, ?, ?, ?)",
+        [(space, agent, name, json.dumps(roles), int(direct)) for agent, (name, roles, direct) in known.items()],
     )
 
 
@@ -54,10 +55,11 @@ def names_in(connection: sqlite3.Connection, space: str) -> dict[str, str]:
 
 
 def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
-    found = connection.execute(
-        "SELECT agent, name, roles FROM directory WHERE space = ? ORDER BY name, agent", (space,)
+    query = "SELECT agent, name, roles, direct FROM directory WHERE space = ? ORDER BY name, agent"
+    return tuple(
+        Agent(id=agent, name=name, roles=tuple(json.loads(roles)), direct=bool(direct))
+        for agent, name, roles, direct in connection.execute(query, (space,))
     )
-    return tuple(Agent(id=agent, name=name, roles=tuple(json.loads(roles))) for agent, name, roles in found)
 
 
 class Directories:
@@ -82,9 +84,10 @@ class Directories:
         now = self.database.now()
         await self.database.write(lambda c: remember(c, space, fresh, now))
         known = sorted(fresh.items(), key=lambda each: (each[1][0], each[0]))
-        self._seen[space] = Seen(now, tuple(Agent(id=agent, name=name, roles=roles) for agent, (name, roles) in known))
+        rows = (Agent(id=agent, name=name, roles=roles, direct=direct) for agent, (name, roles, direct) in known)
+        self._seen[space] = Seen(now, tuple(rows))
         return True
 
 
 def _known(agents: Iterable[Agent]) -> Known:
-    return {agent.id: (agent.name, tuple(agent.roles)) for agent in agents}
+    return {agent.id: (agent.name, tuple(agent.roles), agent.direct) for agent in agents}

@@ -353,4 +353,9 @@ CREATE TRIGGER inbox_origin BEFORE UPDATE OF origin, origin_id ON inbox
 BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS, _ORIGINS), first=7)
+_WRITTEN_TO = """
+-- do direct messages come to it? Of an agent of a linked space they need not
+ALTER TABLE directory ADD COLUMN direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1));
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS, _ORIGINS, _WRITTEN_TO), first=7)

@@ -51,6 +51,16 @@ def read_through(connection: sqlite3.Connection, place: PeerPlace) -> ReadThroug
     return ReadThrough(*found) if found else ReadThrough()
 
 
+def passes_mail(connection: sqlite3.Connection, place: PeerPlace) -> bool:
+    """Does the peer let direct messages pass, as it last said?"""
+    found = connection.execute("SELECT direct FROM peer_roster WHERE space = ? AND peer = ?", place).fetchone()
+    return found is None or bool(found[0])
+
+
+def note_passes_mail(connection: sqlite3.Connection, place: PeerPlace, passes: bool) -> None:
+    connection.execute("UPDATE peer_roster SET direct = ? WHERE space = ? AND peer = ?", (int(passes), *place))
+
+
 def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str, key: str) -> None:
     """Everybody is told anew. Who was known is so until that is done: mail waits for them. Pins stay: they are ours."""
     connection.execute("UPDATE person SET stale = 1 WHERE space = ? AND peer = ?", place)
@@ -157,9 +167,10 @@ def taken(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
     return [agent for (agent,) in connection.execute(query, (*place, MOST_TAKEN))]
 
 
-def version_of(people: Iterable[Person], gone: Iterable[str] = (), *, hidden: bool = False) -> str:
-    """One text for the same agents under the same names."""
-    rows = [hidden, *sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
+def version_of(people: Iterable[Person], gone: Iterable[str] = (), *, hidden: bool = False, direct: bool = True) -> str:
+    """One text for the same agents under the same names, who are shown and written to alike."""
+    switches = [hidden, *([] if direct else ["no mail"])]
+    rows = [*switches, *sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
@@ -188,5 +199,7 @@ def _pin(connection: sqlite3.Connection, place: PeerPlace, name: str, agent: str
 
 def _set_through(connection: sqlite3.Connection, place: PeerPlace, read: ReadThrough) -> None:
     connection.execute(
-        "INSERT OR REPLACE INTO peer_roster (space, peer, epoch, through, key) VALUES (?, ?, ?, ?, ?)", (*place, *read)
+        """INSERT INTO peer_roster (space, peer, epoch, through, key) VALUES (?, ?, ?, ?, ?) ON CONFLICT (space, peer)
+        DO UPDATE SET epoch = excluded.epoch, through = excluded.through, key = excluded.key""",
+        (*place, *read),
     )

@@ -76,6 +76,10 @@ class PeopleRound:
         that is away."""
         await self._hand_over(*await self._known(), hidden=True)
 
+    async def passes_mail(self) -> bool:
+        """Does the other space let direct messages pass, as it last said?"""
+        return await self._jobs.read(lambda c: book.passes_mail(c, self.place))
+
     async def facts(self) -> PeopleFacts:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         changed = tuple((each.name, each.id) for each in found.refused)
@@ -97,6 +101,8 @@ class PeopleRound:
             if people:
                 through = ReadThrough(page.epoch, page.through, key)
                 await self._jobs.write(partial(book.take, place=self.place, people=people, read=through))
+            if page.direct != await self.passes_mail():
+                await self._jobs.write(partial(book.note_passes_mail, place=self.place, passes=page.direct))
             if not page.more:
                 if await self._jobs.read(lambda c: book.is_stale(c, self.place)):
                     await self._jobs.write(partial(book.drop_stale, place=self.place))
@@ -133,15 +139,17 @@ class PeopleRound:
         return found.known, await self._jobs.read(lambda c: book.gone(c, self.place))
 
     async def _hand_over(self, known: tuple[Person, ...], gone: list[str], *, hidden: bool = False) -> None:
-        link, version = self._record.link, book.version_of(known, gone, hidden=hidden)
+        link, direct = self._record.link, await self.passes_mail()
+        version = book.version_of(known, gone, hidden=hidden, direct=direct)
         if (await self._local.ask("people", link=link, version=version))["version"] == version:
             return
         refused: list[str] = []
         after = 0
         for rows in row_pages(known):
             more = after + len(rows) < len(known)
-            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone, "hidden": hidden}
-            refused += (await self._local.ask("people", link=link, version=version, **asked))["refused"]
+            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone}
+            said = await self._local.ask("people", link=link, version=version, **asked, hidden=hidden, direct=direct)
+            refused += said["refused"]
             after += len(rows)
         self._taken = tuple(refused)
 

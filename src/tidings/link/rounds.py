@@ -98,7 +98,7 @@ class Rounds:
             await self._people.run()
         except TidingsError as error:  # mail to whoever is known goes on
             failure = error
-        if self._mail is not None:
+        if self._mail is not None and await self._people.passes_mail():  # what lies there waits, else
             await self._mail.run()
         if failure is not None:
             raise failure
@@ -111,4 +111,6 @@ class Rounds:
     async def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
         mail = await self._mail.facts() if self._mail is not None else None
+        if mail is not None and not await self._people.passes_mail():
+            mail["waits"] = "the other space lets no direct messages pass now"
         return {**found, "words": self.words, "mail": mail}

@@ -258,4 +258,9 @@ ALTER TABLE peer_mail ADD COLUMN broker TEXT NOT NULL DEFAULT '';
 ALTER TABLE peer_mail ADD COLUMN losses INTEGER NOT NULL DEFAULT 0 CHECK (losses >= 0);
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL))
+_PASSING = """
+-- does the peer let direct messages pass, as it last said?
+ALTER TABLE peer_roster ADD COLUMN direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1));
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL, _PASSING))

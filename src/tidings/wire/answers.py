@@ -635,7 +635,8 @@ class StatementRow(TypedDict):
 
 
 class LinkRosterAnswer(TypedDict):
-    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one."""
+    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one. `direct`:
+    whether this space lets direct messages pass the link."""
 
     people: list[StatementRow]
     through: int
@@ -643,6 +644,7 @@ class LinkRosterAnswer(TypedDict):
     epoch: str
     key: str
     rotations: list[dict[str, Any]]
+    direct: bool
 
 
 class MailRow(TypedDict):

@@ -126,7 +126,16 @@ _TABLE: tuple[Operation, ...] = (
         "admission",
         "people",
         "Who is in a linked space, as the worker verified it; asked without people, which version is known.",
-        {"link": TEXT, "version": TEXT, "people": ROWS, "after": COUNT, "more": FLAG, "gone": TEXTS, "hidden": FLAG},
+        {
+            "link": TEXT,
+            "version": TEXT,
+            "people": ROWS,
+            "after": COUNT,
+            "more": FLAG,
+            "gone": TEXTS,
+            "hidden": FLAG,
+            "direct": FLAG,
+        },
     ),
     Operation(
         "admission",

@@ -124,7 +124,7 @@ class HostilePeer:
 
     def roster_of(self, statements: Iterable[Statement], through: int, key: str = "") -> Answer:
         said = [{"text": each.text, "sig": each.sig} for each in statements]
-        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": []}
+        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": [], "direct": True}
         return {"people": said, "through": through, "more": False, **more}
 
     def _roster(self, asked: Answer) -> Answer:
