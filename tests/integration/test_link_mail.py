@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tidings
-from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
+from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.broker.jetstream import JetStream, StoredRecord
@@ -568,3 +568,51 @@ async def test_a_link_that_nobody_carries_does_not_keep_mail_to_nobody_for_ever(
         sent = await ada.dm(KeyPair.generate().id, "who is this?")
         monkeypatch.setattr(linked_people, "AWAITED", 0.0)
         assert (await ada.receipt(sent, "read", timeout=20)).stage == "undeliverable"
+
+
+@pytest.mark.parametrize("end", ["on again", "expired"])
+async def test_agents_of_a_space_that_switched_direct_messages_off_are_refused_at_once_and_what_lies_here_is_kept(
+    both: LinkedSpaces, end: str
+) -> None:
+    async def passes(*, wanted: bool) -> None:
+        async def so() -> bool:
+            return [each.direct for each in await ada.who() if each.name == "bob@acme"] == [wanted]
+
+        await eventually(so, within=20, what=f"direct messages pass: {wanted}")
+
+    async with (
+        connect(both.main, "ada") as ada,
+        worker(both.main),
+        hosted(both.main.home.home),
+        tidings.connect("main", name="ada", home=both.main.home.home, via="host") as at_host,
+    ):
+        await passes(wanted=True)
+        sent = await ada.dm("bob@acme", "it waits")
+        await agree(both.acme, both.main, roster="on", direct="off")
+        await passes(wanted=False)
+        with pytest.raises(DeniedError, match="the link with acme passes no direct messages now"):
+            await ada.dm("bob@acme", "not now")
+
+        async def refused_there() -> bool:
+            try:
+                await at_host.dm("bob@acme", "not now")
+            except DeniedError as error:
+                return "passes no direct messages" in str(error)
+            return False
+
+        await eventually(refused_there, within=20, what="the host refuses it, too")
+        assert (await status(both.main))["people"]["mail"][
+            "waits"
+        ] == "the other space lets no direct messages pass now"
+        assert (await status(both.main))["people"]["words"] == ""
+        if end == "expired":
+            assert sent.id in await _lying(both.main)
+            await both.main.stop_steward()
+            await both.main.start_steward(replace(TEST_INTERVALS, mail=0.1, mail_ttl=0.1))
+            assert (await ada.receipt(sent, "read", timeout=20)).stage == "expired"
+            return
+        await agree(both.acme, both.main, roster="on", direct="on")
+        await passes(wanted=True)
+        assert sent.id in await _lying(both.main)
+        async with worker(both.acme), connect(both.acme, "bob") as bob:
+            assert (await heard(bob)).text == "it waits"

@@ -80,8 +80,8 @@ def check_takes_mail(agent: Agent) -> Agent:
     """Of an agent of a linked space it is agreed whether direct messages go there."""
     if not agent.direct:
         raise DeniedError(
-            f"{agent.name} cannot be written to: the link with {agent.elsewhere} passes no direct messages; both "
-            "operators agree on it with `tidings link invite --direct`"
+            f"{agent.name} cannot be written to: the link with {agent.elsewhere} passes no direct messages now; both "
+            "operators switch them on with `tidings link set NAME --direct`"
         )
     return agent
 

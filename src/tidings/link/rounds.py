@@ -96,11 +96,16 @@ class Rounds:
             await self._people.withdraw()
             return
         failure: TidingsError | None = None
-        for each in (self._people, self._mail, self._tasks):
+        try:
+            await self._people.run()
+        except TidingsError as error:  # mail and tasks of whoever is known go on
+            failure = error
+        passing = await self._people.passing()
+        for each, passes in ((self._mail, passing.direct), (self._tasks, passing.tasks)):
             try:
-                if each is not None:
+                if each is not None and passes:  # else what lies there waits
                     await each.run()
-            except TidingsError as error:  # the others go on, with whoever is known
+            except TidingsError as error:  # the other goes on
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -114,4 +119,9 @@ class Rounds:
         found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
         mail = await self._mail.facts() if self._mail is not None else None
         tasks = await self._tasks.facts() if self._tasks is not None else None
+        passing = await self._people.passing()
+        if mail is not None and not passing.direct:
+            mail["waits"] = "the other space lets no direct messages pass now"
+        if tasks is not None and not passing.tasks:
+            tasks["waits"] = "the other space lets no tasks pass now"
         return {**found, "words": self.words, "mail": mail, "tasks": tasks}

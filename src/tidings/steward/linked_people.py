@@ -60,6 +60,9 @@ class _Kept:
     gone: frozenset[str] = frozenset()
     #: they get their mail, and nobody is shown them: the link is paused, or the other space tells nothing any more
     hidden: bool = False
+    #: the other space lets direct messages pass, too, and tasks
+    direct: bool = True
+    tasks: bool = False
     #: a version that is being handed over, and how many of it were told; not all of them are taken
     staged: str = ""
     told: int = 0
@@ -108,7 +111,9 @@ class LinkedPeople:
         record = self._sharing().get(link) if link is not None else None
         if link is None or record is None or (row := self._kept[link].people.get(agent_id)) is None:
             return None
-        return Foreigner(link, _shown(row, record))
+        kept = self._kept[link]
+        direct, tasks = record.passes_mail and kept.direct, record.passes_tasks and kept.tasks
+        return Foreigner(link, _shown(row, record, direct=direct, tasks=tasks))
 
     def row(self, agent_id: str) -> Agent | None:
         """As agents here are shown it."""
@@ -182,7 +187,8 @@ class LinkedPeople:
     @handles("admission", "people")
     async def hand_over(self, request: ControlRequest) -> Answer:
         """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
-        last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody.
+        last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody;
+        and whether their space lets `direct` messages and `tasks` pass: if not, what was written to them waits.
         Asked without people it answers which `version` is known. Who is one of ours, or of another space, is
         refused."""
         link, version = request.text("link"), request.text("version")
@@ -203,6 +209,8 @@ class LinkedPeople:
         kept.told += len(rows)
         if not request.optional("more", bool):
             kept.hidden = bool(request.optional("hidden", bool))
+            kept.direct = request.optional("direct", bool) is not False
+            kept.tasks = bool(request.optional("tasks", bool))
             self._replace(link, kept, gone)
         return {"version": kept.version, "refused": refused}
 
@@ -234,16 +242,9 @@ def _rows(people: Any) -> list[_PersonRow]:
     return rows
 
 
-def _shown(row: Agent, record: Link) -> Agent:
+def _shown(row: Agent, record: Link, *, direct: bool, tasks: bool) -> Agent:
     name = foreign_name(row.name, row.id, record.space, record.origin)
-    return Agent(
-        id=row.id,
-        name=name,
-        roles=row.roles,
-        direct=record.passes_mail,
-        space=record.origin,
-        tasks=record.passes_tasks,
-    )
+    return Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
 
 
 class RosterStatements:
@@ -279,6 +280,8 @@ class RosterStatements:
             "epoch": self.linked.marks.file.epoch,
             "key": key.id,
             "rotations": rotations,
+            "direct": granted.record.passes_mail,
+            "tasks": granted.record.passes_tasks,
         }
 
     def _granted(self, request: ControlRequest) -> GrantedLink:

@@ -639,7 +639,8 @@ class StatementRow(TypedDict):
 
 
 class LinkRosterAnswer(TypedDict):
-    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one."""
+    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one. `direct`,
+    `tasks`: whether this space lets direct messages and tasks pass the link."""
 
     people: list[StatementRow]
     through: int
@@ -647,6 +648,8 @@ class LinkRosterAnswer(TypedDict):
     epoch: str
     key: str
     rotations: list[dict[str, Any]]
+    direct: bool
+    tasks: bool
 
 
 class MailRow(TypedDict):
@@ -657,15 +660,22 @@ class MailRow(TypedDict):
     to: str
     sig: str
     payload: str
+    mark: str
 
 
 class LinkMailAnswer(TypedDict):
-    """`epoch`, `people` and `through` are what to go on from."""
+    """Everything from `after` up to `through`. `epoch`, `people` and `through` are what to go on from, with `mark`, of
+    the record there. `after`: the newest of the `marks` that is still the record there; `set_back`: another one is.
+    `broker`: which process it is; another one may have forgotten what was told last."""
 
     mail: list[MailRow]
     epoch: str
     people: str
+    after: int
     through: int
+    mark: str
+    set_back: bool
+    broker: str
     more: bool
 
 
@@ -711,12 +721,19 @@ class ForeignReceipt(TypedDict):
     why: str
     #: where it is among all that was told
     n: int
+    mark: str
 
 
 class AdmissionReceiptsAnswer(TypedDict):
+    """From `after`, which is 0 if what was asked for is not known to be there, up to `through`, with the mark of the
+    record there. `broker`: which process it is; another one may have lost what was acknowledged last."""
+
     receipts: list[ForeignReceipt]
     epoch: str
+    after: int
     through: int
+    mark: str
+    broker: str
     more: bool
 
 

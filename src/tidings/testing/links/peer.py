@@ -124,7 +124,8 @@ class HostilePeer:
 
     def post(self, *mail: LinkedMail) -> None:
         for each in mail:
-            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1))
+            mark = payload_hash(each.payload)[:20]
+            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1, mark=mark))
 
     def task(
         self, role: str, space: str, readers: Iterable[str], text: str, *, origin: str = "", sealed: bool = True
@@ -150,8 +151,8 @@ class HostilePeer:
 
     def roster_of(self, statements: Iterable[Statement], through: int, key: str = "") -> Answer:
         said = [{"text": each.text, "sig": each.sig} for each in statements]
-        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": []}
-        return {"people": said, "through": through, "more": False, **more}
+        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": [], "direct": True}
+        return {"people": said, "through": through, "more": False, **more, "direct": True, "tasks": True}
 
     def _roster(self, asked: Answer) -> Answer:
         after = asked.get("after") or 0
@@ -165,11 +166,15 @@ class HostilePeer:
 
     def _mail(self, asked: Answer) -> Answer:
         after = asked["after"] if asked["epoch"] == self.epoch_of_mail else 0
+        marks = {each.seq: each.mark for each in self.mail}
+        if after and asked.get("marks"):
+            after = next((seq for seq, mark in asked["marks"] if marks.get(seq) == mark), 0)
         due = [each for each in self.mail if each.seq > after]
         rows, through = due[:MAIL_PER_PAGE], len(self.mail)
         through = rows[-1].seq if len(rows) < len(due) else through
         more = len(rows) < len(due)
         said = {"epoch": self.epoch_of_mail, "people": "all", "through": through, "more": more}
+        said |= {"after": after, "mark": marks.get(through, ""), "set_back": False, "broker": ""}
         return {"mail": list(map(self.mail_row, rows)), **said}
 
     def _told(self, asked: Answer) -> Answer:
