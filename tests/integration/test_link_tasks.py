@@ -9,6 +9,7 @@ import pytest
 
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, worker, worker_process
+from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.tasks import Job, TaskTicket
@@ -16,6 +17,7 @@ from tidings.errors import DeniedError, TaskDead, UnknownPeer
 from tidings.link import rounds, task_round
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.ids import new_id
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
@@ -148,6 +150,8 @@ async def test_a_task_that_is_given_up_there_is_dead_here_with_the_reason(both: 
         with pytest.raises(TaskDead, match=r"failed.*acme: attempt 1: cannot be done; ask again"):
             await ticket.result(30)
         (letter,) = (await ada.dead_letters("list"))["dead"]
+        assert letter["role"] == "reviewer@acme"
+        assert (await ada.dead_letters("show", seq=letter["seq"]))["text"] == "impossible"
         with pytest.raises(tidings.TidingsError, match="went over a link"):
             await ada.dead_letters("retry", seq=letter["seq"])
         await ada.dead_letters("drop", seq=letter["seq"])
@@ -317,3 +321,66 @@ async def test_when_the_link_is_removed_what_waits_is_told_to_its_asker(both: Li
         await unlinked(both.main)
         with pytest.raises(TaskDead, match="there is no link with its space any more"):
             await ticket.result(30)
+
+
+async def test_through_hosts_a_task_is_asked_while_the_space_is_away_and_done_by_a_program_there(
+    both: LinkedSpaces,
+) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        hosted(both.main.home.home),
+        hosted(both.acme.home.home),
+        tidings.connect("main", name="ada", home=both.main.home.home, via="host") as ada,
+        tidings.connect("acme", name="rita", home=both.acme.home.home, via="host") as rita,
+    ):
+        await eventually(lambda: _known_at_host(ada), within=30, what="the host has seen who is there")
+        both.main.broker.stop()
+        ticket = await ada.ask("reviewer@acme", "asked offline", id=(chosen := new_id()))
+        assert (ticket.id, (await ticket.status(0)).state) == (chosen, "stored")
+        again = await ada.ask("reviewer@acme", "asked offline", id=chosen)
+        assert again.id == chosen
+        both.main.broker.start()
+        job = await rita.claim("reviewer", 40)
+        assert job is not None
+        assert (job.text, job.asker.name) == ("asked offline", "ada@main")
+        await job.done("done through the host")
+        found = await ticket.result(40)
+        assert (found.state, found.text, found.worker_name) == ("done", "done through the host", "rita@acme")
+        assert await queued(both.acme) == 1
+
+
+async def _known_at_host(agent: Any) -> bool:
+    try:
+        await agent.ask("nobody@acme", "x")
+    except UnknownPeer as error:
+        return "holds the role nobody" in str(error)
+    except DeniedError:
+        return False
+    return False
+
+
+async def test_coding_agents_ask_and_work_over_a_link(both: LinkedSpaces) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        hosted(both.main.home.home),
+        hosted(both.acme.home.home),
+        coding_here(both.main, "ada") as (ada,),
+        coding_here(both.acme, "rita") as (rita,),
+    ):
+
+        async def asked() -> bool:
+            return not (await ada.raw("ask_role", role="reviewer@acme", text="from a model")).is_error
+
+        await eventually(asked, within=30, every=0.3, what="the role can be asked")
+        claimed = await rita("claim_task", role="reviewer", wait=15)
+        assert "ada@main" in str(claimed["request"]), claimed
+        assert "from a model" in str(claimed["request"]), claimed
+        await rita("finish_task", id=claimed["id"], outcome="done", text="for a model")
+
+        async def done() -> bool:
+            return "for a model" in str(await ada("task_result", id=claimed["id"], wait=5))
+
+        await eventually(done, within=30, every=0.3, what="its result comes back")
+        assert (await ada("task_result", id=claimed["id"]))["worker"] == "rita@acme"

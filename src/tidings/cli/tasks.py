@@ -253,7 +253,7 @@ def show_dead(
         return
     rows = [(key, value) for key, value in found.items() if key != "ok"]
     output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
-    output.hint(f"tidings dead retry {letter}")
+    output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
 
 
 @app.command("retry")

@@ -392,6 +392,16 @@ class Tasks:
         is_sealed = is_sealed_task(opened.message)
         return opened, open_task(own.key, opened.sender, opened.message) if is_sealed else opened.message
 
+    def sealed_text(self, letter: dict[str, Any]) -> str | None:
+        """What a dead letter says, if it is a sealed task of ours; None if it is none, or was not kept whole."""
+        if not letter.get("record"):
+            return None
+        with suppress(WireError):
+            message = wire.decode(base64.b64decode(letter["record"]["payload"]))
+            if is_sealed_task(message):
+                return open_task(self.identity.key, message.sender.id, message).text
+        return None
+
     async def _asker(self, opened: Received, message: Message) -> Sender:
         names, came = self.endpoint.directory, opened.admission
         if came is not None:
