@@ -1,6 +1,7 @@
 """`tidings link`: links as an operator sees them, carried by `tidings up` or alone."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -222,7 +223,7 @@ def test_what_is_not_let_in_is_listed_shown_tried_again_and_given_up(terminal: T
 
 
 @pytest.mark.timeout(120)
-def test_sentences_for_what_is_not_there(terminal: Terminal) -> None:
+def test_sentences_for_what_is_not_there(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = terminal.run("link", "list")
     assert (nowhere.returncode, "there is no space 'main'" in nowhere.stderr) == (2, True)
     start_both(terminal, "--no-links")
@@ -232,9 +233,34 @@ def test_sentences_for_what_is_not_there(terminal: Terminal) -> None:
     agree_both(terminal)
     early = terminal.run("link", "verify", "acme")
     assert (early.returncode, "nothing came over link" in early.stderr) == (6, True), early
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    unsaid = terminal.run("link", "remove", "acme")
+    assert (unsaid.returncode, "nothing was done: --yes says it in advance" in unsaid.stderr) == (2, True), unsaid
+    sentences: tuple[tuple[tuple[str, ...], str], ...] = (
+        (("set", "acme"), "otherwise on the link with acme"),
+        (("resume", "acme"), "link with acme was not paused"),
+        (("run", "--every", "5m"), "say --poll too"),
+        (("rebuild",), "or --ledger for all of them, and not both"),
+        (("quarantine", "show", "acme", "7"), f"`tidings link quarantine list {LINK}"),
+        (("quarantine", "drop", "acme", "7", "--reason", "x"), f"record 7 of link {LINK} is not in quarantine"),
+        (("quarantine", "retry", "acme", "7", "8"), f"none of 7, 8 of link {LINK} is in quarantine"),
+        (("quarantine", "retry", "acme", "--all"), "nothing of acme is in quarantine"),
+    )
+    for asked, reason in sentences:
+        told = terminal.run("link", *asked)
+        assert reason in " ".join(told.stderr.split()), told
+        assert "Traceback" not in told.stderr
+    line = done(terminal, "link", "invite", "other", "--both", "general").strip()
     for where in ((), ACME):
         done(terminal, "down", *where)
     assert "not carried" in done(terminal, "link", "list")
+    apart = terminal.run("link", "accept", "--as", "other", "--yes", line, "--space", "acme")
+    assert (apart.returncode, "space main, which invited, does not answer" in apart.stderr) == (5, True), apart
+    late = terminal.run("link", "set", "acme", "--take", "general=far.general")
+    assert (late.returncode, "is written down: it holds when you repeat" in " ".join(late.stderr.split())) == (5, True)
+    assert "is not in force yet" in done(terminal, "link", "show", "acme")
+    again = terminal.run("link", "set", "acme", "--take", "general=far.general")
+    assert (again.returncode, "is so already" in again.stderr) == (5, False), again
     removed = terminal.run("link", "remove", "acme", "--yes")
     assert (removed.returncode, "the steward does not answer" in removed.stderr) == (0, True), removed
     assert "ended" in done(terminal, "link", "list", "--all")

@@ -23,7 +23,7 @@ from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_o
 from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
-from tidings.errors import InvalidName, TidingsError, UsageError
+from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.space.agents import as_patterns
 from tidings.wire.keys import public_bytes
 from tidings.wire.patterns import covers_any
@@ -115,14 +115,22 @@ def change(
     switches = _switched(direct=direct, roster=roster, tasks=tasks)
     before, after = _changed(where, row, share, take, beyond, hops, until, switches)
     words = list(_differences(before, after))
-    if not words:
-        raise UsageError("it is so already: name what is to be otherwise (`tidings link set --help`)")
+    if not words and row.state != "setting":  # what was said before and is not in force yet is said again
+        raise UsageError(
+            f"it is so already: say what is to be otherwise on the link with {name_of(row)} (`tidings link set --help`)"
+        )
     if not as_json:
         for text in words:
             output.say(text)
-    if not yes and (more := _wider(before, after)) and not typer.confirm(f"Let them {more}?", err=True):
+    if not yes and (more := _wider(before, after)) and not output.agreed(f"Let them {more}?"):
         raise typer.Exit(1)
-    asyncio.run(_set(where, after))
+    try:
+        asyncio.run(_set(where, after))
+    except (UnreachableError, OutcomeUnknown) as error:
+        raise type(error)(
+            f"{error}. What you said of the link with {name_of(row)} is written down: it holds when you repeat "
+            "this while the steward answers, or when the space starts"
+        ) from error
     if as_json:
         shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", *dict(SWITCH_WORDS))
         fields = msgspec.to_builtins(after)

@@ -243,7 +243,7 @@ def _agree(where: Place, proposal: Proposal, *, yes: bool) -> None:
         output.say(f"  {text}")
     if not proposal.url and record.shares:
         output.say(f"note: {_nowhere(record.space)}")
-    if not yes and not typer.confirm("Link the two?", err=True):
+    if not yes and not output.agreed("Link the two?"):
         raise typer.Abort
 
 

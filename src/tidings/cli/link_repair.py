@@ -11,7 +11,7 @@ import typer
 from tidings.cli import completion, link_words, output
 from tidings.cli.link_asking import NOBODY, PATIENCE, LinkArgument, asked, meant, name_of
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
-from tidings.errors import UsageError, WorkerUnreachable
+from tidings.errors import BrokerUnreachable, UsageError, WorkerUnreachable
 
 #: seconds in which a worker that was told to leave has done so
 LEAVING = 20.0
@@ -32,8 +32,14 @@ def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
     """
     where = place(space, home)
     row = meant(where, name)
-    with output.working(f"comparing with {name_of(row)}"):
-        answer, by_worker = asked(where, "verify", link=row.link)
+    try:
+        with output.working(f"comparing with {name_of(row)}"):
+            answer, by_worker = asked(where, "verify", link=row.link)
+    except BrokerUnreachable as error:
+        raise BrokerUnreachable(
+            f"{error}. The link with {name_of(row)} is compared while both spaces are up; what is new there comes by "
+            "itself once they are"
+        ) from error
     if as_json:
         output.data({"link": row.link, **answer})
     else:
@@ -50,7 +56,7 @@ def rebuild(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="The other space as it is called here, or the link.", metavar="[NAME]", autocompletion=completion.links
+            help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
         ),
     ] = None,
     ledger: Annotated[
@@ -77,12 +83,12 @@ def rebuild(
     """
     where = place(space, home)
     if bool(name) == ledger:
-        raise UsageError("say which link to read again, or --ledger for all of them")
+        raise UsageError("say which link to read again, or --ledger for all of them, and not both")
     if ledger:
         _rebuild_all(where, yes=yes, as_json=as_json)
         return
     row = meant(where, name or "")
-    if not yes and not typer.confirm(f"Read everything of {name_of(row)} again?", err=True):
+    if not yes and not output.agreed(f"Read everything of {name_of(row)} again?"):
         raise typer.Exit(1)
     answer, by_worker = asked(where, "rebuild", link=row.link)
     if as_json:
@@ -100,7 +106,7 @@ def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
     from tidings.link.local_socket import ask
 
     where.home.read_info()
-    if not yes and not typer.confirm("Begin a new ledger, and read everything of all links again?", err=True):
+    if not yes and not output.agreed("Begin a new ledger, and read everything of all links again?"):
         raise typer.Exit(1)
     with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
         asyncio.run(ask(where.home.link_socket, "leave", within=PATIENCE))

@@ -46,7 +46,10 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         return facts | {"runs": True, "said": said, "problems": wrong}
     except TidingsError as error:
         runs = not isinstance(error, WorkerUnreachable)
-        facts |= {"runs": runs, "said": f"{len(wanted)} agreed, {len(taking)} of them take something in, not carried"}
+        facts |= {
+            "runs": runs,
+            "said": f"{len(wanted)} agreed, not carried: nothing comes in over {len(taking)} of them",
+        }
         if not taking:
             return facts | {"said": f"{len(wanted)} agreed, nothing comes in over them", "problems": wrong}
         why = error if runs else told.get("why") or error

@@ -154,6 +154,11 @@ def _passes_on(link: Facts) -> str:
 
 
 def _why(link: Facts, live: Facts) -> str | None:
+    if link["state"] == "setting":
+        return (
+            "what was said of it last is not in force yet, because the steward did not answer: repeat `tidings link "
+            "set`, or `tidings up`"
+        )
     if state(link) == "waiting":
         name = link["space"] or link["link"]
         return _addressless_words(name) if link["credential"] else unreached_words(name)

@@ -291,7 +291,7 @@ def drop_dead(
       tidings dead drop 42 --yes
     """
     which = _which(letter)
-    if not yes and not typer.confirm(f"Drop {letter}? What was asked or said is gone then.", err=True):
+    if not yes and not output.agreed(f"Drop {letter}? What was asked or said is gone then."):
         raise typer.Exit(1)
     _report(letter, _call(place(space, home, acting_as), "drop", **which), as_json)
 

@@ -105,7 +105,7 @@ def open_store(home: SpaceHome) -> LedgerDatabase:
         holder = lock_holder(home.link_store.with_name(f"{home.link_store.name}.lock")) or "another process"
         raise StoreBusy(
             f"links of space {home.name} are carried by another process ({holder.split(' (')[0]}): one does it at a "
-            "time; `tidings link list` shows how they are"
+            "time; `tidings link list` shows how they are, and `tidings up --no-links` starts the space without"
         ) from error
 
 

@@ -139,7 +139,7 @@ class LinkOperations:
         row = await self._row(link)
         found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, seq - 1, 1))
         if not found or found[0].record.seq != seq:
-            raise UnknownMessage(f"record {seq} is not in quarantine: list it to see what is")
+            raise UnknownMessage(_not_in_quarantine(link, [seq]))
         return {"record": _put_aside(found[0], payload=True)}
 
     async def _count(self, row: LinkRow) -> int:
@@ -165,13 +165,16 @@ class LinkOperations:
         row = await self._row(link)
         count = await self.database.write(lambda c: waiting.retry_quarantined(c, row.row, seqs, milliseconds()))
         if seqs and not count:
-            raise UnknownMessage(f"none of {', '.join(map(str, seqs))} is in quarantine: list it to see what is")
+            raise UnknownMessage(_not_in_quarantine(link, seqs))
         self._look_now(link)
         return {"count": count}
 
     async def drop(self, link: str, seq: int, reason: str) -> Answer:
         row = await self._row(link)
-        await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason))
+        try:
+            await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason))
+        except UnknownMessage as error:
+            raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
         self._look_now(link)
         return {"left": await self._count(row)}
 
@@ -338,6 +341,12 @@ OPERATIONS = frozenset(
         "trustable",
     }
 )
+
+
+def _not_in_quarantine(link: str, seqs: list[int]) -> str:
+    of = f"of link {link}"
+    named = f"record {seqs[0]} {of} is not" if len(seqs) == 1 else f"none of {', '.join(map(str, seqs))} {of} is"
+    return f"{named} in quarantine: `tidings link quarantine list {link}` shows what is"
 
 
 def no_access(link: str) -> str:

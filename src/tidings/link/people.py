@@ -141,7 +141,10 @@ def trustable(connection: sqlite3.Connection, place: PeerPlace, name: str) -> tu
     found = sorted_people(connection, place)
     refused = [each for each in found.refused if each.name == name]
     if not refused:
-        raise UnknownPeer(f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust")
+        raise UnknownPeer(
+            f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust; `tidings link "
+            "people` lists who is known there"
+        )
     return found.pins[name], max(refused, key=lambda each: each.seq).id
 
 

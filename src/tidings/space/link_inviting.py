@@ -345,9 +345,9 @@ def check_unlinked(ledger: LinkLedger, space_id: str) -> None:
     for row in ledger.rows():
         if row.origin == space_id and row.state not in ("ending", "off"):
             raise DeniedError(
-                f"there is a link between these two spaces already ({row.link}): `tidings link set` changes what "
-                f"passes, `tidings link renew` gives it new keys, and `tidings link remove {row.link}` on both sides "
-                "makes room for another"
+                f"there is a link between these two spaces already ({row.link}): `tidings link set {row.link}` changes "
+                f"what passes, `tidings link renew {row.link}` gives it new keys, and `tidings link remove {row.link}` "
+                "on both sides makes room for another"
             )
 
 
