@@ -29,7 +29,8 @@
     │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
     │   ├── StewardUnreachable      the broker answers, the steward does not
     │   ├── HostUnreachable         no host answers on this machine
-    │   └── WorkerUnreachable       no worker of links answers for this space
+    │   ├── WorkerUnreachable       no worker of links answers for this space
+    │   └── PeerUnheard             who is in a linked space is not told now: ask again, or resume the link
     ├── ConflictError               somebody else holds it, or it changed meanwhile
     │   ├── LeaseHeld               another steward holds the space
     │   ├── LeaseLost               we held it; the broker refused a stale write
@@ -200,6 +201,10 @@ class HostUnreachable(UnreachableError):
 
 class WorkerUnreachable(UnreachableError):
     code = "worker_unreachable"
+
+
+class PeerUnheard(UnreachableError):
+    code = "peer_unheard"
 
 
 class ConflictError(TidingsError):

@@ -52,6 +52,7 @@ REMEDIES: dict[str, str] = {
     "ConnectionLost": "ask again: the connection is rebuilt by itself",
     "Reconnecting": "wait a moment and ask again",
     "StewardUnreachable": "`tidings logs steward`; it is started again by itself",
+    "PeerUnheard": "ask again in a moment; if `tidings link list` says that it is paused, `tidings link resume NAME`",
     "HostUnreachable": "`tidings host up` starts it; `--direct` sends without it",
     "ConflictError": "look at what holds now, then ask again",
     "LeaseHeld": "stop the other steward; it is named with host and pid",

@@ -18,13 +18,14 @@ import asyncio
 import difflib
 import time
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
-from tidings.errors import AmbiguousPeer, DeniedError, TidingsError, UnknownPeer
+from tidings.errors import AmbiguousPeer, DeniedError, PeerUnheard, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
 from tidings.wire.names import foreign_name, role_elsewhere, short_id, shown_space, split_role
 from tidings.wire.roster import Agent
@@ -42,8 +43,9 @@ Named = tuple[str, tuple[str, ...]]
 # --- who is meant by a name: rules over whatever list of agents is at hand ---
 
 
-def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
-    """Who is meant: an id, a name, or a name in another case if only one agent has it."""
+def resolve_among(agents: Iterable[Agent], text: str, unheard: Mapping[str, str] = MappingProxyType({})) -> Agent:
+    """Who is meant: an id, a name, or a name in another case if only one agent has it. `unheard`: linked spaces of
+    whose agents nobody is told now; who is not known there is PeerUnheard, and not nobody."""
     known = list(agents)
     exact = [agent for agent in known if agent.id == text] or [agent for agent in known if agent.name == text]
     if exact:
@@ -54,10 +56,27 @@ def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
     if alike:
         return alike[0]
     if "@" in text:
+        if (late := unheard_peer(text, unheard)) is not None:
+            raise late
         raise UnknownPeer(f"no agent {text[:132]!r} is known here{_linked_words(known, text)}")
     near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
     raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
+
+
+def unheard_peer(text: str, unheard: Mapping[str, str]) -> PeerUnheard | None:
+    """Why an agent of a linked space is not known now, though it may be there."""
+    space = text.rpartition("@")[2] if "@" in text else ""
+    if space not in unheard:
+        return None
+    if unheard[space] == "paused":
+        return PeerUnheard(
+            f"{text[:132]} is not known now: the link with {space} is paused, or {space} tells nobody who is there. "
+            f"`tidings link resume {space}` ends a pause; ask again then"
+        )
+    return PeerUnheard(
+        f"{text[:132]} is not known yet: it was not told yet who is in {space}, as for seconds after a start. Ask again"
+    )
 
 
 def _linked_words(known: list[Agent], text: str) -> str:
@@ -70,10 +89,7 @@ def _linked_words(known: list[Agent], text: str) -> str:
     if spaces:
         verb = "is linked and tells" if len(spaces) == 1 else "are linked and tell"
         return f": {', '.join(spaces)} {verb} who is there, {wanted[:64] or 'that'} does not now"
-    return (
-        ": no linked space tells who is there now. A link that is paused tells nobody, and for seconds after a start "
-        "none does; `tidings link set NAME --roster` on both sides agrees on it"
-    )
+    return ": no linked space tells who is there; `tidings link set NAME --roster` on both sides agrees on it"
 
 
 def check_takes_mail(agent: Agent) -> Agent:
@@ -93,14 +109,16 @@ class TaskAddress(NamedTuple):
     readers: tuple[str, ...] = ()
 
 
-def address_task(agents: Iterable[Agent], text: str) -> TaskAddress:
+def address_task(agents: Iterable[Agent], text: str, unheard: Mapping[str, str] = MappingProxyType({})) -> TaskAddress:
     """Who is asked by `reviewer`, or by `reviewer@acme`; UnknownPeer if nobody there holds that role, DeniedError if
-    the link passes no tasks."""
+    the link passes no tasks. `unheard` as for `resolve_among`."""
     role, space = split_role(text)
     if not space:
         return TaskAddress(role)
     known = list(agents)
     there = [agent for agent in known if agent.elsewhere == space]
+    if not there and (late := unheard_peer(text, unheard)) is not None:
+        raise late
     if not there:
         raise UnknownPeer(f"no role of {space} can be asked{_linked_words(known, text)}")
     if not any(agent.tasks for agent in there):

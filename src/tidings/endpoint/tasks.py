@@ -217,7 +217,7 @@ class Tasks:
         roster = self.endpoint.roster
         if "@" in role:
             await roster.wait_loaded(timeout)
-        return address_task(roster.rows.values(), role)
+        return address_task(roster.rows.values(), role, roster.unheard)
 
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""

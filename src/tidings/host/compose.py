@@ -10,7 +10,7 @@ message is always sealed, and there is no default destination. Nothing here open
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,6 +58,11 @@ _FIELDS: dict[str, frozenset[str]] = {
 
 class Directory(Protocol):
     """The agents of a space as last seen."""
+
+    @property
+    def unheard(self) -> Mapping[str, str]:
+        """Linked spaces whose agents are not told of now, and why."""
+        ...
 
     def agents(self) -> Iterable[Agent]: ...
 
@@ -127,16 +132,17 @@ def compose_request(
     """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
     agents = list(directory.agents())
     row = next((agent for agent in agents if agent.id == identity.id), None)
-    message = _message(request, speaking_as(identity, row.roles if row else (), role), agents)
+    unheard = directory.unheard
+    message = _message(request, speaking_as(identity, row.roles if row else (), role), agents, unheard)
     max_age = age_limit(request)
     if request.channel is not None:
         return Composed(prepare_chat(identity, request.channel, message), message, request.channel, max_age)
     if request.agent is not None:
-        target, shown = _target(agents, request.agent)
+        target, shown = _target(agents, request.agent, unheard)
         _check_reader(agents, target)
         return Composed(prepare_direct(identity, target, message), message, shown, max_age)
     assert request.role is not None
-    where = address_task(agents, request.role)
+    where = address_task(agents, request.role, unheard)
     warnings = () if where.readers else _nobody(agents, request.role)
     prepared = prepare_task(identity, where.role, message, where.readers)
     return Composed(prepared, message, request.role, max_age, warnings)
@@ -162,16 +168,18 @@ def fingerprint_again(
         gone.append(Agent(id=row.destination, name=request.agent))
     here = {agent.id for agent in agents}
     agents += [agent for agent in gone if agent.id not in here]
-    message = _message(request, sender, agents)
-    kind, destination = _destination(request, agents, row)
+    message = _message(request, sender, agents, directory.unheard)
+    kind, destination = _destination(request, agents, row, directory.unheard)
     return fingerprint_of(row.space, kind, destination, message, in_ms(age_limit(request)))
 
 
-def _destination(request: SendRequest, agents: list[Agent], row: OutboxRow) -> tuple[Kind, str]:
+def _destination(
+    request: SendRequest, agents: list[Agent], row: OutboxRow, unheard: Mapping[str, str]
+) -> tuple[Kind, str]:
     if request.channel is not None:
         return "chat", request.channel
     if request.agent is not None:
-        return "dm", _target(agents, request.agent)[0]
+        return "dm", _target(agents, request.agent, unheard)[0]
     assert request.role is not None
     role, space = split_role(request.role)
     # what its space is called here may be known no more: the row has its id
@@ -182,7 +190,7 @@ def in_ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Message:
+def _message(request: SendRequest, sender: Sender, agents: list[Agent], unheard: Mapping[str, str]) -> Message:
     extra = {} if request.data is None else {"data": request.data}
     wire.check_said(request.text, request.parts, more=request.data is not None)
     try:
@@ -190,7 +198,7 @@ def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Messa
             sender,
             text=request.text,
             parts=(*_parts(request), *task_terms(request.deadline)),
-            mentions=_mentions(agents, request.mentions),
+            mentions=_mentions(agents, request.mentions, unheard),
             priority=request.priority,
             reply_to=request.reply_to,
             context=request.context,
@@ -230,11 +238,11 @@ def compose_again(identity: Identity, kind: str, destination: str, payload: byte
 # --- who ---
 
 
-def _target(agents: list[Agent], text: str) -> tuple[str, str]:
+def _target(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> tuple[str, str]:
     """Id and name of an agent. An id needs no directory: it is the key the message is sealed for."""
     if is_agent_id(text):
         return text, next((agent.name for agent in agents if agent.id == text), text)
-    agent = _resolved(agents, text)
+    agent = _resolved(agents, text, unheard)
     return agent.id, agent.name
 
 
@@ -245,18 +253,18 @@ def _check_reader(agents: list[Agent], target: str) -> None:
             check_takes_mail(agent)
 
 
-def _mentions(agents: list[Agent], named: Iterable[str]) -> list[Mention]:
-    found = [_resolved(agents, text) for text in named]
+def _mentions(agents: list[Agent], named: Iterable[str], unheard: Mapping[str, str]) -> list[Mention]:
+    found = [_resolved(agents, text, unheard) for text in named]
     return each_once(Mention(agent.id, agent.own_name) for agent in found)
 
 
-def _resolved(agents: list[Agent], text: str) -> Agent:
+def _resolved(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> Agent:
     if not agents:
         raise UnknownPeer(
             f"no agent {text[:64]!r} is known here: the agents of this space were never seen from this host; "
             "wait until it has reached the space once, or give the id"
         )
-    return resolve_among(agents, text)
+    return resolve_among(agents, text, unheard)
 
 
 def _nobody(agents: list[Agent], role: str) -> tuple[str, ...]:

@@ -3,15 +3,16 @@
 The roster of an open endpoint is compared now and then with what is kept, and written when a name or a role changed,
 or whether mail and tasks go to an agent of a linked space;
 who is online is not kept, because it would be wrong later. A name that is not in here is refused, never stored for
-later (`composing`), and a space whose agents were never seen says so.
+later (`composing`), and a space whose agents were never seen says so. Agents of a linked space of which a steward is
+not told now, after a start or while the link is paused, stay as they were last seen: what is written to them waits.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tidings.store.database import Database
 from tidings.wire.roster import Agent
@@ -24,6 +25,8 @@ class Seen:
     #: milliseconds since 1970; None if they never were
     at: int | None = None
     known: tuple[Agent, ...] = ()
+    #: linked spaces whose agents are not told of now, and why; not kept on disk
+    unheard: Mapping[str, str] = field(default_factory=dict)
 
     def agents(self) -> Iterable[Agent]:
         return self.known
@@ -78,15 +81,18 @@ class Directories:
     def of(self, space: str) -> Seen:
         return self._seen.get(space, NEVER)
 
-    async def refresh(self, space: str, agents: Iterable[Agent]) -> bool:
+    async def refresh(self, space: str, agents: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> bool:
         """Take what a roster says now; True if it was news."""
+        before, late = self.of(space), dict(unheard or {})
+        known = {each.id: each for each in before.known if each.elsewhere in late} | {each.id: each for each in agents}
         fresh = tuple(
             _row(each.id, each.name, tuple(each.roles), each.direct, each.space, each.tasks)
-            for each in sorted(agents, key=lambda each: (each.name, each.id))
+            for each in sorted(known.values(), key=lambda each: (each.name, each.id))
         )
-        if self.of(space).at is not None and fresh == self.of(space).known:
+        if before.at is not None and fresh == before.known:
+            self._seen[space] = replace(before, unheard=late)
             return False
         now = self.database.now()
         await self.database.write(lambda c: remember(c, space, fresh, now))
-        self._seen[space] = Seen(now, fresh)
+        self._seen[space] = Seen(now, fresh, late)
         return True

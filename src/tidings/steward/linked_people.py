@@ -23,7 +23,7 @@ from tidings.steward.link_records import links_on
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
 from tidings.wire.keys import KeyPair
-from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name
+from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name, shown_space
 from tidings.wire.patterns import covers_any
 from tidings.wire.people import (
     MOST_PEOPLE,
@@ -160,6 +160,15 @@ class LinkedPeople:
         """Names who is known at its other end; empty if nobody has told it in this term."""
         kept = self._kept.get(link)
         return kept.version if kept else ""
+
+    def unheard(self) -> dict[str, str]:
+        """Linked spaces whose agents are not shown now, and why: nobody has told yet in this term who they are, or they
+        are hidden. Whoever knew them does not take them for nobody."""
+        found: dict[str, str] = {}
+        for link, record in self._sharing().items():
+            if not self.version(link) or self._kept[link].hidden:
+                found[shown_space(record.space, record.origin)] = "paused" if self.version(link) else "starting"
+        return found
 
     def _owner(self, agent_id: str) -> str | None:
         """The link whose other space has or had this key. Whom it was handed over for first has it: which space stated

@@ -283,6 +283,7 @@ class Steward:
         self.store = StoreWatch(space, self.lease, life, rows.admit)
         self.letters = DeadLetters(space, self.store, rows.admit)
         self.roster = RosterService(space, rows, writer, self.marks, self.store, backstop)
+        self.roster.unheard = self.people.unheard
         self.floods = FloodWatch(space, writer, self.gate, life)
         self.dispatcher = Dispatcher(self.subjects, self.lease, life, self.floods.bar)
         self.invited = InvitationHandlers(space, life, self.dispatcher.idle)

@@ -363,6 +363,7 @@ class RosterAnswer(TypedDict):
     floor: int
     backstop: BackstopRow
     links: int
+    unheard: dict[str, str]
 
 
 class NamesAnswer(TypedDict):
