@@ -26,14 +26,17 @@ from tidings.cli import link_words
 from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
-from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
+from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.link.engine import Mode
+from tidings.link.events import LinkEvent, PullAdvanced
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
+from tidings.link.source import PeerSource
 from tidings.space.link_peers import LinkPeers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
+from tidings.wire.digests import DigestAnswer
 
 
 def connect(space: RealSpace, name: str) -> tidings.Endpoint:
@@ -366,6 +369,74 @@ async def test_what_cannot_be_meant_is_refused_in_words_and_the_worker_goes_on(b
                 await ask(socket, do, link=link)
         await said(both.main, "ada", "one")
         await until_came(both.acme, ["one"])
+
+
+async def test_everything_that_happens_to_a_link_is_an_event_for_whoever_follows_it(both: LinkedSpaces) -> None:
+    """Each of them happens on real spaces, and is one line with its name, in JSON and in words."""
+    seen: dict[str, str] = {}
+
+    async def hear() -> None:
+        async for each in follow(both.acme.home.link_socket, "follow", link=LINK):
+            seen[each["event"]] = link_words.event(each)
+
+    async def wait_for(*names: str) -> None:
+        await eventually(lambda: set(names) <= set(seen), within=30, what=f"{names} of {seen}")
+
+    async with worker(both.acme) as running, worker(both.main):
+        await until(both.acme, "live")
+        following = asyncio.create_task(hear())
+        try:
+            await wait_for("status")
+            carried = running._carried[LINK]
+            await said(both.main, "ada", "one")
+            await said(both.acme, "bob", "two")
+            await wait_for("pull_advanced", "push_advanced")
+            carried.direction.ask(repair=True)
+            await wait_for("repair_started", "repair_completed")
+
+            async def no_digest(through: int) -> DigestAnswer:
+                raise StewardUnreachable(f"no digest up to {through}")
+
+            carried.source.digest, digest = no_digest, carried.source.digest  # type: ignore[method-assign]
+            carried.direction.ask(repair=True)
+            await wait_for("repair_failed")
+            carried.source.digest = digest  # type: ignore[method-assign]
+            await running._database.write(lambda c: c.execute("UPDATE link SET handled_mark = 'another record'"))  # type: ignore[union-attr]
+            await said(both.main, "ada", "three")
+            await wait_for("gap_detected")
+            await until(both.acme, "live")
+            assert isinstance(carried.source, PeerSource)
+            carried.source.patience = 1.0
+            await both.main.stop_steward()
+            both.main.broker.stop()
+
+            async def given_up() -> bool:
+                carried.direction.ask()
+                return "degraded_poll_entered" in seen
+
+            await eventually(given_up, within=60)
+            await wait_for("status_changed", "connectivity_changed")
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+        assert all("Z  " in words and name not in words.split("Z  ")[1] for name, words in seen.items()), seen
+        both.main.broker.start()
+        await both.main.start_steward()
+    assert await came(both.acme) == ["one", "three"]
+
+
+async def test_who_listens_to_a_worker_hears_every_event_until_it_does_not_want_to(both: LinkedSpaces) -> None:
+    heard: list[LinkEvent] = []
+    async with worker(both.acme) as running:
+        remove = running.listen(heard.append)
+        await said(both.main, "ada", "one")
+        await eventually(lambda: any(isinstance(each, PullAdvanced) and each.admitted for each in heard), within=20)
+        remove()
+        count = len(heard)
+        await said(both.main, "ada", "two")
+        await until_came(both.acme, ["one", "two"])
+        await until(both.acme, "live")
+        assert len(heard) == count
 
 
 # --- the other direction ---

@@ -94,7 +94,7 @@ def rebuild(
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer["quarantined"] else ""
+    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer.get("quarantined") else ""
     output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
     if not by_worker:
         output.say(NOBODY)

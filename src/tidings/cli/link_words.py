@@ -22,7 +22,7 @@ def state(link: Facts) -> str:
     if not link["takes"]:
         return "over" if _is_over(link) else "shares only"
     if live is not None:
-        return "ended there" if live["ended_there"] else str(live["status"])
+        return "ended there" if live.get("ended_there") else str(live["status"])
     if ledger and ledger["paused"] is not None:
         return "paused"
     return "waiting" if link["reached"] is None else "not carried"
@@ -236,7 +236,7 @@ def _status(said: Facts) -> str:
     if "status" not in said:
         return f"shares only{theirs}"
     behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
-    if said["ended_there"]:
+    if said.get("ended_there"):
         return f"ended there: {said['words']}"
     return f"{said['status']}, {said['connectivity']}{behind}{theirs}" + (f": {said['words']}" if said["words"] else "")
 
@@ -320,14 +320,14 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
 
 def _not_compared(name: str, answer: Facts) -> Iterator[str]:
     """What is outside of what is shared and taken now."""
-    for origin, channel, count in answer["not_shared"]:
+    for origin, channel, count in answer.get("not_shared", ()):
         whose = f"{channel}, which {name} does not share any more"
         if origin != answer["space"]:
             whose = f"{channel} of {origin[:12]}, which {name} does not pass on any more"
         yield f"not compared: {_records(count)} of {whose}; what came stays"
-    if count := answer["not_passed_on"]:
+    if count := answer.get("not_passed_on"):
         yield f"not compared: {_records(count)} of other spaces, which {name} does not pass on any more"
-    for origin, channel, count in answer["not_taken"]:
+    for origin, channel, count in answer.get("not_taken", ()):
         whose = channel if origin == answer["space"] else f"{channel} of {origin[:12]}"
         yield f"left out: {_records(count)} of {whose}, which {name} shares and this space does not take"
 

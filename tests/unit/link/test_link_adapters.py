@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.errors import AuthRevoked, DeniedError, MalformedRecord, PageRefused, UnreachableError
+from tidings.broker import jwt
+from tidings.broker.private_files import write_private
+from tidings.errors import AuthRevoked, DeniedError, EndedThere, MalformedRecord, PageRefused, UnreachableError
 from tidings.link.destination import WINDOW, WINDOW_BYTES, _windows
 from tidings.link.ports import LinkAdmission
 from tidings.link.source import AHEAD_FOR, RENEW_EVERY, PeerSource
-from tidings.wire.keys import KeyPair
+from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord, Token
 
 PAGE: dict[str, Any] = {
@@ -190,3 +192,27 @@ def test_what_is_put_in_at_once_is_bounded_and_nothing_is_left_out(sizes: list[i
         size = sum(len(each.record.payload) for each in window)
         assert 1 <= len(window) <= WINDOW
         assert size <= WINDOW_BYTES or len(window) == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "words"),
+    [
+        (None, EndedThere, "its operator ended the link"),
+        (10**10, EndedThere, "its operator ended the link"),
+        (1_000, AuthRevoked, r"held until 1970-01-01 00:16 UTC, and was not renewed in time"),
+    ],
+)
+async def test_a_key_that_is_refused_was_cut_unless_its_time_is_over(
+    ends: int | None, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = KeyPair.generate()
+    token = jwt.encode(KeyPair.generate(ACCOUNT), user.id, "x", {}, iat=1, expires=ends)
+    write_private(tmp_path / "creds", jwt.credentials(token, user))
+    source = PeerSource("nats://127.0.0.1:1", tmp_path / "creds", "main")
+
+    async def refused(*_arguments: Any, **_how: Any) -> None:
+        raise AuthRevoked("the broker refuses")
+
+    monkeypatch.setattr(source.connection, "ask", refused)
+    with pytest.raises(error, match=words):
+        await source.hello()
