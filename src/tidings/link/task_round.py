@@ -207,7 +207,7 @@ class TaskRound:
         back may remember what it lost."""
         if not self._secret:
             self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
-        minute = int(time.time() // 60)
+        minute = _now() // 60_000
         text = "\n".join(("task", str(minute), self._record.origin, *fetched.key)).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 

@@ -12,7 +12,6 @@ Patch = pytest.MonkeyPatch
 def live(seed: int, monkeypatch: Patch) -> TaskWorld:
     world = TaskWorld(seed)
     monkeypatch.setattr(task_round, "_now", lambda: int(world.now * 1000))
-    monkeypatch.setattr(task_round.time, "time", lambda: world.now)
     try:
         world.live()
     except AssertionError as error:
