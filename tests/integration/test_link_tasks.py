@@ -13,7 +13,7 @@ from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.tasks import Job, TaskTicket
-from tidings.errors import DeniedError, TaskDead, UnknownPeer
+from tidings.errors import DeniedError, TaskDead, TooLarge, UnknownPeer
 from tidings.link import rounds, task_round
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -78,6 +78,26 @@ async def test_a_task_for_a_role_of_a_linked_space_is_done_there_and_its_result_
         found = await ticket.result(30)
         assert (found.state, found.text, found.worker_name) == ("done", "it is", "rita@acme")
         assert await queued(both.acme) == 1
+
+
+async def test_the_largest_task_and_the_largest_result_pass(both: LinkedSpaces) -> None:
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        connect(both.main, "ada") as ada,
+        connect(both.acme, "rita") as rita,
+    ):
+        await knows(ada, "rita@acme")
+        with pytest.raises(TooLarge) as caught:
+            await ada.ask("reviewer@acme", "x" * 220_000)
+        most = int(str(caught.value).split("at most ")[1].split()[0]) - 100
+        ticket = await ada.ask("reviewer@acme", "x" * most)
+        job = await claimed(rita)
+        assert len(job.text) == most
+        with pytest.raises(TooLarge):
+            await job.done("y" * 90_000)
+        await job.done("y" * 66_000)
+        assert (await ticket.result(30)).text == "y" * 66_000
 
 
 async def test_neither_space_can_read_a_task_or_its_result(both: LinkedSpaces) -> None:
@@ -275,21 +295,25 @@ async def test_one_asker_leaves_room_for_others_and_what_has_no_room_waits(
         await knows(eve, "rita@acme")
         flood = [await eve.ask("reviewer@acme", f"flood {n}") for n in range(12)]
 
-        async def lies() -> bool:
-            return await queued(both.acme) >= 2
+        async def lying() -> dict[str, int]:
+            async with both.acme.core() as js:
+                counts = await js.counts_of(both.acme.subjects.task_stream, f"{both.acme.subjects.root}.task.>")
+            return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
 
-        await eventually(lies, within=20, what="some came")
+        async def full() -> bool:
+            return await lying() == {eve.id: 2}
+
+        await eventually(full, within=20, what="as many of one asker as may be here are")
         ticket = await ada.ask("reviewer@acme", "me too")
-        done: list[str] = []
-        while "me too" not in done:
+
+        async def beside() -> bool:
+            return await lying() == {eve.id: 2, ada.id: 1}
+
+        await eventually(beside, within=20, what="another asker's comes although nothing was done")
+        for _ in range(13):
             job = await claimed(rita)
-            done.append(job.text)
             await job.done(job.text)
-        assert len(done) <= 6
         assert (await ticket.result(30)).text == "me too"
-        for _ in range(13 - len(done)):
-            job = await claimed(rita)
-            await job.done(job.text)
         results = [await each.result(30) for each in flood]
         assert [each.text for each in results] == [f"flood {n}" for n in range(12)]
         assert await queued(both.acme) == 13

@@ -273,7 +273,7 @@ class Tasks:
             if message.sender.id != worker:
                 raise BadSignature(f"the result of task {message_id} is signed by another than it claims")
             if is_sealed(message):
-                message = open_sealed(self.identity.key, worker, message)
+                message = self._unsealed(message_id, worker, message, answer.get("asker"))
         return TaskResult(
             answer["state"],
             message,
@@ -283,6 +283,13 @@ class Tasks:
             int(answer.get("attempt", 0)),
             tuple(answer.get("reasons", ())),
         )
+
+    def _unsealed(self, task: str, worker: str, message: Message, asker: str | None) -> Message:
+        if asker not in (None, self.identity.id):
+            raise BadSignature(
+                f"the result of task {task} is sealed for the key that this agent had when it asked: ask again"
+            )
+        return open_sealed(self.identity.key, worker, message)
 
     # --- working ---
 

@@ -12,6 +12,7 @@ one asker a part of that; others wait where they were asked.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import time
@@ -27,7 +28,7 @@ from tidings.link.ledger import BookedLink
 from tidings.link.people import PeerPlace
 from tidings.link.people_round import AskedSteward
 from tidings.link.task_book import BookedTask
-from tidings.wire.link_tasks import AGE_HEADER, TASKS_PER_PAGE, LinkedTask, read_tasks
+from tidings.wire.link_tasks import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
@@ -122,8 +123,9 @@ class TaskRound:
     async def _say(self, task: BookedTask, facts: Mapping[str, Any], told: str) -> None:
         """What is to be told later stays as it is. What the other space does not believe was told all the same: it has
         no such task any more."""
-        row = {"sender": task.sender, "id": task.id, "seq": task.seq, **facts}
-        answer = await self._peer.ask("progress", tasks=[row])
+        named = {"sender": task.sender, "id": task.id, "seq": task.seq}
+        for row in _in_parts({**named, **facts}):
+            answer = await self._peer.ask("progress", tasks=[row])
         reach("link.task.told")
         if answer["later"]:
             return
@@ -210,6 +212,16 @@ class TaskRound:
         minute = _now() // 60_000
         text = "\n".join(("task", str(minute), self._record.origin, *fetched.key)).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
+
+
+def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is told of a task, in as many requests as its result takes."""
+    result = base64.b64decode(row.get("result", ""))
+    parts = [result[start : start + PART_BYTES] for start in range(0, len(result), PART_BYTES)] or [b""]
+    if len(parts) == 1:
+        return [row]
+    told = ({"result": base64.b64encode(each).decode(), "part": number} for number, each in enumerate(parts))
+    return [{**row, **each, "parts": len(parts)} for each in told]
 
 
 def _now() -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import random
 import time
+from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +52,8 @@ LOOKED_AT = 200
 OF_LINK, AT_ONCE = 1, 2
 #: seconds after the last word of the other space on a task, after which it is handed out again
 SILENCE = 60.0
+#: results of which only a part came yet
+MOST_PARTIAL = 64
 #: characters of what another space says
 WORDS = 200
 UNLINKED = "there is no link with its space any more; whether anybody there worked on it is not known"
@@ -69,6 +72,8 @@ class LinkTasks:
         self.turns = ConcurrencyLimit(AT_ONCE, OF_LINK, "tasks of this link are being handed out already: wait for it")
         #: (asker, id) of tasks that are in another space -> when that spoke of them
         self._spoken: dict[tuple[str, str], float] = {}
+        #: results that are told in parts: by asker, task and worker, those that came
+        self._parts: OrderedDict[tuple[str, str, str], dict[int, bytes]] = OrderedDict()
         #: where the queues ended at the last look, and which spaces were linked
         self._looked: tuple[int, frozenset[str]] | None = None
 
@@ -181,7 +186,23 @@ class LinkTasks:
                 return ""
             if told.worker and told.worker not in self.people.of_link(granted.link):
                 return "later"  # an agent that its space has not stated yet
-            return await self._write(granted, task, record, told)
+            whole = self._whole(told)
+            return await self._write(granted, task, record, whole) if whole is not None else "later"
+
+    def _whole(self, told: ToldTask) -> ToldTask | None:
+        """With the whole result; None while parts of it are missing. What is not complete is told again."""
+        if told.parts == 1:
+            return told
+        key = (told.sender, told.id, told.worker)
+        found = self._parts.setdefault(key, {})
+        found[told.part] = told.result
+        self._parts.move_to_end(key)
+        while len(self._parts) > MOST_PARTIAL:
+            self._parts.popitem(last=False)
+        if found.keys() != set(range(told.parts)):
+            return None
+        del self._parts[key]
+        return msgspec.structs.replace(told, result=b"".join(found[number] for number in range(told.parts)))
 
     async def _write(self, granted: GrantedLink, task: TaskState, record: StoredRecord, told: ToldTask) -> str:
         holds, origin = self.tasks.holds, granted.record.origin
@@ -261,6 +282,8 @@ class LinkTasks:
     async def run(self) -> None:
         """Wake the workers of linked spaces for whose roles something was queued since the last look, and bury what is
         for a space that there is no link with any more."""
+        if next(links_in_force(self.space), None) is None:
+            return  # there never was a link
         head = await self.space.head(self.stream)
         linked = frozenset(record.origin for _, _, record in links_in_force(self.space) if record.state == "on")
         if (head, linked) == self._looked:

@@ -26,6 +26,8 @@ from tidings.wire.task_seal import is_sealed_task, readers_of
 TASKS_PER_PAGE: Final = 16
 #: milliseconds for which a task was in its asker's space before: its deadline counts from when it was asked
 AGE_HEADER: Final = "Td-Age"
+#: a result is told in parts: a worker says no more at once to another space, and a result has at most so many
+PART_BYTES, MOST_PARTS = 32 * 1024, 8
 #: how far the space of the role may say that a task is
 TOLD_STATES: Final = (TaskStatus.QUEUED, TaskStatus.CLAIMED, TaskStatus.DONE, TaskStatus.DEAD)
 #: a deadline is at most 30 days
@@ -78,8 +80,10 @@ class ToldTask(msgspec.Struct, frozen=True, kw_only=True):
     #: of one that is dead
     cause: _Text = ""
     why: _Text = ""
-    #: of one that is done: what its worker signed
-    result: Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD)] = b""
+    #: of one that is done: what its worker signed, or one part of it, of so many
+    result: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)] = b""
+    part: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PARTS)] = 0
+    parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1
     sig: _Text = ""
 
 
@@ -108,7 +112,7 @@ def read_told_tasks(said: Any) -> list[ToldTask]:
                 check_agent_id(each.worker)
     except (msgspec.ValidationError, InvalidName) as error:
         raise MalformedRecord(f"this does not say how far tasks are: {str(error)[:200]}") from error
-    if any(each.state not in TOLD_STATES or not is_message_id(each.id) for each in found):
+    if any(each.state not in TOLD_STATES or not is_message_id(each.id) or each.part >= each.parts for each in found):
         raise MalformedRecord(f"a task of a link has an id, and is one of {', '.join(TOLD_STATES)}")
     return found
 
