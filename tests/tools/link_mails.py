@@ -564,6 +564,8 @@ class MailWorld:
         else:
             worker.books.put_back(worker.copy)
             worker.start()
+            # what a broker remembers, its space forgot and an older ledger never knew would be taken to be stored
+            self.now += WINDOW
 
     # --- a life ---
 

@@ -207,6 +207,13 @@ def set_back(connection: sqlite3.Connection, place: PeerPlace, after: int) -> No
     tell_again(connection, place)
 
 
+def forget_ends(connection: sqlite3.Connection, place: PeerPlace) -> None:
+    """The peer hands out messages whose end it was told. If our own space forgot that too, they come in once more, and
+    under another id: the broker may remember what was read and removed since."""
+    tell_again(connection, place)
+    connection.execute("UPDATE peer_mail SET losses = losses + 1 WHERE space = ? AND peer = ?", place)
+
+
 def tell_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
     """The peer may not know any more what became of its messages."""
     connection.execute("UPDATE peer_mail SET told_through = 0, told_mark = '' WHERE space = ? AND peer = ?", place)

@@ -243,7 +243,7 @@ class MailRound:
         offered = [each for each in opened if isinstance(each, _Offered)]
         there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
         if again := await self._ledger.read(lambda c: mail_book.ended(c, self.place, there)):
-            await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
+            await self._ledger.write(lambda c: mail_book.forget_ends(c, self.place))
             # our own space may have forgotten it, too: then it comes in once more, and its reader tells of it
             there = {key: seq for key, seq in there.items() if again.get(key, "refused") == "refused"}
         # a message that was handled may be at another place now, and its receipts name that
@@ -320,11 +320,11 @@ class MailRound:
 
     async def _message_id(self, offered: _Offered) -> str:
         """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
-        the mail here was set back: the broker may remember what it lost."""
+        the mail here was set back or its broker started anew: that may remember what it lost, and the steward looks."""
         if not self._secret:
             self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
         known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-        life = f"{known.told_epoch} {known.losses}" if known.losses else known.told_epoch
+        life = f"{known.told_epoch} {known.broker} {known.losses}"
         text = "\n".join(("mail", life, self._record.origin, *_key(offered))).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
