@@ -104,10 +104,13 @@ def gone(connection: sqlite3.Connection, place: PeerPlace, after: int, seen: int
     return [key for key in connection.execute(query, (*place, after, seen)) if key not in shown]
 
 
-def is_handed_out_again(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[MailKey]) -> bool:
-    """Is one of these a message whose end the peer was told, or that it had no more? It may have forgotten that."""
-    query = "SELECT 1 FROM mail WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ? AND there = 0"
-    return any(connection.execute(query, (*place, *key)).fetchone() for key in keys)
+def ended(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[MailKey]) -> dict[MailKey, Outcome]:
+    """Those of these messages whose end the peer was told, or that it had no more, and what became of them. If it hands
+    them out, it has forgotten that."""
+    query = """SELECT outcome FROM mail
+      WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ? AND there = 0"""
+    rows = ((key, connection.execute(query, (*place, *key)).fetchone()) for key in keys)
+    return {key: row[0] for key, row in rows if row is not None}
 
 
 def seqs_of(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[MailKey]) -> dict[MailKey, int]:
@@ -129,8 +132,10 @@ def commit(
     connection.executemany(
         """INSERT INTO mail (space, peer, sender, id, reader, seq, outcome, why, mark, told, at)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        ON CONFLICT (space, peer, sender, id, reader) DO UPDATE SET seq = excluded.seq, mark = excluded.mark,
-        there = 1""",
+        ON CONFLICT (space, peer, sender, id, reader) DO UPDATE SET seq = excluded.seq, mark = excluded.mark, there = 1,
+        outcome = iif(excluded.outcome = 'refused', 'refused', outcome),
+        why = iif(excluded.outcome = 'refused', excluded.why, why),
+        told = iif(excluded.outcome = 'refused', excluded.told, told)""",
         [(*place, *each, int(not each.is_due), now) for each in done],
     )
     _end(connection, place, gone)
@@ -198,8 +203,15 @@ def look_anew(connection: sqlite3.Connection, place: PeerPlace, broker: str) -> 
 def set_back(connection: sqlite3.Connection, place: PeerPlace, after: int) -> None:
     """The peer's mail is another one behind a sequence: what was there may come again at another place, or not at
     all; and what the peer was told it may have forgotten, too."""
-    connection.execute("UPDATE mail SET mark = '', there = 1 WHERE space = ? AND peer = ? AND seq > ?", (*place, after))
+    connection.execute("UPDATE mail SET mark = '' WHERE space = ? AND peer = ? AND seq > ?", (*place, after))
     tell_again(connection, place)
+
+
+def forget_ends(connection: sqlite3.Connection, place: PeerPlace) -> None:
+    """The peer hands out messages whose end it was told. If our own space forgot that too, they come in once more, and
+    under another id: the broker may remember what was read and removed since."""
+    tell_again(connection, place)
+    connection.execute("UPDATE peer_mail SET losses = losses + 1 WHERE space = ? AND peer = ?", place)
 
 
 def tell_again(connection: sqlite3.Connection, place: PeerPlace) -> None:

@@ -117,8 +117,8 @@ class MailRound:
         self.place, self._clock = PeerPlace(space, record.origin), clock
         self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
         self._secret = b""
-        #: what the steward remembers of what lies here may be older than what we published
-        self._anew = True
+        #: senders and readers of whose mail the steward knows what we published: it looked since we began, or failed
+        self._looked_for: set[tuple[str, str]] = set()
         self._knows_life = False
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
@@ -135,7 +135,8 @@ class MailRound:
             await self._know_life()
             await self._take()
         except TidingsError:
-            self._anew, self._settled, self._look = True, False, None
+            self._settled, self._look = False, None
+            self._looked_for.clear()
             with suppress(TidingsError):  # what failed first is what is said
                 await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
@@ -158,6 +159,8 @@ class MailRound:
             self._settled, self._look = False, None
         if said["broker"] != known.broker:
             await self._look_for_lost(str(said["broker"]))
+        if (said["epoch"], said["broker"]) != (known.told_epoch, known.broker):
+            self._looked_for.clear()  # the steward was told of what may be lost
         return known, said
 
     async def _look_for_lost(self, broker: str) -> None:
@@ -239,19 +242,24 @@ class MailRound:
         opened = [_opened(each) for each in signed]
         offered = [each for each in opened if isinstance(each, _Offered)]
         there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
-        if await self._ledger.read(lambda c: mail_book.is_handed_out_again(c, self.place, there)):
-            await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
+        if again := await self._ledger.read(lambda c: mail_book.ended(c, self.place, there)):
+            await self._ledger.write(lambda c: mail_book.forget_ends(c, self.place))
+            # our own space may have forgotten it, too: then it comes in once more, and its reader tells of it
+            there = {key: seq for key, seq in there.items() if again.get(key, "refused") == "refused"}
         # a message that was handled may be at another place now, and its receipts name that
         done = [_handled(each)("had") for each in offered if _key(each) in there]
         done += [each for each in opened if isinstance(each, HandledMail)]
         shown = {each.key for each in done} | set(map(_key, offered))
         gone = await self._ledger.read(lambda c: mail_book.gone(c, self.place, after, page.through, shown))
+        known_before = len(done)
         failure: TidingsError | None = None
         try:
             await self._offer([each for each in offered if _key(each) not in there], look, done)
         except TidingsError as error:  # what came in before it is written down all the same
             failure = error
         reach("link.mail.admitted")
+        if any(each.outcome == "had" for each in done[known_before:]):  # its receipts may have been passed by
+            await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
         token = page.epoch, page.people, page.through if look.held is None else look.held
         moved = failure is None and (*token, page.broker) != (*known[:3], known.their_broker)
         if done or gone or moved:
@@ -286,8 +294,10 @@ class MailRound:
         if not fresh:
             return 0, []
         rows = [_row(each.mail.sender, each.id, each.mail.to) | {"size": len(each.mail.payload)} for each in fresh]
-        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=self._anew)
-        self._anew = False
+        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
+        anew = not pairs <= self._looked_for
+        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
+        self._looked_for |= pairs
         return int(said["agreed"]), list(said["verdicts"])
 
     async def _dispose(self, offered: _Offered, verdict: str, agreed: int) -> HandledMail:
@@ -310,11 +320,11 @@ class MailRound:
 
     async def _message_id(self, offered: _Offered) -> str:
         """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
-        the mail here was set back: the broker may remember what it lost."""
+        the mail here was set back or its broker started anew: that may remember what it lost, and the steward looks."""
         if not self._secret:
             self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
         known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-        life = f"{known.told_epoch} {known.losses}" if known.losses else known.told_epoch
+        life = f"{known.told_epoch} {known.broker} {known.losses}"
         text = "\n".join(("mail", life, self._record.origin, *_key(offered))).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 

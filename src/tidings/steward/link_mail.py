@@ -137,8 +137,9 @@ class LinkMail:
         self.space, self.linked, self.people, self.receipts = space, linked, people, receipts
         self.stream = space.subjects.direct_stream
         self.turns = ConcurrencyLimit(AT_ONCE, EACH, "mail of this link is being handed out already: wait for it")
-        #: (target, sender) -> ids of messages that lie here, as far as this steward looked
+        #: (target, sender) -> ids of messages that lie here, as far as this steward looked; and under which broker
         self._lying: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
+        self._looked_at = ""
         #: senders whose messages were let in, and by which link: they count while they lie here, stated or not
         self._brought: dict[str, str] = {}
         #: of each link, by subject
@@ -355,6 +356,9 @@ class LinkMail:
     async def _ids(self, target: str, sender: str) -> set[str]:
         """Ids of messages that lie here from one to the other; what is let in now counts too."""
         pair = (target, sender)
+        if self._looked_at != (broker := self.space.js.connection.incarnation):  # it may have lost some
+            self._lying.clear()
+            self._looked_at = broker
         if pair not in self._lying:
             head, ids = await self.space.head(self.stream), set[str]()
             subject = self.space.subjects.direct(target, sender)
