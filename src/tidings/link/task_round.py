@@ -16,6 +16,7 @@ import base64
 import hashlib
 import hmac
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -145,7 +146,7 @@ class TaskRound:
                 return
             full = [sender for sender, count in here.items() if count >= MOST_EACH]
             page = await self._peer.ask("tasks", room=min(room, TASKS_PER_PAGE), without=full)
-            tasks = read_tasks(page)[:room]
+            tasks = _fitting(read_tasks(page)[:room], here)
             if not tasks or not await self._handle(tasks) or not page.get("more"):
                 return
 
@@ -212,6 +213,16 @@ class TaskRound:
         minute = _now() // 60_000
         text = "\n".join(("task", str(minute), self._record.origin, *fetched.key)).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
+
+
+def _fitting(tasks: Sequence[LinkedTask], here: Mapping[str, int]) -> list[LinkedTask]:
+    """Of each asker as many as it may have open here."""
+    count, found = Counter(here), list[LinkedTask]()
+    for each in tasks:
+        count[each.sender] += 1
+        if count[each.sender] <= MOST_EACH:
+            found.append(each)
+    return found
 
 
 def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
