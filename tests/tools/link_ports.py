@@ -14,7 +14,7 @@ import heapq
 import itertools
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -212,6 +212,9 @@ class SimulatedLog:
     #: messages below this sequence were removed
     floor: int = 1
     full: bool = False
+    #: channels that are not listed, if they have to be; `listing` changes with them
+    unlisted: frozenset[str] = frozenset()
+    listing: int = 0
     message_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     #: up to where the log of an earlier epoch was this one
     agreed: dict[str, int] = field(default_factory=dict)
@@ -329,7 +332,12 @@ class SimulatedLog:
     # --- what it answers the worker beside it ---
 
     def facts(self) -> LocalFacts:
-        return LocalFacts(space=self.space, epoch=self.incarnation, head=self.head, floor=self.floor)
+        return LocalFacts(
+            space=self.space, epoch=self.incarnation, head=self.head, floor=self.floor, listing=self.listing
+        )
+
+    def list_all_but(self, *channels: str) -> None:
+        self.unlisted, self.listing = frozenset(channels), self.listing + 1
 
     def index(self, after: int, reach: int) -> IndexPage:
         looked = self.records[after : after + reach]
@@ -490,6 +498,9 @@ class SimulatedDestination:
     async def index(self, after: int) -> IndexPage:
         reach = self.network.rng.choice((4, 40, 400))
         return await self._ask(lambda: self.log().index(after, reach))
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        return await self._ask(lambda: self.log().unlisted.intersection(channels))
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> Sequence[AdmittedAt | TidingsError]:
         answers = await self._admit(batch, epoch)

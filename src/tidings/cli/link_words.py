@@ -106,6 +106,8 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "paused", ledger.get("paused")
     yield "records", counted(ledger.get("counts", {})) if ledger else None
     yield "in quarantine", ledger.get("quarantined")
+    for words in ledger.get("unlisted", []):
+        yield "waits for a channel", words
     yield "to be fetched again", ledger.get("owed")
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"

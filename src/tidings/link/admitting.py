@@ -22,7 +22,7 @@ from tidings.link.judging import Admit, Omit, Refuse, Verdict, disposed, judge, 
 from tidings.link.ledger import BookedLink, Disposed
 from tidings.link.local_index import IndexState
 from tidings.link.ports import AdmittedAt, Destination, IndexRow, LinkAdmission, OriginIdentity, Verify
-from tidings.link.waiting import LATE
+from tidings.link.waiting import LATE, NOT_LISTED
 from tidings.wire.links import LinkedRecord
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,16 @@ class Admitter:
         self._overtaken: set[OriginIdentity] = set()
 
     async def dispose(
-        self, records: Sequence[LinkedRecord], index: IndexState, check: Callable[[], Awaitable[None]] = _nothing
+        self,
+        records: Sequence[LinkedRecord],
+        index: IndexState,
+        check: Callable[[], Awaitable[None]] = _nothing,
+        *,
+        listed: bool = False,
     ) -> list[Disposed]:
         """What becomes of each, in their order. What is to be in the log here is in it when this returns. `check` is
-        asked before anything is put there, and after: it raises if that does not count."""
+        asked before anything is put there, and after: it raises if that does not count. `listed`: only in channels of
+        ours that are listed it does."""
         verdicts = await self._judge(records)
         to_admit = [each for each in verdicts if isinstance(each, Admit)]
         space, names = self._definition.space, {each.identity for each in to_admit}
@@ -86,9 +92,12 @@ class Admitter:
         for each in to_admit:
             first.setdefault(each.identity, each)
         new = order([each for name, each in first.items() if name not in here])
+        closed = await self._destination.unlisted({each.ours for each in new}) if listed and new else ()
+        not_listed = {each.identity: _not_listed(each) for each in new if each.ours in closed}
+        new = [each for each in new if each.ours not in closed]
         if new:
             await check()
-        landed = await self._admit(new, index.epoch)
+        landed = not_listed | await self._admit(new, index.epoch)
         if new:
             await check()
         done: list[Disposed] = []
@@ -180,6 +189,12 @@ def _left_out(verdict: Omit | Refuse) -> Disposed:
     if isinstance(verdict, Omit):
         return disposed(verdict, "omitted", verdict.reason)
     return disposed(verdict, "quarantined", verdict.reason, words=verdict.words)
+
+
+def _not_listed(verdict: Admit) -> Refuse:
+    name = verdict.ours
+    words = f"channel {name} is not listed here: `tidings channel set {name}` lists it, and then this is let in"
+    return Refuse(verdict.record, NOT_LISTED, words)
 
 
 def _put_aside(verdict: Admit, reason: str, words: str) -> Disposed:

@@ -144,6 +144,8 @@ class Direction:
         self._index: IndexState | None = None
         #: the sequence of the link record that what is let in counts by; None if nobody says it
         self._agreed: int | None = None
+        #: which channels are listed here, as a number; None before it is known
+        self._listing: int | None = None
         #: the same of the peer's record by which it shares; 0 if nobody says it
         self._granted = 0
         self._told: Status = "initializing"
@@ -286,6 +288,9 @@ class Direction:
         if facts.space != space:
             raise WrongSpace(f"link {self.definition.link} leads into {space}, but the log here is of {facts.space}")
         self._agreed = self._checked_agreement(facts)
+        if facts.listing != self._listing:
+            await self._ledger.write(lambda c: waiting.retry_unlisted(c, self._ledger.row, self._now()))
+            self._listing = facts.listing
         known = await self._ledger.read(lambda c: local_index.state(c, space))
         if known.epoch != facts.epoch or known.through > facts.head:
             known = await self._ledger.write(lambda c: local_index.meet(c, facts))
@@ -391,13 +396,18 @@ class Direction:
 
     async def _dispose(self, records: Sequence[LinkedRecord]) -> list[Disposed]:
         assert self._index is not None
-        return await self._admitter.dispose(records, self._index, self._check_agreed)
+        return await self._admitter.dispose(records, self._index, self._check_agreed, listed=bool(self._listing))
 
     async def _check_agreed(self) -> None:
-        """What is let in counts by the link record in force where it lands. Under one that changed nothing is let in;
-        if it changed meanwhile, what was let in has no disposition yet, and is looked for again."""
-        if self._checked_agreement(await self._destination.facts()) != self._agreed:
-            raise LinkConflict(f"link {self.definition.link} was agreed on anew while a page was let in: look again")
+        """What is let in counts by the link record in force where it lands, and by what is listed there. If that
+        changed nothing is let in; if it changed meanwhile, what was let in has no disposition yet, and is looked for
+        again."""
+        facts = await self._destination.facts()
+        if (self._checked_agreement(facts), facts.listing) != (self._agreed, self._listing):
+            raise LinkConflict(
+                f"link {self.definition.link} was agreed on anew, or other channels were listed here, while a page was "
+                "let in: look again"
+            )
 
     def _checked_agreement(self, facts: LocalFacts) -> int | None:
         """The sequence of the link record in force, if it is the one this direction was made for."""

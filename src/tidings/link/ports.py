@@ -8,7 +8,7 @@ will never take this record.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -94,7 +94,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The log here. Messages below `floor` were removed, and are not lost for that.
 
     `agreed`: the sequence of the record under which this link lets something in now, 0 if it does not; None if that is
-    not told. `authority` is the name of that agreement."""
+    not told. `authority` is the name of that agreement. `listing`: 0 if every channel may be used here; else a number
+    that changes whenever other channels are listed."""
 
     space: str
     epoch: str
@@ -102,6 +103,7 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     floor: int = 0
     agreed: int | None = None
     authority: str = ""
+    listing: int = 0
 
 
 class IndexRow(NamedTuple):
@@ -151,6 +153,10 @@ class Destination(Protocol):
         ...
 
     async def index(self, after: int) -> IndexPage: ...
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        """Those of our channels that are not listed now, and have to be: nothing counts in them."""
+        ...
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> Sequence[AdmittedAt | TidingsError]:
         """Put them into the log in this order, and say of each where it is or why it is not. Records after one that

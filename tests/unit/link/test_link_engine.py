@@ -25,7 +25,7 @@ from tidings.link.events import (
     StatusChanged,
 )
 from tidings.link.ledger import BookedLink
-from tidings.link.ports import IndexPage
+from tidings.link.ports import AdmittedAt, IndexPage
 from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -346,6 +346,43 @@ def test_a_record_the_log_stumbles_over_is_put_aside_with_its_bytes_and_comes_la
     pair.run(3_000)
     assert pair.kinds() == {1: "admitted", 2: "admitted:late", 3: "admitted"}
     assert pair.texts() == [first.id, last.id, bad.id]
+
+
+def test_what_goes_into_a_channel_that_is_not_listed_waits_until_it_is_and_others_go_on(paired: Paired) -> None:
+    pair = paired()
+    pair.run()
+    pair.here.list_all_but("abeta.general")
+    first, second = pair.say(), pair.say(channel="team.x")
+    pair.run()
+    assert pair.kinds() == {1: "quarantined:not_listed", 2: "admitted"}
+    (words,) = waiting.unlisted(pair.connection, pair.carrier.row)
+    assert "channel abeta.general is not listed here: `tidings channel set abeta.general`" in words
+    pair.run(30_000)
+    assert pair.kinds() == {1: "quarantined:not_listed", 2: "admitted"}
+    pair.here.list_all_but()
+    pair.run(31)
+    assert pair.kinds() == {1: "admitted:late", 2: "admitted"}
+    assert pair.texts() == ids([*second, *first])
+
+
+def test_a_channel_that_is_removed_while_a_page_is_let_in_makes_it_look_again(paired: Paired) -> None:
+    pair = paired()
+    pair.here.list_all_but("elsewhere")
+    pair.run()
+    store = pair.here.store
+
+    def then_removed(draft: LogRecord, message_id: str, now: float) -> object:
+        pair.here.store = store  # type: ignore[method-assign]
+        pair.here.list_all_but("abeta.general")
+        return AdmittedAt(pair.here.append(draft._replace(link=""), now).seq)  # what does not count is in no index
+
+    pair.here.store = then_removed  # type: ignore[method-assign,assignment]
+    pair.say()
+    pair.run()
+    assert pair.kinds() == {1: "quarantined:not_listed"}
+    pair.here.list_all_but()
+    pair.run(31)
+    assert (pair.kinds(), len(pair.texts())) == ({1: "admitted:late"}, 1)
 
 
 def test_a_full_quarantine_stops_the_link(paired: Paired, monkeypatch: pytest.MonkeyPatch) -> None:
