@@ -212,6 +212,10 @@ class SimulatedLog:
     #: messages below this sequence were removed
     floor: int = 1
     full: bool = False
+    #: what came over links, was known to the ledger here, and was removed by age: where it was; it must not come again
+    removed: dict[OriginIdentity, int] = field(default_factory=dict)
+    #: what of that came again
+    returned: list[OriginIdentity] = field(default_factory=list)
     #: channels that are not listed, if they have to be; `listing` changes with them
     unlisted: frozenset[str] = frozenset()
     listing: int = 0
@@ -240,6 +244,8 @@ class SimulatedLog:
         if known is not None and now - known[1] < WINDOW:
             return AdmittedAt(known[0], duplicate=True)
         record = self.append(draft, now)
+        if record.identity in self.removed:
+            self.returned.append(record.identity)
         self.message_ids[message_id] = (record.seq, now)
         return AdmittedAt(record.seq)
 
@@ -257,6 +263,7 @@ class SimulatedLog:
             last = old.seq
         lost = self.records[last:]
         self.records, self.floor = list(records), min(floor, len(records) + 1)
+        self.removed = {name: seq for name, seq in self.removed.items() if seq < self.floor}
         self.message_ids = {}
         self.lives += 1
         self.incarnation = f"i{self.lives}"

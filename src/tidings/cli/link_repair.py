@@ -63,10 +63,11 @@ def rebuild(
 ) -> None:
     """Forget how far a link is and what is in its quarantine, and read all again that the other space still has.
 
-    Messages that are here already are found and do not come twice. `--ledger` does it for all links, and works when the
-    ledger cannot be read any more: the file is set aside as `links.db.aside`. Links that were paused go on then,
-    records that were given up are in quarantine again, and which key a name like bob@acme stands for is learnt anew:
-    look at `tidings link people`.
+    Messages that are here already, or were until this space removed them by age, do not come twice. `--ledger` does it
+    for all links, and works when the ledger cannot be read any more: the file is set aside as `links.db.aside`. Links
+    that were paused go on then, records that were given up are in quarantine again, and which key a name like bob@acme
+    stands for is learnt anew: look at `tidings link people`. Messages that this space had removed by age come again,
+    if the others still have them: only the ledger knew of those.
 
     Examples:
 

@@ -302,8 +302,15 @@ class Direction:
             if known.epoch != facts.epoch:
                 raise LogRegressed(f"the log of {space} is read by another worker, and was set back: look again")
         if known.anew:
-            lost = await self._ledger.write(lambda c: local_index.complete(c, facts, self._now()))
-            if lost:
+            now = await self._destination.facts()  # what was removed while it was read is not lost
+
+            def complete(c: sqlite3.Connection) -> int:
+                local_index.check(c, space, known)
+                return local_index.complete(c, now, self._now())
+
+            if now.epoch != known.epoch:
+                raise LogRegressed(f"the log of {space} was set back while it was read: it is read again")
+            if lost := await self._ledger.write(complete):
                 self._tell(LocalLogSetBack(self.definition.link, self._clock.now(), lost))
         return known
 
