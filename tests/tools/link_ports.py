@@ -456,6 +456,7 @@ class SimulatedComparison:
     books: Books
     row: int
     reported: str = ""
+    standing: bool = False
 
     async def differences(self, through: int) -> AsyncIterator[SimulatedDifference]:
         theirs = await self.source.inventory(through)
@@ -467,6 +468,7 @@ class SimulatedComparison:
         lacking = tuple(_row(seq, each) for seq, each in sorted(theirs.items()) if ours.get(seq) != each)
         extra = tuple(_row(seq, each) for seq, each in sorted(ours.items()) if seq >= floor and seq not in theirs)
         found = f"{lacking} {extra}" if lacking or extra else ""
+        self.standing = bool(found) and found == self.reported
         if found and found != self.reported:
             yield SimulatedDifference(lacking, extra)
         self.reported = found

@@ -30,7 +30,7 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         found = asyncio.run(ask(where.home.link_socket, "status", within=ANSWERS))["links"]
         shown = [each for each in found if each["state"] in ("on", "setting")]
         facts["links"] = [{"space": each["space"], "state": link_words.state(each)} for each in shown]
-        said = ", ".join(f"{each['space']} {each['state']}" for each in facts["links"])
+        said = ", ".join(map(_in_words, shown))
         return facts | {"runs": True, "said": said, "problems": wrong}
     except WorkerUnreachable as error:
         facts |= {"runs": False, "said": f"{len(wanted)} agreed, {len(taking)} of them take something in, not carried"}
@@ -39,6 +39,11 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         why = told.get("why") or error
         problem = f"what {len(taking)} linked spaces share is not carried: {why}; `tidings logs links` says more"
         return facts | {"problems": [*wrong, problem] if supervised and told else wrong}
+
+
+def _in_words(link: dict[str, Any]) -> str:
+    differs = link_words.differing(link)
+    return f"{link['space']} {link_words.state(link)}" + (f" (differs: {differs})" if differs else "")
 
 
 def _ended_unasked(known: list[AgreedLink]) -> list[str]:

@@ -139,6 +139,9 @@ class Direction:
         #: the peer's log is read again, up to its end
         self._rescan = False
         self._repair_at = 0.0
+        #: what the last difference that was found was: records there and not here, here and not there
+        self._differed = (0, 0)
+        self._differing = 0
         self._last_activity: float | None = None
         self._link: LinkRow | None = None
         self._index: IndexState | None = None
@@ -189,6 +192,7 @@ class Direction:
             last_activity=self._last_activity,
             owed=self._owed,
             quarantined=self._quarantined,
+            differing=self._differing,
         )
 
     # ------------------------------------------------------------------------------------------------- the loop
@@ -525,13 +529,16 @@ class Direction:
         except TidingsError as error:
             self._tell(RepairFailed(link, self._clock.now(), str(error)))
             raise
-        fetching, other = 0, None
+        fetching, other, unchanged = 0, None, self._comparison.standing
         if lacking:
             seqs = [each.seq for each in lacking]
             fetching = await self._ledger.write(lambda c: waiting.owe(c, row, seqs, self._now()))
             other = await self._ledger.read(lambda c: waiting.first_other(c, row, lacking))
         self._owed += fetching
-        self._tell(RepairCompleted(link, self._clock.now(), token, len(lacking), extra, fetching))
+        if not unchanged:
+            self._differed = len(lacking), extra
+        self._differing = sum(self._differed) - fetching
+        self._tell(RepairCompleted(link, self._clock.now(), token, *self._differed, fetching, unchanged))
         if other is not None:
             after = Token(space=token.space, epoch=token.epoch, seq=other - 1)
             await self._read_again(token, after, GapKind.RECORD, by_comparing=True)

@@ -60,6 +60,8 @@ class Comparing(Protocol):
 
     #: names the difference that was given last; empty to have it given again
     reported: str
+    #: the last comparison gave nothing, because it found what was given before
+    standing: bool
 
     def differences(self, through: int) -> AsyncIterator[ComparedDifference]: ...
 

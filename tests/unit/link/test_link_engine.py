@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -497,7 +498,7 @@ def test_a_page_let_in_while_the_log_here_was_set_back_is_handled_again(paired: 
     assert pair.kinds() == {1: "admitted", 2: "admitted"}
 
 
-def test_comparing_finds_what_a_peer_hid_and_what_stays_different_is_only_told(paired: Paired) -> None:
+def test_comparing_finds_what_a_peer_hid_and_fetches_it_once(paired: Paired) -> None:
     pair = paired()
     pair.world.lie = lambda _: lambda page, _t: pair.world._hide(page)  # type: ignore[method-assign,assignment]
     said = pair.say(3)
@@ -508,15 +509,37 @@ def test_comparing_finds_what_a_peer_hid_and_what_stays_different_is_only_told(p
     pair.run(5)
     assert sorted(pair.texts()) == sorted(ids(said))
     assert set(pair.kinds().values()) == {"admitted:late"}
-    pair.connection.execute(
-        "UPDATE disposition SET id = '' , kind = 'omitted', reason = 'echo', local_seq = NULL WHERE 0"
-    )
     found = [event for event in pair.heard if isinstance(event, RepairCompleted)]
     assert [(event.lacking, event.fetching) for event in found if event.lacking] == [(3, 3)]
     for _ in range(5):
         pair.direction.ask(repair=True)
         pair.run(5)
     assert pair.texts() == sorted(ids(said))
+    last = [event for event in pair.heard if isinstance(event, RepairCompleted)][-1]
+    assert (last.lacking, last.extra, last.unchanged, pair.direction.status().differing) == (0, 0, False, 0)
+
+
+def test_what_stays_different_is_told_as_that_and_neither_fetched_nor_taken_for_equal(paired: Paired) -> None:
+    pair = paired()
+    pair.say(2)
+    # something that is no message here, and counts as one there
+    junk = pair.peer.records[0]._replace(payload=b"junk", hash=hashlib.sha256(b"junk").hexdigest())
+    pair.peer.records[0] = junk
+    pair.run()
+    assert pair.kinds() == {1: "quarantined:signature", 2: "admitted"}
+    for _ in range(3):
+        pair.direction.ask(repair=True)
+        pair.run(5)
+    found = [event for event in pair.heard if isinstance(event, RepairCompleted)]
+    told = {(event.lacking, event.extra, event.fetching) for event in found}
+    assert told == {(1, 0, 0)}, "its id is not known here"
+    assert [event.unchanged for event in found] == [False] + [True] * (len(found) - 1)
+    status = pair.direction.status()
+    assert (status.status, status.differing) == ("live", 1)
+    pair.peer.purge(2)
+    pair.direction.ask(repair=True)
+    pair.run(5)
+    assert pair.direction.status().differing == 0
 
 
 def test_a_comparison_that_fails_is_told_and_stops_nothing(paired: Paired) -> None:
