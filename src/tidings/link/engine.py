@@ -227,8 +227,8 @@ class Direction:
         self._check_still_granted()
         token = await self._greet(link)
         self._index = await self._catch_up()
-        if await self._serve_waiting(token):
-            return 0.0  # the index does not know yet what was let in
+        if served := await self._serve_waiting(token):
+            self._index = await self._catch_up()  # it does not know yet what was let in
         if await self._repair_if_due(token) or self._ending:
             return 0.0
         page = await self._ask_page(token)
@@ -238,6 +238,8 @@ class Direction:
         await self._take_page(token, page)
         self._failure, self._failures, self._gaps = None, 0, 0
         due = await self._look_at_waiting()
+        if served:  # there may be more; but what is new does not wait for all of it
+            return 0.0
         if page.more:  # a peer that moves and has nothing to say must not keep us busy either
             return 0.0 if page.records else SPACING
         delay = self._idle_until(due)

@@ -542,6 +542,20 @@ def test_what_stays_different_is_told_as_that_and_neither_fetched_nor_taken_for_
     assert pair.direction.status().differing == 0
 
 
+def test_what_is_new_does_not_wait_for_all_that_is_owed(paired: Paired, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WAITING_AT_ONCE", 2)
+    pair = paired()
+    said = pair.say(20)
+    pair.run()
+    pair.here.put_back([], 1, noticed=True)
+    new = pair.say()
+    pair.direction.ask()
+    pair.run(900)
+    order = pair.texts()
+    assert sorted(order) == sorted(ids([*said, *new]))
+    assert order.index(new[0].id) <= 2, "a turn has some of the one and a page of the other"
+
+
 def test_a_comparison_that_fails_is_told_and_stops_nothing(paired: Paired) -> None:
     pair = paired()
     assert pair.carrier.comparison is not None
