@@ -16,9 +16,9 @@ import logging
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -67,6 +67,7 @@ from tidings.link.waiting import LATE, OwedRecord, Quarantined
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 Blocks = Literal["link", "endpoint"]
 
 #: seconds after the first failures of the way to the peer; after them it is polled
@@ -259,8 +260,7 @@ class Direction:
         """The token to go on from. Once in a run, and after failures, the peer is asked who it is."""
         if self._greeted and link.handled is not None:
             return link.handled
-        facts = await self._source.hello()
-        self._heard()
+        facts = await self._from_peer(self._source.hello())
         if facts.space != self.definition.peer:
             raise self._wrong_space(facts.space)
         self._head = max(self._head, facts.head)
@@ -323,8 +323,7 @@ class Direction:
     # -------------------------------------------------------------------------------------------------- a page
 
     async def _ask_page(self, token: Token) -> LinkPage:
-        page = await self._source.page(token, self._limit)
-        self._heard()
+        page = await self._from_peer(self._source.page(token, self._limit))
         if page.gap is None:
             check_page(token, page, self._limit)
             self._head = page.head
@@ -465,8 +464,7 @@ class Direction:
         # Said before it is tried: if trying it fails, or kills the worker, something else has its turn.
         luck, now = self._rng.random(), self._now()
         await self._ledger.write(lambda c: waiting.postpone(c, row, asked, now, luck))
-        fetched = await self._source.fetch(list(asked))
-        self._heard()
+        fetched = await self._from_peer(self._source.fetch(list(asked)))
         _check_fetched(asked, fetched)
         if fetched.epoch != token.epoch:
             return  # the next page says what that means
@@ -561,16 +559,21 @@ class Direction:
         self._failures += 1
         self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK))
         self._greeted = False
-        if isinstance(error, errors.UnreachableError):
-            self._set_connectivity("offline")
         if blocks == "link":
             return LINK_DELAYS.delay(self._failures, self._rng.random())
         if self._failures <= len(LADDER):
             return LADDER[self._failures - 1] * self._rng.uniform(0.8, 1.2)
         return self._rng.uniform(*POLL)
 
-    def _heard(self) -> None:
+    async def _from_peer(self, answer: Awaitable[T]) -> T:
+        """What the peer answers. Whether it is heard is said by this alone: our own broker may be away, too."""
+        try:
+            found = await answer
+        except (errors.UnreachableError, errors.OutcomeUnknown):
+            self._set_connectivity("offline")
+            raise
         self._set_connectivity("online")
+        return found
 
     def _set_connectivity(self, now: Connectivity) -> None:
         before, self._connectivity = self._connectivity, now

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidings.errors import ConflictError, LinkConflict, TidingsError
+from tidings.errors import ConflictError, LinkConflict, OutcomeUnknown, TidingsError
 from tidings.link import engine, ledger, local_index, waiting
 from tidings.link.engine import Direction, Mode
 from tidings.link.events import (
@@ -165,6 +165,26 @@ def test_status_and_connectivity_come_from_what_happened(paired: Paired) -> None
     assert changes == [("unknown", "online"), ("online", "offline"), ("offline", "online")]
     pair.start()
     assert pair.direction.status().connectivity == "unknown", "whatever was known before the start"
+
+
+def test_connectivity_is_of_the_peer_alone_and_one_that_is_silent_is_offline(paired: Paired) -> None:
+    pair = paired()
+    pair.say()
+    pair.run()
+    pair.world.network.cut.add((HERE, HERE))
+    pair.run(200)
+    status = pair.direction.status()
+    assert (status.status, status.connectivity) == ("degraded_poll", "online"), "our own broker is away"
+    pair.world.network.cut.clear()
+    pair.run(40)
+    assert pair.direction.status().status == "live"
+
+    async def silent(_token: Token, _limit: int) -> LinkPage:
+        raise OutcomeUnknown("nobody answered in time")
+
+    pair.direction._source.page = silent  # type: ignore[method-assign,assignment]
+    pair.run(200)
+    assert (pair.direction.status().status, pair.direction.status().connectivity) == ("degraded_poll", "offline")
 
 
 def test_the_way_to_the_peer_is_tried_soon_at_first_and_then_polled_for_ever(paired: Paired) -> None:
