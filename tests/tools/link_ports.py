@@ -107,6 +107,14 @@ class Scheduler:
         task.resume()
         return task
 
+    def beside(self, work: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
+        task = self.spawn(work)
+
+        async def end() -> None:
+            task.kill()
+
+        return end
+
     def at(self, when: float, task: Task, turn: int) -> None:
         self.call_at(when, lambda: task.step(turn))
 

@@ -129,6 +129,7 @@ class Carrier:
             comparison=self.comparison,
             rng=random.Random(world.rng.getrandbits(32)),
             limit=PAGE,
+            beside=world.scheduler.beside,
         )
         self.direction.listen(world.heard.append)
         self.task = world.scheduler.spawn(self.direction.run())

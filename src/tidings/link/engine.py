@@ -1,7 +1,8 @@
 """One direction of a link: takes from the peer's log, page by page, and puts into the log here. One loop, in order.
 
-    index of the log here caught up -> what waits is tried -> compared, if it is time -> a page from the token
+    index of the log here caught up -> what waits is tried -> a page from the token
     -> verified, judged, ordered -> what is not here is let in -> dispositions and token in one transaction -> told
+    -> at the end of the peer's log, if it is time: compared, beside the loop; what that finds is taken by a later turn
 
 Nothing is remembered but in the ledger: a worker that dies anywhere begins at the token again, and finds in the index
 what it had let in. The token moves over a page or not at all. A failure is classed by what it blocks: one record (it
@@ -11,19 +12,21 @@ ever ends the loop. A wake makes it look earlier and moves nothing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from tidings import errors
 from tidings.backoff import Backoff
+from tidings.broker.aio import end_tasks
 from tidings.errors import LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
@@ -76,6 +79,8 @@ POLL = (15.0, 30.0)
 #: seconds after what blocks the link
 LINK_DELAYS = Backoff(5.0, 300.0)
 REPAIR_EVERY = 300.0
+#: and so many times as long as the last one took
+REPAIR_SHARE = 50
 #: seconds between two turns, however often it is woken
 SPACING = 0.05
 #: records that wait and are tried in one turn
@@ -98,6 +103,25 @@ class Mode(NamedTuple):
 
 
 LIVE = Mode()
+
+
+#: runs something beside the loop; what is returned ends it
+Beside = Callable[[Coroutine[Any, Any, None]], Callable[[], Awaitable[None]]]
+
+
+def _as_task(work: Coroutine[Any, Any, None]) -> Callable[[], Awaitable[None]]:
+    task = asyncio.create_task(work, name="comparing")
+    return lambda: end_tasks([task])
+
+
+class _Compared(NamedTuple):
+    """What comparing found up to a token, in which life of the peer's log."""
+
+    token: Token
+    lives: int
+    lacking: list[ComparedRecord]
+    extra: int
+    unchanged: bool
 
 
 class _Failure(NamedTuple):
@@ -123,6 +147,7 @@ class Direction:
         mode: Mode = LIVE,
         limit: int = PAGE_RECORDS,
         tell_after: float = POLL[1],
+        beside: Beside = _as_task,
     ) -> None:
         """`tell_after`: seconds after records were handled until the peer is asked again, and hears how far we are."""
         self.definition, self.mode = definition, mode
@@ -143,6 +168,11 @@ class Direction:
         #: what the last difference that was found was: records there and not here, here and not there
         self._differed = (0, 0)
         self._differing = 0
+        #: ends the comparison that is under way; and what the last one found, until it is taken
+        self._end_comparing: Callable[[], Awaitable[None]] | None = None
+        self._compared: _Compared | None = None
+        self._beside = beside
+        self._floor = 0
         self._last_activity: float | None = None
         self._link: LinkRow | None = None
         self._index: IndexState | None = None
@@ -199,12 +229,16 @@ class Direction:
     # ------------------------------------------------------------------------------------------------- the loop
 
     async def run(self) -> None:
-        while not self._ending:
-            soonest = self._clock.tick() + SPACING
-            due = await self.turn() + self._clock.tick()
-            while not (self._ending or self._asked) and (left := due - self._clock.tick()) > 0:
-                await self._clock.wait(left)
-                due = min(due, soonest) if self._idle else due
+        try:
+            while not self._ending:
+                soonest = self._clock.tick() + SPACING
+                due = await self.turn() + self._clock.tick()
+                while not (self._ending or self._asked) and (left := due - self._clock.tick()) > 0:
+                    await self._clock.wait(left)
+                    due = min(due, soonest) if self._idle else due
+        finally:
+            if self._end_comparing is not None:
+                await self._end_comparing()
 
     async def turn(self) -> float:
         """One step; seconds until the next one is due."""
@@ -230,7 +264,7 @@ class Direction:
         self._index = await self._catch_up()
         if served := await self._serve_waiting(token):
             self._index = await self._catch_up()  # it does not know yet what was let in
-        if await self._repair_if_due(token) or self._ending:
+        if await self._take_comparison(link, token) or self._ending:
             return 0.0
         page = await self._ask_page(token)
         if page.gap is not None:
@@ -243,6 +277,7 @@ class Direction:
             return 0.0
         if page.more:  # a peer that moves and has nothing to say must not keep us busy either
             return 0.0 if page.records else SPACING
+        self._compare_if_due(page.through)
         delay = self._idle_until(due)
         return min(delay, self._tell_after) if page.records and self.mode.every is None else delay
 
@@ -279,7 +314,7 @@ class Direction:
         self._idle = True
         every = self.mode.every
         delay = self._rng.uniform(*POLL) if every is None else every * self._rng.uniform(0.8, 1.2)
-        if self._comparison is not None and every is None and not self._paused:
+        if self._comparison is not None and self._end_comparing is None and every is None and not self._paused:
             delay = min(delay, max(self._repair_at - self._clock.tick(), 1.0))
         if due is not None:
             delay = min(delay, max(due / 1000 - self._clock.now(), 1.0))
@@ -326,7 +361,7 @@ class Direction:
         page = await self._from_peer(self._source.page(token, self._limit))
         if page.gap is None:
             check_page(token, page, self._limit)
-            self._head = page.head
+            self._head, self._floor = page.head, page.floor
             self._note_grant(page.granted)
         return page
 
@@ -507,38 +542,64 @@ class Direction:
         (self._owed, self._quarantined), due, self._link = await self._ledger.read(look)
         return due
 
-    async def _repair_if_due(self, token: Token) -> bool:
-        """Compare, if it is time. What the peer has and we know nothing of is owed; where it has another record than
-        we know, its log was set back and nobody noticed: from there on it is read again (True)."""
-        tick = self._clock.tick()
-        if self._comparison is None or tick < self._repair_at:
-            return False
+    def _compare_if_due(self, token: Token) -> None:
+        """Everything that is there is here: is it the same? Comparing may take long, so it is done beside the loop."""
+        tick, busy = self._clock.tick(), self._end_comparing is not None or self._compared is not None
+        if self._comparison is None or busy or tick < self._repair_at:
+            return
         self._repair_at = tick + REPAIR_EVERY * self._rng.uniform(0.8, 1.2)
-        if token.seq == 0:
-            return False
-        link, row = self.definition.link, self._ledger.row
-        self._tell(RepairStarted(link, self._clock.now(), token))
-        lacking, extra = list[ComparedRecord](), 0
+        if token.seq and self._link is not None:
+            self._tell(RepairStarted(self.definition.link, self._clock.now(), token))
+            self._end_comparing = self._beside(self._compare(self._comparison, token, self._link.lives))
+
+    async def _compare(self, comparison: Comparing, token: Token, lives: int) -> None:
+        """Nothing is changed by it: what it finds waits for the next turn."""
+        begun, lacking, extra = self._clock.tick(), list[ComparedRecord](), 0
         try:
-            async for each in self._comparison.differences(token.seq):
+            async for each in comparison.differences(token.seq):
                 lacking += each.lacking
                 extra += len(each.extra)
                 if len(lacking) > MOST_OWED - self._owed:
                     del lacking[MOST_OWED - self._owed :]
                     break
-        except TidingsError as error:
-            self._tell(RepairFailed(link, self._clock.now(), str(error)))
-            raise
-        fetching, other, unchanged = 0, None, self._comparison.standing
+            self._compared = _Compared(token, lives, lacking, extra, comparison.standing)
+        except Exception as error:  # Boundary: comparing stops nothing.
+            if not isinstance(error, TidingsError):
+                log.exception("link %s could not be compared", self.definition.link)
+            words = str(error) or type(error).__name__
+            self._tell(RepairFailed(self.definition.link, self._clock.now(), words))
+        self._end_comparing = None
+        if self._repair_at:  # else it is wanted again at once
+            tick = self._clock.tick()
+            self._repair_at = max(self._repair_at, tick + REPAIR_SHARE * (tick - begun))
+        self._clock.wake()
+
+    async def _take_comparison(self, link: LinkRow, token: Token) -> bool:
+        """What the peer has and we know nothing of is owed; where it has another record than we know, its log was set
+        back and nobody noticed: from there on it is read again (True)."""
+        found, comparison = self._compared, self._comparison
+        if found is None or comparison is None:
+            return False
+        if (found.lives, found.token.domain) != (link.lives, token.domain):
+            # it was about what is read again now: of that, the same may be missing once more
+            self._compared, comparison.reported, self._repair_at = None, "", 0.0
+            return False
+        row, fetching, other = self._ledger.row, 0, None
+        # what was removed there since is known no more, and is no difference
+        lacking = [each for each in found.lacking if each.seq >= self._floor]
         if lacking:
             seqs = [each.seq for each in lacking]
             fetching = await self._ledger.write(lambda c: waiting.owe(c, row, seqs, self._now()))
             other = await self._ledger.read(lambda c: waiting.first_other(c, row, lacking))
         self._owed += fetching
-        if not unchanged:
-            self._differed = len(lacking), extra
+        self._compared = None
+        if not found.unchanged:
+            self._differed = len(lacking), found.extra
         self._differing = sum(self._differed) - fetching
-        self._tell(RepairCompleted(link, self._clock.now(), token, *self._differed, fetching, unchanged))
+        told = RepairCompleted(
+            self.definition.link, self._clock.now(), found.token, *self._differed, fetching, found.unchanged
+        )
+        self._tell(told)
         if other is not None:
             after = Token(space=token.space, epoch=token.epoch, seq=other - 1)
             await self._read_again(token, after, GapKind.RECORD, by_comparing=True)

@@ -23,6 +23,7 @@ from tidings.link.events import (
     PullAdvanced,
     RepairCompleted,
     RepairFailed,
+    RepairStarted,
     StatusChanged,
 )
 from tidings.link.ledger import BookedLink
@@ -35,7 +36,7 @@ from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import Sender
 from tidings.wire.signing import sign
 from tools import links
-from tools.link_ports import START, Grant, LogRecord, SimulatedClock, SimulatedLog, drafted
+from tools.link_ports import START, Grant, LogRecord, SimulatedClock, SimulatedLog, drafted, sleep
 from tools.links import Carrier, World
 
 HERE, PEER = "AALPHA", "ABETA"
@@ -520,15 +521,17 @@ def test_a_page_let_in_while_the_log_here_was_set_back_is_handled_again(paired: 
 
 def test_comparing_finds_what_a_peer_hid_and_fetches_it_once(paired: Paired) -> None:
     pair = paired()
+    said = pair.say()
+    pair.run()
     pair.world.lie = lambda _: lambda page, _t: pair.world._hide(page)  # type: ignore[method-assign,assignment]
-    said = pair.say(3)
-    pair.run(1)
-    assert (pair.token, pair.kinds()) == (3, {})
+    said += pair.say(3)
+    pair.run()
+    assert (pair.token, pair.kinds()) == (4, {1: "admitted"})
     pair.world.lie = lambda _: None  # type: ignore[method-assign,assignment]
     pair.direction.ask(repair=True)
     pair.run(5)
     assert sorted(pair.texts()) == sorted(ids(said))
-    assert set(pair.kinds().values()) == {"admitted:late"}
+    assert [pair.kinds()[seq] for seq in (2, 3, 4)] == ["admitted:late"] * 3
     found = [event for event in pair.heard if isinstance(event, RepairCompleted)]
     assert [(event.lacking, event.fetching) for event in found if event.lacking] == [(3, 3)]
     for _ in range(5):
@@ -586,12 +589,52 @@ def test_a_comparison_that_fails_is_told_and_stops_nothing(paired: Paired) -> No
     pair.carrier.comparison.source.inventory = broken  # type: ignore[method-assign,assignment]
     pair.say()
     pair.run()
+    assert [event.words for event in pair.heard if isinstance(event, RepairFailed)] == ["no digests today"]
     pair.direction.ask(repair=True)
     pair.run(0.5)
-    assert [event.words for event in pair.heard if isinstance(event, RepairFailed)] == ["no digests today"]
+    assert [event.words for event in pair.heard if isinstance(event, RepairFailed)] == ["no digests today"] * 2
     pair.say()
     pair.run()
-    assert pair.token == 2
+    assert (pair.token, pair.direction.status().status) == (2, "live")
+
+
+def test_a_comparison_that_takes_long_holds_nothing_up_and_the_next_one_is_as_much_later(paired: Paired) -> None:
+    pair = paired()
+    assert pair.carrier.comparison is not None
+    begun: list[float] = []
+
+    async def slow(_through: int) -> dict[int, tuple[str, str, str]]:
+        begun.append(pair.world.scheduler.now)
+        await sleep(100.0)
+        raise TidingsError("too large")
+
+    pair.carrier.comparison.source.inventory = slow  # type: ignore[method-assign,assignment]
+    said = pair.say()
+    pair.run(40)
+    assert len(begun) == 1
+    for _ in range(3):
+        said += pair.say()
+        pair.direction.wake()
+        pair.run(1)
+        assert pair.texts() == ids(said), "while it goes on"
+    pair.run(5_000)
+    assert len(begun) == 1, "50 times as long as it took"
+    for _ in range(60):
+        if len(begun) < 2:
+            pair.run(10)
+    assert len(begun) == 2
+    pair.start()
+    pair.run(300)
+    assert len(pair.events(RepairFailed)) == 1, "the second ended with its worker"
+
+
+def test_nothing_is_compared_before_the_end_of_the_peers_log_is_reached(paired: Paired) -> None:
+    pair = paired()
+    said = pair.say(100)
+    pair.run()
+    assert pair.texts() == ids(said)
+    kinds = [type(event) for event in pair.heard if isinstance(event, PullAdvanced | RepairStarted)]
+    assert kinds == [PullAdvanced] * (len(kinds) - 1) + [RepairStarted]
 
 
 def test_listeners_can_be_removed_and_one_that_raises_harms_nobody(
