@@ -433,6 +433,8 @@ class SimulatedSource:
             shared = (each for each in log.there() if each.seq <= through and log.shared(self.grant, each))
             return {each.seq: (each.sender, each.id, each.hash) for each in shared}
 
+        for _ in range(2):
+            await self._ask(lambda: None)
         return await self._ask(look)
 
     async def _ask(self, question: Callable[[], T]) -> T:

@@ -156,8 +156,9 @@ class Admitter:
             if not answer.duplicate:
                 return _Landed(answer.seq, self._definition.link)
             row = await self._look_at(answer.seq)
-            is_it = row is not None and row.identity == each.identity and row.hash == each.hash
-            return _Landed(answer.seq, row.link) if row is not None and is_it else None
+            if row is None:  # it may have been removed since; another link of this ledger may have seen it before
+                return await self._known_at(each, answer.seq)
+            return _Landed(answer.seq, row.link) if (row.identity, row.hash) == (each.identity, each.hash) else None
         if not isinstance(answer, _RECORD):
             if isinstance(answer, _CLEAR):
                 raise answer
@@ -170,6 +171,11 @@ class Admitter:
     async def _look_at(self, seq: int) -> IndexRow | None:
         page = await self._destination.index(seq - 1)
         return page.rows[0] if page.rows and page.rows[0].seq == seq else None
+
+    async def _known_at(self, each: Admit, seq: int) -> _Landed | None:
+        space, name = self._definition.space, each.identity
+        known = (await self._ledger.read(lambda c: local_index.present(c, space, [name]))).get(name)
+        return _Landed(seq, known.link) if known is not None and (known.hash, known.seq) == (each.hash, seq) else None
 
     async def _space_secret(self) -> bytes:
         if not self._secret:
