@@ -413,7 +413,8 @@ class SimulatedSource:
     tamper: Callable[[], Tamper | None]
 
     async def hello(self) -> PeerFacts:
-        return await self._ask(lambda: self.log().hello())
+        now = self.network.scheduler.now
+        return await self._ask(lambda: msgspec.structs.replace(self.log().hello(), time=now))
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         reach = self.network.rng.choice((3, 20, 200))

@@ -173,6 +173,8 @@ class Direction:
         self._compared: _Compared | None = None
         self._beside = beside
         self._floor = 0
+        #: seconds by which the peer's clock was before ours when it said so
+        self._ahead = 0.0
         self._last_activity: float | None = None
         self._link: LinkRow | None = None
         self._index: IndexState | None = None
@@ -210,7 +212,7 @@ class Direction:
         link, behind = self._link, 0
         if link is not None and link.handled is not None:
             behind = max(0, self._head - link.handled.seq)
-        late = self._clock.now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
+        late = self._peer_now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
         return LinkStatus(
             status=status_of(self._facts()),
             connectivity=self._connectivity,
@@ -299,6 +301,7 @@ class Direction:
         if facts.space != self.definition.peer:
             raise self._wrong_space(facts.space)
         self._head = max(self._head, facts.head)
+        self._ahead = facts.time - self._clock.now() if facts.time is not None else 0.0
         token = link.handled
         if token is None:
             token = Token(space=facts.space, epoch=facts.epoch, seq=0)
@@ -378,7 +381,7 @@ class Direction:
             return
         try:
             done = await self._dispose(page.records)
-            time_ns = max((each.time_ns for each in page.records), default=0)
+            time_ns = page.records[-1].time_ns if page.records else 0
             await self._commit(token, page.through, done, time_ns, min(page.floor, page.through.seq))
         except TidingsError as error:
             if not isinstance(error, errors.StoreError | errors.ConflictError):
@@ -669,6 +672,10 @@ class Direction:
 
     def _now(self) -> int:
         return int(self._clock.now() * 1000)
+
+    def _peer_now(self) -> float:
+        """What the peer has on its clock, which its records have their times by."""
+        return self._clock.now() + self._ahead
 
 
 def _late(done: Disposed) -> Disposed:

@@ -26,12 +26,13 @@ class OriginIdentity(NamedTuple):
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the peer introduces itself. `space` is its id."""
+    """How the peer introduces itself. `space` is its id; `time` is what its clock says, in seconds, if that is told."""
 
     space: str
     epoch: str
     head: int
     floor: int = 0
+    time: float | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,7 +144,9 @@ class PeerSource:
             raise PageRefused("the other space says what it is at greater length than any does")
         self._said_at = time.monotonic()
         self._renew(said.jwt)
-        return PeerFacts(space=said.space, epoch=said.epoch, head=said.head, floor=said.floor)
+        return PeerFacts(
+            space=said.space, epoch=said.epoch, head=said.head, floor=said.floor, time=_clock_of(said.time)
+        )
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         """What follows is asked for while this page is handled."""
@@ -299,6 +303,12 @@ def _converted(said: dict[str, Any], kind: type[PeerHello]) -> PeerHello:
         return msgspec.convert(said, kind)
     except msgspec.ValidationError as error:
         raise PageRefused(f"the other space does not say what it is: {str(error)[:_MOST_WORDS]}") from error
+
+
+def _clock_of(said: str) -> float | None:
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(said).timestamp()
+    return None
 
 
 def _check_counts(*numbers: int) -> None:

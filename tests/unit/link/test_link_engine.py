@@ -188,6 +188,24 @@ def test_connectivity_is_of_the_peer_alone_and_one_that_is_silent_is_offline(pai
     assert (pair.direction.status().status, pair.direction.status().connectivity) == ("degraded_poll", "offline")
 
 
+def test_lag_is_by_the_peers_clock_and_one_record_that_is_ahead_of_it_hides_nothing(paired: Paired) -> None:
+    pair = paired()
+    clock = pair.direction._clock
+    assert isinstance(clock, SimulatedClock)
+    clock.skew = -3_000.0
+    pair.say()
+    early = pair.peer.records[-1]
+    pair.peer.records[-1] = early._replace(time_ns=early.time_ns + 10**15)
+    pair.say()
+    pair.run()
+    pair.here.full = True
+    pair.say()
+    pair.run(200)
+    status = pair.direction.status()
+    assert status.lag_records == 1
+    assert 200 <= status.lag_seconds <= 300, "since the last handled record was said, by the clock of its log"
+
+
 def test_the_way_to_the_peer_is_tried_soon_at_first_and_then_polled_for_ever(paired: Paired) -> None:
     pair = paired()
     pair.world.network.cut.add((HERE, PEER))
