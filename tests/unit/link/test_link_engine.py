@@ -492,6 +492,25 @@ def test_a_log_that_was_set_back_is_read_again_from_where_it_is_the_same(
     assert (pair.token, len(pair.kinds())) == (6 + more, 6 + more)
 
 
+@pytest.mark.parametrize(("more", "kind"), [(0, "too_new"), (9, "record")])
+def test_what_was_let_in_and_removed_there_by_age_is_not_named_as_left_out_when_the_rest_is_read_again(
+    more: int, kind: str, paired: Paired
+) -> None:
+    pair = paired()
+    said = pair.say(10)
+    pair.run()
+    pair.peer.put_back(pair.peer.records[:8], 5, noticed=False)
+    pair.peer.rewound = None  # nobody there can say up to where it is the same
+    again = pair.say(more)
+    pair.run(900)
+    gaps = [event for event in pair.heard if isinstance(event, GapDetected)]
+    assert [event.kind.value for event in gaps] == [kind]
+    assert gaps[0].now.seq == 4
+    assert ledger.omissions(pair.connection, pair.carrier.row) == []
+    assert pair.texts() == [*ids(said), *ids(again)]
+    assert pair.token == 8 + more
+
+
 def test_what_the_log_here_lost_is_fetched_again_or_named(paired: Paired) -> None:
     pair = paired()
     said = pair.say(6)
