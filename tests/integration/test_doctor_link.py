@@ -13,6 +13,7 @@ from tidings.cli.main import main
 from tidings.errors import UnhealthyError
 from tidings.link import admitting, engine, judging, mail_round, paging, people_round
 from tidings.link.definition import LinkDefinition
+from tidings.link.destination import LocalDestination
 from tidings.steward import link_tasks
 from tidings.steward.link_mail import LinkMail
 from tidings.testing.links import LINK_PROBES, run_link_suite, suite
@@ -83,6 +84,10 @@ def _unverified(said: Statement, *_arguments: Any) -> Person:
     return msgspec.json.decode(said.text, type=Person)
 
 
+async def _all_listed(*_arguments: Any) -> frozenset[str]:
+    return frozenset()
+
+
 async def _ours(*_arguments: Any) -> bool:
     return True
 
@@ -97,6 +102,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "endless_names": (link_pages, "_check_texts", _believed),
     "ids_guessed_in_advance": (admitting, "message_id", _guessable),
     "revoked_in_the_middle": (engine.Direction, "_check_agreed", _agreed),
+    "not_listed": (LocalDestination, "unlisted", _all_listed),
     "agents_that_are_none": (people_round, "read_statement", _unverified),
     "mail_that_is_none": (LinkedMail, "is_signed", lambda *_arguments: True),
     "mail_out_of_order": (mail_round, "_check", _believed),

@@ -393,6 +393,8 @@ async def test_a_digest_that_takes_long_is_made_in_several_answers(two: Two, mon
             await asyncio.gather(*(say(ada, "general", str(each)) for each in range(25)))
     head = (await two.source.hello()).head
     whole = await two.source.digest(head)
+    assert two.main.steward is not None
+    two.main.steward.linked._scans.clear()  # it would be continued
     monkeypatch.setattr(link_handlers, "SCAN_SECONDS", 0.0)
     monkeypatch.setattr(link_handlers, "SCANNED_AT_ONCE", 20)
     monkeypatch.setattr("tidings.link.source.DIGEST_PAUSE", 0.0)
@@ -410,7 +412,7 @@ async def test_a_digest_that_takes_long_is_made_in_several_answers(two: Two, mon
     assert Digest.of([each.item for each in found]) == whole.channels["general"][day]
 
 
-async def test_a_digest_of_many_days_comes_in_several_answers_and_is_walked_through_once(
+async def test_a_digest_of_many_days_comes_in_several_answers_and_is_continued_when_the_log_has_grown(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with two.main.agent("ada") as ada:
@@ -429,8 +431,22 @@ async def test_a_digest_of_many_days_comes_in_several_answers_and_is_walked_thro
 
     monkeypatch.setattr(two.main.steward.linked, "_walk", counted)
     monkeypatch.setattr(link_handlers, "MOST_DAYS", 1)
+    two.main.steward.linked._scans.clear()
     assert await two.source.digest(head) == whole
     assert walks == [1, head + 1], "the second answer goes on from what the first one found"
+    async with two.main.agent("ada") as ada:
+        (seq,) = await say(ada, "general", "d")
+    walks.clear()
+    more = await two.source.digest(seq)
+    assert walks == [head + 1, seq + 1], "what was counted is not counted again"
+    assert await two.source.digest(head) == whole, "less than was counted is counted by itself"
+    two.main.steward.linked._scans.clear()
+    assert await two.source.digest(seq) == more
+    walks.clear()
+    monkeypatch.setattr(link_handlers, "RECOUNTED_AFTER", 0.0)
+    assert await two.source.digest(seq) == more
+    assert walks[0] == 1, "now and then all is counted anew"
+    monkeypatch.setattr(link_handlers, "RECOUNTED_AFTER", 3_600.0)
     monkeypatch.setattr("tidings.link.source.MOST_PAIRS", 1)
     with pytest.raises(MalformedDigest, match="more than 1 days"):
         await two.source.digest(head)

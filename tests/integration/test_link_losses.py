@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carried_links import LinkedSpaces, came, linked_spaces, said, status, until_came, worker
+from carried_links import LinkedSpaces, agree, came, linked_spaces, said, status, until_came, worker
 from linked_spaces import LINK
 from tidings.cli import link_words
 from tidings.cli.main import main
@@ -55,6 +55,28 @@ async def test_verify_tells_what_the_own_log_lost_of_what_had_come_and_it_is_fet
         assert "lost 1 messages that had come over this link" in words[0]
         await until_came(both.acme, ["one", "three", "two"])
         assert (await verified())["lost"] == 0
+
+
+async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_read_again(tmp_path: Path) -> None:
+    async with linked_spaces(tmp_path, agreed=False) as both:
+        await agree(both.main, both.acme, channels={})
+        await agree(both.acme, both.main, shares=[])
+        steward = both.acme.steward
+        assert steward is not None
+        async with worker(both.acme):
+            await said(both.main, "ada", "one", "two")
+            await until_came(both.acme, ["one", "two"])
+            async with both.acme.administer() as admin:
+                await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+            last = steward.space.position
+            await eventually(lambda: steward.table.floor >= last, what="retention removes them")
+            async with both.acme.administer() as admin:
+                await admin.ask("space_set", keep_age=3600)
+            assert await came(both.acme) == []
+            await ask(both.acme.home.link_socket, "rebuild", link=LINK)
+            await said(both.main, "ada", "three")
+            await until_came(both.acme, ["three"])
+            assert (await status(both.acme, whole=True))["ledger"]["counts"]["admitted"] >= 2
 
 
 def _cut(path: Path) -> None:

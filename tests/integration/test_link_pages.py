@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from linked_spaces import ELSEWHERE, LINK, is_signed, linked, peer_of, say, text_of, texts, unlinked
+from linked_spaces import ELSEWHERE, LINK, is_signed, linked, peer_of, say, text_of, texts, unlinked, worker_of
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UnreachableError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.space.linking import Linker
-from tidings.steward import link_handlers
+from tidings.steward import link_handlers, link_pushes
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
@@ -55,6 +55,26 @@ async def test_hello_says_what_the_space_is_and_what_it_shares(space: RealSpace)
     assert said["jwt"] == made.row.token
     assert said["epoch"] == serving(space).marks.file.epoch
     assert said["head"] >= made.row.seq
+
+
+async def test_what_waits_for_a_linked_space_is_found_behind_much_that_is_not_shared(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_pushes, "LOOKED_AT", 5)
+    monkeypatch.setattr(link_pushes, "MOST_LOOKED_AT", 10)
+    await linked(space, shares=["general"])
+    await space.add("ada")
+    async with space.agent("ada") as ada, worker_of(space) as worker:
+        for number in range(27):
+            await ada.post("general", b"no message %d" % number)
+
+        async def push() -> dict[str, Any]:
+            return dict((await worker.call("admission", "links"))["links"][0]["push"])
+
+        await say(ada, "general", "hello")
+        asked = [await push() for _ in range(4)]
+    assert [each["waiting_since"] is not None for each in asked] == [False, False, True, True]
+    assert asked[-1]["lag_records"] >= 28
 
 
 async def test_pages_are_bounded_and_go_on_where_they_ended(space: RealSpace) -> None:

@@ -14,7 +14,7 @@ import heapq
 import itertools
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -107,6 +107,14 @@ class Scheduler:
         task = Task(self, work)
         task.resume()
         return task
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
+        task = self.spawn(work)
+
+        async def end() -> None:
+            task.kill()
+
+        return end
 
     def at(self, when: float, task: Task, turn: int) -> None:
         self.call_at(when, lambda: task.step(turn))
@@ -213,6 +221,13 @@ class SimulatedLog:
     #: messages below this sequence were removed
     floor: int = 1
     full: bool = False
+    #: what came over links, was known to the ledger here, and was removed by age: where it was; it must not come again
+    removed: dict[OriginIdentity, int] = field(default_factory=dict)
+    #: what of that came again
+    returned: list[OriginIdentity] = field(default_factory=list)
+    #: channels that are not listed, if they have to be; `listing` changes with them
+    unlisted: frozenset[str] = frozenset()
+    listing: int = 0
     message_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     #: up to where the log of an earlier epoch was this one
     agreed: dict[str, int] = field(default_factory=dict)
@@ -238,6 +253,8 @@ class SimulatedLog:
         if known is not None and now - known[1] < WINDOW:
             return AdmittedAt(known[0], duplicate=True)
         record = self.append(draft, now)
+        if record.identity in self.removed:
+            self.returned.append(record.identity)
         self.message_ids[message_id] = (record.seq, now)
         return AdmittedAt(record.seq)
 
@@ -255,6 +272,7 @@ class SimulatedLog:
             last = old.seq
         lost = self.records[last:]
         self.records, self.floor = list(records), min(floor, len(records) + 1)
+        self.removed = {name: seq for name, seq in self.removed.items() if seq < self.floor}
         self.message_ids = {}
         self.lives += 1
         self.incarnation = f"i{self.lives}"
@@ -330,7 +348,12 @@ class SimulatedLog:
     # --- what it answers the worker beside it ---
 
     def facts(self) -> LocalFacts:
-        return LocalFacts(space=self.space, epoch=self.incarnation, head=self.head, floor=self.floor)
+        return LocalFacts(
+            space=self.space, epoch=self.incarnation, head=self.head, floor=self.floor, listing=self.listing
+        )
+
+    def list_all_but(self, *channels: str) -> None:
+        self.unlisted, self.listing = frozenset(channels), self.listing + 1
 
     def index(self, after: int, reach: int) -> IndexPage:
         looked = self.records[after : after + reach]
@@ -391,7 +414,8 @@ class SimulatedSource:
     tamper: Callable[[], Tamper | None]
 
     async def hello(self) -> PeerFacts:
-        return await self._ask(lambda: self.log().hello())
+        now = self.network.scheduler.now
+        return await self._ask(lambda: msgspec.structs.replace(self.log().hello(), time=now))
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         reach = self.network.rng.choice((3, 20, 200))
@@ -411,6 +435,8 @@ class SimulatedSource:
             shared = (each for each in log.there() if each.seq <= through and log.shared(self.grant, each))
             return {each.seq: (each.sender, each.id, each.hash) for each in shared}
 
+        for _ in range(2):
+            await self._ask(lambda: None)
         return await self._ask(look)
 
     async def _ask(self, question: Callable[[], T]) -> T:
@@ -442,6 +468,7 @@ class SimulatedComparison:
     books: Books
     row: int
     reported: str = ""
+    standing: bool = False
 
     async def differences(self, through: int) -> AsyncIterator[SimulatedDifference]:
         theirs = await self.source.inventory(through)
@@ -453,6 +480,7 @@ class SimulatedComparison:
         lacking = tuple(_row(seq, each) for seq, each in sorted(theirs.items()) if ours.get(seq) != each)
         extra = tuple(_row(seq, each) for seq, each in sorted(ours.items()) if seq >= floor and seq not in theirs)
         found = f"{lacking} {extra}" if lacking or extra else ""
+        self.standing = bool(found) and found == self.reported
         if found and found != self.reported:
             yield SimulatedDifference(lacking, extra)
         self.reported = found
@@ -491,6 +519,9 @@ class SimulatedDestination:
     async def index(self, after: int) -> IndexPage:
         reach = self.network.rng.choice((4, 40, 400))
         return await self._ask(lambda: self.log().index(after, reach))
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        return await self._ask(lambda: self.log().unlisted.intersection(channels))
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> Sequence[AdmittedAt | TidingsError]:
         answers = await self._admit(batch, epoch)

@@ -2,9 +2,10 @@
 
 `simulate(seed)` lets agents of each space talk in shared and unshared channels while `Direction`s of every link run,
 die at any effect and run again; answers are lost, repeated or late; logs are purged, put back, made anew and full;
-ledgers are put back; a second worker carries the same link; a peer lies; some records are poison. Then the faults stop,
-and the oracle (`World.check`) looks: both sides hold the same but for what is named, nothing twice, what a sender said
-in order, each record of the peer's log with one disposition. A seed is the same life on every run.
+ledgers are put back, rebuilt and agreed on anew; a second worker carries the same link; a peer lies; some records are
+poison. Then the faults stop, and the oracle (`World.check`) looks: both sides hold the same but for what is named,
+nothing twice, nothing again that retention removed, what a sender said in order, each record of the peer's log with one
+disposition. A seed is the same life on every run.
 
 What may be out of order is known here: `disturbed` has the messages that a log lost and got again, that were refused
 for a time, overtaken by others of a broken batch, or hidden by a peer that lied; and those that a repair found, of
@@ -24,7 +25,8 @@ from functools import lru_cache, partial
 import msgspec
 
 from tidings.errors import ConflictError, TooLarge
-from tidings.link import ledger, waiting
+from tidings.link import ledger, local_index, waiting
+from tidings.link.agreements import opened
 from tidings.link.definition import LinkDefinition
 from tidings.link.engine import Direction
 from tidings.link.events import GapDetected, LinkEvent
@@ -127,6 +129,7 @@ class Carrier:
             comparison=self.comparison,
             rng=random.Random(world.rng.getrandbits(32)),
             limit=PAGE,
+            beside=world.scheduler.beside,
         )
         self.direction.listen(world.heard.append)
         self.task = world.scheduler.spawn(self.direction.run())
@@ -171,7 +174,7 @@ class World:
         self.tampered: set[tuple[str, str, str]] = set()
         self.lying: set[str] = set()
         self.heard: list[LinkEvent] = []
-        self.starts = self.lies = self.unnoticed = 0
+        self.starts = self.lies = self.unnoticed = self.rebuilt = self.agreements = 0
         self._ids = 0
         self.hops = rng.choice((1, 2, 2, 3))
         self.second: Carrier | None = None
@@ -196,9 +199,11 @@ class World:
             beyond={other: names_of(other) for other in self.logs if other not in (here, peer)},
             hops=self.hops,
         )
-        books = books or self.books[here]
+        return self._carrier_of(definition, books or self.books[here])
+
+    def _carrier_of(self, definition: LinkDefinition, books: Books) -> Carrier:
         # every worker of a space makes it from the key of that space's worker, so two ledgers agree
-        secret = hashlib.sha256(here.encode()).digest()
+        secret = hashlib.sha256(definition.space.encode()).digest()
         link = books.job(lambda c: ledger.open_link(c, definition, secret, 0))
         return Carrier(self, definition, books, link.row, skew=self.rng.choice((0.0, 0.0, -3_000.0, 90_000.0)))
 
@@ -273,6 +278,8 @@ class World:
             (1, lambda: self._lie(space)),
             (0.7, lambda: self._second_worker()),
             (0.5, lambda: self._pause(rng.choice(self.carriers))),
+            (0.7, lambda: self._rebuild(rng.choice(self.carriers))),
+            (0.5, lambda: self._agree_anew(rng.choice(self.carriers))),
         ]
         weights, deeds = zip(*what, strict=True)
         rng.choices(deeds, weights)[0]()
@@ -302,6 +309,15 @@ class World:
         log = self.logs[space]
         gone = log.purge(self.rng.randint(log.floor, log.head + 1))
         self.disturbed.update(each.identity for each in gone)
+        linked = {each.identity: each.seq for each in gone if each.link}
+        log.removed |= self._known(space, linked)
+
+    def _known(self, space: str, records: dict[OriginIdentity, int]) -> dict[OriginIdentity, int]:
+        """Those that the ledger of a space knows of. A worker with a ledger of its own may know less."""
+        if self.second is not None and self.second.books not in self.books.values():
+            return {}
+        known = local_index.present(self.books[space].connection, space, records)
+        return {name: seq for name, seq in records.items() if name in known}
 
     def _copy(self, space: str) -> None:
         log = self.logs[space]
@@ -340,6 +356,38 @@ class World:
             if self.second is not None and self.second.books is self.books[space]:
                 self.second.kill()
             self.books[space].put_back(self.rng.choice(self.ledger_copies[space]))
+            self.logs[space].removed = self._known(space, self.logs[space].removed)
+            for each in self._all():
+                if each.books is self.books[space]:
+                    self._open(each)
+
+    def _rebuild(self, carrier: Carrier) -> None:
+        self._set_aside(carrier)
+        carrier.books.job(lambda c: ledger.rebuild(c, carrier.row))
+        self.rebuilt += 1
+
+    def _agree_anew(self, carrier: Carrier) -> None:
+        """On other terms: all is read again. What more is taken is never said."""
+        self._set_aside(carrier)
+        self.agreements += 1
+        more = f"never{self.agreements}"
+        channels = names_of(carrier.definition.peer) | {more: f"{carrier.definition.peer.lower()}.{more}"}
+        terms = msgspec.structs.replace(carrier.definition, channels=channels, authority=f"a{self.agreements + 1}")
+        for each in self._sharing(carrier):
+            each.definition = terms
+            self._open(each)
+
+    def _set_aside(self, carrier: Carrier) -> None:
+        for each in self._sharing(carrier):
+            each.kill()
+
+    def _sharing(self, carrier: Carrier) -> list[Carrier]:
+        """Workers of the same link and ledger."""
+        return [each for each in self._all() if each.definition == carrier.definition and each.books is carrier.books]
+
+    @staticmethod
+    def _open(carrier: Carrier) -> None:
+        carrier.row = carrier.books.job(lambda c: opened(c, carrier.definition, 0)).row
 
     def _pause(self, carrier: Carrier) -> None:
         if carrier.link.paused is None:
@@ -355,9 +403,11 @@ class World:
             return
         first = self.rng.choice(self.carriers)
         books = first.books if self.rng.random() < 0.5 else Books()
+        if books is not first.books:  # it does not know what was removed
+            self.logs[first.definition.space].removed.clear()
         for each in self.troubles.values():
             each.overtakes = False
-        self.second = self._carrier(first.definition.space, first.definition.peer, books)
+        self.second = self._carrier_of(first.definition, books)
         self.second.start()
 
     def note_late(self) -> None:
@@ -462,6 +512,8 @@ class World:
             self._check_direction(each)
 
     def _check_log(self, space: str, log: SimulatedLog) -> None:
+        if log.returned:
+            raise Violation(f"{space}: {log.returned[0]} was removed by age, and came again as new")
         seen: dict[OriginIdentity, int] = {}
         spoken: dict[tuple[str, str, str], list[str]] = {}
         for record in log.there():

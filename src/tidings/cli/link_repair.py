@@ -69,11 +69,13 @@ def rebuild(
 ) -> None:
     """Forget how far a link is, and read all again that the other space still has.
 
-    Messages that are here already are found and do not come twice. Records in quarantine stay there, since the other
-    space may have them no more, and are tried again at once. `--ledger` does it for all links, and works when the
-    ledger cannot be read any more: the file is set aside as `links.db.aside`, with the only copies of what was in
-    quarantine and is gone there. Links that were paused go on then, records that were given up are in quarantine again,
-    and which key a name like bob@acme stands for is learnt anew: look at `tidings link people`.
+    Messages that are here already, or were until this space removed them by age, do not come twice. Records in
+    quarantine stay there, since the other space may have them no more, and are tried again at once. `--ledger` does it
+    for all links, and works when the ledger cannot be read any more: the file is set aside as `links.db.aside`, with
+    the only copies of what was in quarantine and is gone there. Links that were paused go on then, records that were
+    given up are in quarantine again, and which key a name like bob@acme stands for is learnt anew: look at `tidings
+    link people`. Messages that this space had removed by age come again, if the others still have them: only the ledger
+    knew of those.
 
     Examples:
 

@@ -40,7 +40,7 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         found = asyncio.run(ask(where.home.link_socket, "status", within=ANSWERS))["links"]
         shown = [each for each in found if each["state"] in ("on", "setting")]
         facts["links"] = [{"space": each["space"], "state": link_words.state(each)} for each in shown]
-        said = ", ".join(f"{each['space']} {each['state']}" for each in facts["links"])
+        said = ", ".join(map(_in_words, shown))
         ended = [each["space"] for each in facts["links"] if each["state"] == "ended there"]
         wrong += [link_words.ended_there_words(name) for name in ended]
         return facts | {"runs": True, "said": said, "problems": wrong}
@@ -56,6 +56,11 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         shared = "1 linked space shares" if len(taking) == 1 else f"{len(taking)} linked spaces share"
         problem = f"what {shared} is not carried: {why}; `tidings logs links` says more"
         return facts | {"problems": [*wrong, problem] if runs or (supervised and told) else wrong}
+
+
+def _in_words(link: dict[str, Any]) -> str:
+    differs = link_words.differing(link)
+    return f"{link['space']} {link_words.state(link)}" + (f" (differs: {differs})" if differs else "")
 
 
 def _ended_unasked(known: list[AgreedLink]) -> list[str]:

@@ -28,6 +28,14 @@ def state(link: Facts) -> str:
     return "waiting" if link["reached"] is None else "not carried"
 
 
+def differing(link: Facts) -> str | None:
+    """That what the spaces have is not the same, and stays so."""
+    count = (link["live"] or {}).get("differing")
+    if not count:
+        return None
+    return f"{count:,} records, not fetched: `tidings link verify {link['space'] or link['link']}` names them"
+
+
 def unreached_words(name: str) -> str:
     """What helps a link whose other space is not known how to be reached."""
     return (
@@ -114,7 +122,10 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "paused", ledger.get("paused")
     yield "records", counted(ledger.get("counts", {})) if ledger else None
     yield "in quarantine", ledger.get("quarantined")
+    for words in ledger.get("unlisted", []):
+        yield "waits for a channel", words
     yield "to be fetched again", ledger.get("owed")
+    yield "differs", differing(link)
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
         yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"
@@ -265,9 +276,10 @@ def _gap(said: Facts) -> str:
 def _repaired(said: Facts) -> str:
     if not said["lacking"] and not said["extra"]:
         return f"compared up to {said['through']['seq']:,}: equal"
+    then = "as before" if said["unchanged"] else f"{said['fetching']:,} are fetched"
     return (
         f"compared up to {said['through']['seq']:,}: {said['lacking']:,} are there and not here, {said['extra']:,} the "
-        f"other way; {said['fetching']:,} are fetched"
+        f"other way; {then}"
     )
 
 

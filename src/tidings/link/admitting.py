@@ -22,7 +22,7 @@ from tidings.link.judging import Admit, Omit, Refuse, Verdict, disposed, judge, 
 from tidings.link.ledger import BookedLink, Disposed
 from tidings.link.local_index import IndexState
 from tidings.link.ports import AdmittedAt, Destination, IndexRow, LinkAdmission, OriginIdentity, Verify
-from tidings.link.waiting import LATE
+from tidings.link.waiting import LATE, NOT_LISTED
 from tidings.wire.links import LinkedRecord
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,16 @@ class Admitter:
         self._overtaken: set[OriginIdentity] = set()
 
     async def dispose(
-        self, records: Sequence[LinkedRecord], index: IndexState, check: Callable[[], Awaitable[None]] = _nothing
+        self,
+        records: Sequence[LinkedRecord],
+        index: IndexState,
+        check: Callable[[], Awaitable[None]] = _nothing,
+        *,
+        listed: bool = False,
     ) -> list[Disposed]:
         """What becomes of each, in their order. What is to be in the log here is in it when this returns. `check` is
-        asked before anything is put there, and after: it raises if that does not count."""
+        asked before anything is put there, and after: it raises if that does not count. `listed`: only in channels of
+        ours that are listed it does."""
         verdicts = await self._judge(records)
         to_admit = [each for each in verdicts if isinstance(each, Admit)]
         space, names = self._definition.space, {each.identity for each in to_admit}
@@ -86,9 +92,12 @@ class Admitter:
         for each in to_admit:
             first.setdefault(each.identity, each)
         new = order([each for name, each in first.items() if name not in here])
+        closed = await self._destination.unlisted({each.ours for each in new}) if listed and new else ()
+        not_listed = {each.identity: _not_listed(each) for each in new if each.ours in closed}
+        new = [each for each in new if each.ours not in closed]
         if new:
             await check()
-        landed = await self._admit(new, index.epoch)
+        landed = not_listed | await self._admit(new, index.epoch)
         if new:
             await check()
         done: list[Disposed] = []
@@ -147,8 +156,9 @@ class Admitter:
             if not answer.duplicate:
                 return _Landed(answer.seq, self._definition.link)
             row = await self._look_at(answer.seq)
-            is_it = row is not None and row.identity == each.identity and row.hash == each.hash
-            return _Landed(answer.seq, row.link) if row is not None and is_it else None
+            if row is None:  # it may have been removed since; another link of this ledger may have seen it before
+                return await self._known_at(each, answer.seq)
+            return _Landed(answer.seq, row.link) if (row.identity, row.hash) == (each.identity, each.hash) else None
         if not isinstance(answer, _RECORD):
             if isinstance(answer, _CLEAR):
                 raise answer
@@ -161,6 +171,11 @@ class Admitter:
     async def _look_at(self, seq: int) -> IndexRow | None:
         page = await self._destination.index(seq - 1)
         return page.rows[0] if page.rows and page.rows[0].seq == seq else None
+
+    async def _known_at(self, each: Admit, seq: int) -> _Landed | None:
+        space, name = self._definition.space, each.identity
+        known = (await self._ledger.read(lambda c: local_index.present(c, space, [name]))).get(name)
+        return _Landed(seq, known.link) if known is not None and (known.hash, known.seq) == (each.hash, seq) else None
 
     async def _space_secret(self) -> bytes:
         if not self._secret:
@@ -180,6 +195,12 @@ def _left_out(verdict: Omit | Refuse) -> Disposed:
     if isinstance(verdict, Omit):
         return disposed(verdict, "omitted", verdict.reason)
     return disposed(verdict, "quarantined", verdict.reason, words=verdict.words)
+
+
+def _not_listed(verdict: Admit) -> Refuse:
+    name = verdict.ours
+    words = f"channel {name} is not listed here: `tidings channel set {name}` lists it, and then this is let in"
+    return Refuse(verdict.record, NOT_LISTED, words)
 
 
 def _put_aside(verdict: Admit, reason: str, words: str) -> Disposed:

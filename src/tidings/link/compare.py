@@ -127,10 +127,13 @@ class Comparison:
     peer: PeerSide
     reported: str = ""
     limits: ComparisonLimits = field(default_factory=ComparisonLimits)
+    #: the last comparison found the difference that was reported before, and nothing else
+    standing: bool = False
 
     async def differences(self, through: int) -> AsyncIterator[Difference]:
         """What differs now, unless all of it was reported. Equal sides forget what was reported."""
         found = await self.divergence(through)
+        self.standing = bool(found.days) and found.fingerprint == self.reported
         if found.fingerprint == self.reported:
             return
         async for each in self.between(found):

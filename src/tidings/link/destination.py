@@ -8,7 +8,7 @@ does not come says nothing, and is told as that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,6 +168,9 @@ class LocalDestination:
         said = await self.space.ask("index", after=after)
         rows = tuple(IndexRow(*row) for row in said["rows"])
         return IndexPage(epoch=said["epoch"], rows=rows, through=said["through"])
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        return frozenset((await self.space.ask("listed", channels=sorted(channels)))["unlisted"])
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> list[AdmittedAt | TidingsError]:
         done: list[AdmittedAt | TidingsError] = []
@@ -330,6 +333,7 @@ def _facts(said: dict[str, Any]) -> LocalFacts:
         floor=said["floor"],
         agreed=said.get("agreed"),
         authority=said.get("authority", ""),
+        listing=said.get("listing", 0),
     )
 
 

@@ -1,7 +1,8 @@
 """One direction of a link: takes from the peer's log, page by page, and puts into the log here. One loop, in order.
 
-    index of the log here caught up -> what waits is tried -> compared, if it is time -> a page from the token
+    index of the log here caught up -> what waits is tried -> a page from the token
     -> verified, judged, ordered -> what is not here is let in -> dispositions and token in one transaction -> told
+    -> at the end of the peer's log, if it is time: compared, beside the loop; what that finds is taken by a later turn
 
 Nothing is remembered but in the ledger: a worker that dies anywhere begins at the token again, and finds in the index
 what it had let in. The token moves over a page or not at all. A failure is classed by what it blocks: one record (it
@@ -11,19 +12,21 @@ ever ends the loop. A wake makes it look earlier and moves nothing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from tidings import errors
 from tidings.backoff import Backoff
+from tidings.broker.aio import end_tasks
 from tidings.errors import EndedThere, LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
@@ -67,6 +70,7 @@ from tidings.link.waiting import LATE, OwedRecord, Quarantined
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 Blocks = Literal["link", "endpoint"]
 
 #: seconds after the first failures of the way to the peer; after them it is polled
@@ -75,6 +79,8 @@ POLL = (15.0, 30.0)
 #: seconds after what blocks the link
 LINK_DELAYS = Backoff(5.0, 300.0)
 REPAIR_EVERY = 300.0
+#: and so many times as long as the last one took
+REPAIR_SHARE = 50
 #: seconds between two turns, however often it is woken
 SPACING = 0.05
 #: records that wait and are tried in one turn
@@ -97,6 +103,25 @@ class Mode(NamedTuple):
 
 
 LIVE = Mode()
+
+
+#: runs something beside the loop; what is returned ends it
+Beside = Callable[[Coroutine[Any, Any, None]], Callable[[], Awaitable[None]]]
+
+
+def _as_task(work: Coroutine[Any, Any, None]) -> Callable[[], Awaitable[None]]:
+    task = asyncio.create_task(work, name="comparing")
+    return lambda: end_tasks([task])
+
+
+class _Compared(NamedTuple):
+    """What comparing found up to a token, in which life of the peer's log."""
+
+    token: Token
+    lives: int
+    lacking: list[ComparedRecord]
+    extra: int
+    unchanged: bool
 
 
 class _Failure(NamedTuple):
@@ -123,6 +148,7 @@ class Direction:
         mode: Mode = LIVE,
         limit: int = PAGE_RECORDS,
         tell_after: float = POLL[1],
+        beside: Beside = _as_task,
     ) -> None:
         """`tell_after`: seconds after records were handled until the peer is asked again, and hears how far we are."""
         self.definition, self.mode = definition, mode
@@ -140,11 +166,23 @@ class Direction:
         #: the peer's log is read again, up to its end
         self._rescan = False
         self._repair_at = 0.0
+        #: what the last difference that was found was: records there and not here, here and not there
+        self._differed = (0, 0)
+        self._differing = 0
+        #: ends the comparison that is under way; and what the last one found, until it is taken
+        self._end_comparing: Callable[[], Awaitable[None]] | None = None
+        self._compared: _Compared | None = None
+        self._beside = beside
+        self._floor = 0
+        #: seconds by which the peer's clock was before ours when it said so
+        self._ahead = 0.0
         self._last_activity: float | None = None
         self._link: LinkRow | None = None
         self._index: IndexState | None = None
         #: the sequence of the link record that what is let in counts by; None if nobody says it
         self._agreed: int | None = None
+        #: which channels are listed here, as a number; None before it is known
+        self._listing: int | None = None
         #: the same of the peer's record by which it shares; 0 if nobody says it
         self._granted = 0
         self._told: Status = "initializing"
@@ -175,7 +213,7 @@ class Direction:
         link, behind = self._link, 0
         if link is not None and link.handled is not None:
             behind = max(0, self._head - link.handled.seq)
-        late = self._clock.now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
+        late = self._peer_now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
         return LinkStatus(
             status=status_of(self._facts()),
             connectivity=self._connectivity,
@@ -189,17 +227,22 @@ class Direction:
             owed=self._owed,
             quarantined=self._quarantined,
             ended_there=not self._paused and self._failure is not None and self._failure.ended_there,
+            differing=self._differing,
         )
 
     # ------------------------------------------------------------------------------------------------- the loop
 
     async def run(self) -> None:
-        while not self._ending:
-            soonest = self._clock.tick() + SPACING
-            due = await self.turn() + self._clock.tick()
-            while not (self._ending or self._asked) and (left := due - self._clock.tick()) > 0:
-                await self._clock.wait(left)
-                due = min(due, soonest) if self._idle else due
+        try:
+            while not self._ending:
+                soonest = self._clock.tick() + SPACING
+                due = await self.turn() + self._clock.tick()
+                while not (self._ending or self._asked) and (left := due - self._clock.tick()) > 0:
+                    await self._clock.wait(left)
+                    due = min(due, soonest) if self._idle else due
+        finally:
+            if self._end_comparing is not None:
+                await self._end_comparing()
 
     async def turn(self) -> float:
         """One step; seconds until the next one is due."""
@@ -223,9 +266,9 @@ class Direction:
         self._check_still_granted()
         token = await self._greet(link)
         self._index = await self._catch_up()
-        if await self._serve_waiting(token):
-            return 0.0  # the index does not know yet what was let in
-        if await self._repair_if_due(token) or self._ending:
+        if served := await self._serve_waiting(token):
+            self._index = await self._catch_up()  # it does not know yet what was let in
+        if await self._take_comparison(link, token) or self._ending:
             return 0.0
         page = await self._ask_page(token)
         if page.gap is not None:
@@ -234,8 +277,11 @@ class Direction:
         await self._take_page(token, page)
         self._failure, self._failures, self._gaps = None, 0, 0
         due = await self._look_at_waiting()
+        if served:  # there may be more; but what is new does not wait for all of it
+            return 0.0
         if page.more:  # a peer that moves and has nothing to say must not keep us busy either
             return 0.0 if page.records else SPACING
+        self._compare_if_due(page.through)
         delay = self._idle_until(due)
         return min(delay, self._tell_after) if page.records and self.mode.every is None else delay
 
@@ -253,11 +299,11 @@ class Direction:
         """The token to go on from. Once in a run, and after failures, the peer is asked who it is."""
         if self._greeted and link.handled is not None:
             return link.handled
-        facts = await self._source.hello()
-        self._heard()
+        facts = await self._from_peer(self._source.hello())
         if facts.space != self.definition.peer:
             raise self._wrong_space(facts.space)
         self._head = max(self._head, facts.head)
+        self._ahead = facts.time - self._clock.now() if facts.time is not None else 0.0
         token = link.handled
         if token is None:
             token = Token(space=facts.space, epoch=facts.epoch, seq=0)
@@ -273,7 +319,7 @@ class Direction:
         self._idle = True
         every = self.mode.every
         delay = self._rng.uniform(*POLL) if every is None else every * self._rng.uniform(0.8, 1.2)
-        if self._comparison is not None and every is None and not self._paused:
+        if self._comparison is not None and self._end_comparing is None and every is None and not self._paused:
             delay = min(delay, max(self._repair_at - self._clock.tick(), 1.0))
         if due is not None:
             delay = min(delay, max(due / 1000 - self._clock.now(), 1.0))
@@ -288,6 +334,9 @@ class Direction:
         if facts.space != space:
             raise WrongSpace(f"link {self.definition.link} leads into {space}, but the log here is of {facts.space}")
         self._agreed = self._checked_agreement(facts)
+        if facts.listing != self._listing:
+            await self._ledger.write(lambda c: waiting.retry_unlisted(c, self._ledger.row, self._now()))
+            self._listing = facts.listing
         known = await self._ledger.read(lambda c: local_index.state(c, space))
         if known.epoch != facts.epoch or known.through > facts.head:
             known = await self._ledger.write(lambda c: local_index.meet(c, facts))
@@ -299,19 +348,25 @@ class Direction:
             if known.epoch != facts.epoch:
                 raise LogRegressed(f"the log of {space} is read by another worker, and was set back: look again")
         if known.anew:
-            lost = await self._ledger.write(lambda c: local_index.complete(c, facts, self._now()))
-            if lost:
+            now = await self._destination.facts()  # what was removed while it was read is not lost
+
+            def complete(c: sqlite3.Connection) -> int:
+                local_index.check(c, space, known)
+                return local_index.complete(c, now, self._now())
+
+            if now.epoch != known.epoch:
+                raise LogRegressed(f"the log of {space} was set back while it was read: it is read again")
+            if lost := await self._ledger.write(complete):
                 self._tell(LocalLogSetBack(self.definition.link, self._clock.now(), lost))
         return known
 
     # -------------------------------------------------------------------------------------------------- a page
 
     async def _ask_page(self, token: Token) -> LinkPage:
-        page = await self._source.page(token, self._limit)
-        self._heard()
+        page = await self._from_peer(self._source.page(token, self._limit))
         if page.gap is None:
             check_page(token, page, self._limit)
-            self._head = page.head
+            self._head, self._floor = page.head, page.floor
             self._note_grant(page.granted)
         return page
 
@@ -328,7 +383,7 @@ class Direction:
             return
         try:
             done = await self._dispose(page.records)
-            time_ns = max((each.time_ns for each in page.records), default=0)
+            time_ns = page.records[-1].time_ns if page.records else 0
             await self._commit(token, page.through, done, time_ns, min(page.floor, page.through.seq))
         except TidingsError as error:
             if not isinstance(error, errors.StoreError | errors.ConflictError):
@@ -393,13 +448,18 @@ class Direction:
 
     async def _dispose(self, records: Sequence[LinkedRecord]) -> list[Disposed]:
         assert self._index is not None
-        return await self._admitter.dispose(records, self._index, self._check_agreed)
+        return await self._admitter.dispose(records, self._index, self._check_agreed, listed=bool(self._listing))
 
     async def _check_agreed(self) -> None:
-        """What is let in counts by the link record in force where it lands. Under one that changed nothing is let in;
-        if it changed meanwhile, what was let in has no disposition yet, and is looked for again."""
-        if self._checked_agreement(await self._destination.facts()) != self._agreed:
-            raise LinkConflict(f"link {self.definition.link} was agreed on anew while a page was let in: look again")
+        """What is let in counts by the link record in force where it lands, and by what is listed there. If that
+        changed nothing is let in; if it changed meanwhile, what was let in has no disposition yet, and is looked for
+        again."""
+        facts = await self._destination.facts()
+        if (self._checked_agreement(facts), facts.listing) != (self._agreed, self._listing):
+            raise LinkConflict(
+                f"link {self.definition.link} was agreed on anew, or other channels were listed here, while a page was "
+                "let in: look again"
+            )
 
     def _checked_agreement(self, facts: LocalFacts) -> int | None:
         """The sequence of the link record in force, if it is the one this direction was made for."""
@@ -444,8 +504,7 @@ class Direction:
         # Said before it is tried: if trying it fails, or kills the worker, something else has its turn.
         luck, now = self._rng.random(), self._now()
         await self._ledger.write(lambda c: waiting.postpone(c, row, asked, now, luck))
-        fetched = await self._source.fetch(list(asked))
-        self._heard()
+        fetched = await self._from_peer(self._source.fetch(list(asked)))
         _check_fetched(asked, fetched)
         if fetched.epoch != token.epoch:
             return  # the next page says what that means
@@ -488,35 +547,64 @@ class Direction:
         (self._owed, self._quarantined), due, self._link = await self._ledger.read(look)
         return due
 
-    async def _repair_if_due(self, token: Token) -> bool:
-        """Compare, if it is time. What the peer has and we know nothing of is owed; where it has another record than
-        we know, its log was set back and nobody noticed: from there on it is read again (True)."""
-        tick = self._clock.tick()
-        if self._comparison is None or tick < self._repair_at:
-            return False
+    def _compare_if_due(self, token: Token) -> None:
+        """Everything that is there is here: is it the same? Comparing may take long, so it is done beside the loop."""
+        tick, busy = self._clock.tick(), self._end_comparing is not None or self._compared is not None
+        if self._comparison is None or busy or tick < self._repair_at:
+            return
         self._repair_at = tick + REPAIR_EVERY * self._rng.uniform(0.8, 1.2)
-        if token.seq == 0:
-            return False
-        link, row = self.definition.link, self._ledger.row
-        self._tell(RepairStarted(link, self._clock.now(), token))
-        lacking, extra = list[ComparedRecord](), 0
+        if token.seq and self._link is not None:
+            self._tell(RepairStarted(self.definition.link, self._clock.now(), token))
+            self._end_comparing = self._beside(self._compare(self._comparison, token, self._link.lives))
+
+    async def _compare(self, comparison: Comparing, token: Token, lives: int) -> None:
+        """Nothing is changed by it: what it finds waits for the next turn."""
+        begun, lacking, extra = self._clock.tick(), list[ComparedRecord](), 0
         try:
-            async for each in self._comparison.differences(token.seq):
+            async for each in comparison.differences(token.seq):
                 lacking += each.lacking
                 extra += len(each.extra)
                 if len(lacking) > MOST_OWED - self._owed:
                     del lacking[MOST_OWED - self._owed :]
                     break
-        except TidingsError as error:
-            self._tell(RepairFailed(link, self._clock.now(), str(error)))
-            raise
-        fetching, other = 0, None
+            self._compared = _Compared(token, lives, lacking, extra, comparison.standing)
+        except Exception as error:  # Boundary: comparing stops nothing.
+            if not isinstance(error, TidingsError):
+                log.exception("link %s could not be compared", self.definition.link)
+            words = str(error) or type(error).__name__
+            self._tell(RepairFailed(self.definition.link, self._clock.now(), words))
+        self._end_comparing = None
+        if self._repair_at:  # else it is wanted again at once
+            tick = self._clock.tick()
+            self._repair_at = max(self._repair_at, tick + REPAIR_SHARE * (tick - begun))
+        self._clock.wake()
+
+    async def _take_comparison(self, link: LinkRow, token: Token) -> bool:
+        """What the peer has and we know nothing of is owed; where it has another record than we know, its log was set
+        back and nobody noticed: from there on it is read again (True)."""
+        found, comparison = self._compared, self._comparison
+        if found is None or comparison is None:
+            return False
+        if (found.lives, found.token.domain) != (link.lives, token.domain):
+            # it was about what is read again now: of that, the same may be missing once more
+            self._compared, comparison.reported, self._repair_at = None, "", 0.0
+            return False
+        row, fetching, other = self._ledger.row, 0, None
+        # what was removed there since is known no more, and is no difference
+        lacking = [each for each in found.lacking if each.seq >= self._floor]
         if lacking:
             seqs = [each.seq for each in lacking]
             fetching = await self._ledger.write(lambda c: waiting.owe(c, row, seqs, self._now()))
             other = await self._ledger.read(lambda c: waiting.first_other(c, row, lacking))
         self._owed += fetching
-        self._tell(RepairCompleted(link, self._clock.now(), token, len(lacking), extra, fetching))
+        self._compared = None
+        if not found.unchanged:
+            self._differed = len(lacking), found.extra
+        self._differing = sum(self._differed) - fetching
+        told = RepairCompleted(
+            self.definition.link, self._clock.now(), found.token, *self._differed, fetching, found.unchanged
+        )
+        self._tell(told)
         if other is not None:
             after = Token(space=token.space, epoch=token.epoch, seq=other - 1)
             await self._read_again(token, after, GapKind.RECORD, by_comparing=True)
@@ -538,16 +626,21 @@ class Direction:
         ended_there = isinstance(error, EndedThere)
         self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK), ended_there)
         self._greeted = False
-        if isinstance(error, errors.UnreachableError | EndedThere):
-            self._set_connectivity("offline")
         if blocks == "link":
             return LINK_DELAYS.delay(self._failures, self._rng.random())
         if self._failures <= len(LADDER):
             return LADDER[self._failures - 1] * self._rng.uniform(0.8, 1.2)
         return self._rng.uniform(*POLL)
 
-    def _heard(self) -> None:
+    async def _from_peer(self, answer: Awaitable[T]) -> T:
+        """What the peer answers. Whether it is heard is said by this alone: our own broker may be away, too."""
+        try:
+            found = await answer
+        except (errors.UnreachableError, errors.OutcomeUnknown, EndedThere):
+            self._set_connectivity("offline")
+            raise
         self._set_connectivity("online")
+        return found
 
     def _set_connectivity(self, now: Connectivity) -> None:
         before, self._connectivity = self._connectivity, now
@@ -582,6 +675,10 @@ class Direction:
 
     def _now(self) -> int:
         return int(self._clock.now() * 1000)
+
+    def _peer_now(self) -> float:
+        """What the peer has on its clock, which its records have their times by."""
+        return self._clock.now() + self._ahead
 
 
 def _late(done: Disposed) -> Disposed:

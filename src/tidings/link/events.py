@@ -60,6 +60,8 @@ class LinkStatus:
     owed: int
     quarantined: int
     ended_there: bool = False
+    #: records that differed from the peer's when they were last compared, and are not fetched: one side has them
+    differing: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,13 @@ class RepairStarted(LinkEvent):
 @dataclass(frozen=True)
 class RepairCompleted(LinkEvent):
     """`lacking` and `extra` differ from the peer; `fetching` of them are asked for. What differs and is not fetched is
-    only reported: it has its disposition."""
+    only reported: it has its disposition. `unchanged`: it is the difference that was found before, and stands."""
 
     through: Token
     lacking: int = 0
     extra: int = 0
     fetching: int = 0
+    unchanged: bool = False
 
 
 @dataclass(frozen=True)

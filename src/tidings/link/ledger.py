@@ -250,7 +250,8 @@ def commit_page(
     _end_earlier(connection, row, disposed)
     quarantine(connection, row, disposed, now)
     connection.execute(
-        "UPDATE link SET handled_at = ?, handled_time = max(handled_time, ?) WHERE row = ?", (now, time_ns, row)
+        "UPDATE link SET handled_at = ?, handled_time = coalesce(nullif(?, 0), handled_time) WHERE row = ?",
+        (now, time_ns, row),
     )
 
 

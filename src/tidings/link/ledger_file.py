@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 #: what helps whatever is wrong with the file
 ANEW = (
     "Nothing is lost with it that other spaces still have: `tidings link rebuild --ledger` begins a new one, which is "
-    "filled from their logs and this one, and nothing comes twice"
+    "filled from their logs and this one; what is here does not come twice, and what this space removed by age comes "
+    "again if they still have it"
 )
 
 

@@ -1,8 +1,9 @@
 """What the log here holds of what links brought, by identity, as functions of a SQLite connection.
 
 It is read from the log itself and shared by all links of a space, so that a message that comes twice, over whichever
-link, is put into the log once, however long ago that was. Its end is a sequence of one epoch of that log. In another
-epoch it is read anew, and only at its end is it known what the log lost.
+link, is put into the log once, however long ago that was: also if the log has removed it by age since. Its end is a
+sequence of one epoch of that log. In another epoch it is read anew from the floor on, and only at its end is it known
+what the log lost. A ledger that was lost knows nothing of what was removed, and lets that in again.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def state(connection: sqlite3.Connection, space: str) -> IndexState:
 
 
 def meet(connection: sqlite3.Connection, facts: LocalFacts) -> IndexState:
-    """The log as it is now: if it is not the one the index knows, or ends before it, the index begins anew."""
+    """The log as it is now: if it is not the one the index knows, or ends before it, the index begins anew. What it
+    knew stays aside, with its sequence negated, until it is read again or `complete` says what became of it."""
     known = state(connection, facts.space)
     if known.epoch == facts.epoch and known.through <= facts.head:
         return known
-    connection.execute("DELETE FROM present WHERE space = ?", (facts.space,))
+    connection.execute("UPDATE present SET seq = -seq WHERE space = ? AND seq > 0", (facts.space,))
     connection.execute(
         "UPDATE space SET epoch = ?, through = 0, anew = 1, lives = lives + 1 WHERE space = ?",
         (facts.epoch, facts.space),
@@ -64,8 +66,9 @@ def extend(connection: sqlite3.Connection, space: str, known: IndexState, page: 
     if now != known or page.epoch != known.epoch or page.through <= known.through:
         return now
     connection.executemany(
-        """INSERT OR IGNORE INTO present (space, origin, sender, id, hash, link, channel, seq)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+        """INSERT INTO present (space, origin, sender, id, hash, link, channel, seq) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET hash = excluded.hash, link = excluded.link, channel = excluded.channel,
+          seq = excluded.seq WHERE present.seq < 0""",
         [(space, *row.identity, row.hash, row.link, row.channel, row.seq) for row in page.rows],
     )
     connection.execute("UPDATE space SET through = ? WHERE space = ?", (page.through, space))
@@ -84,17 +87,20 @@ def extend_own(
 
 
 def complete(connection: sqlite3.Connection, facts: LocalFacts, now: int) -> int:
-    """The index was read anew up to the end: how many messages the log lost, which are owed again now."""
+    """The index was read anew up to the end, before these facts: how many messages the log lost, which are owed again
+    now. What lay below the floor was removed by age; it was here all the same, and stays known."""
     connection.execute("UPDATE space SET anew = 0 WHERE space = ?", (facts.space,))
+    connection.execute("DELETE FROM present WHERE space = ? AND -seq >= max(?, 1)", (facts.space, facts.floor))
+    connection.execute("UPDATE present SET seq = -seq WHERE space = ? AND seq < 0", (facts.space,))
     return waiting.lost_here(connection, facts.space, facts.floor, now)
 
 
 def present(
     connection: sqlite3.Connection, space: str, identities: Iterable[OriginIdentity]
 ) -> dict[OriginIdentity, Present]:
-    """Those that the log here holds; one statement, however many are asked for."""
+    """Those that the log here holds, or held until it removed them by age; one statement, however many are asked."""
     query = """SELECT p.origin, p.sender, p.id, p.hash, p.link, p.seq FROM json_each(?) AS asked CROSS JOIN present AS p
       ON p.space = ? AND p.origin = json_extract(asked.value, '$[0]')
-      AND p.sender = json_extract(asked.value, '$[1]') AND p.id = json_extract(asked.value, '$[2]')"""
+      AND p.sender = json_extract(asked.value, '$[1]') AND p.id = json_extract(asked.value, '$[2]') AND p.seq > 0"""
     found = connection.execute(query, (msgspec.json.encode(list(identities)).decode(), space))
     return {OriginIdentity(*row[:3]): Present(*row[3:]) for row in found}

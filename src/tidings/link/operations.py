@@ -420,6 +420,7 @@ def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> 
         "paused": row.paused,
         "owed": owed,
         "quarantined": kept,
+        "unlisted": waiting.unlisted(connection, row.row) if kept else [],
     }
     if whole:
         facts["counts"] = books.counts(connection, row.row)

@@ -56,8 +56,11 @@ def check_gap(asked: Token, gap: LinkGap) -> None:
 
 
 def agreed_token(asked: Token, gap: LinkGap) -> Token:
-    """Where to begin again: up to there the log is the one we know. Its mark is not known."""
+    """Where to begin again: up to there the log is the one we know. Its mark is not known. If nobody can say up to
+    where that is, and its beginning was removed by age, that was handled when it was there: it begins behind it."""
     agreed = min(gap.agreed, asked.seq)
+    if gap.agreed == 0 and gap.kind in (GapKind.RECORD, GapKind.TOO_NEW):
+        agreed = max(0, min(gap.oldest, gap.head, asked.seq))
     if gap.kind is GapKind.RECORD:
         agreed = min(agreed, asked.seq - 1)
     return Token(space=asked.space, epoch=gap.epoch, seq=agreed)

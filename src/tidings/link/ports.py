@@ -8,7 +8,7 @@ will never take this record.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ class OriginIdentity(NamedTuple):
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How the peer introduces itself. `space` is its id; `shares` and `hops` are what it lets us read now, None if that
-    is not said."""
+    is not said; `time` is what its clock says, in seconds, if that is told."""
 
     space: str
     epoch: str
@@ -35,6 +35,7 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
     floor: int = 0
     shares: tuple[str, ...] | None = None
     hops: int = 1
+    time: float | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,8 @@ class Comparing(Protocol):
 
     #: names the difference that was given last; empty to have it given again
     reported: str
+    #: the last comparison gave nothing, because it found what was given before
+    standing: bool
 
     def differences(self, through: int) -> AsyncIterator[ComparedDifference]: ...
 
@@ -97,7 +100,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The log here. Messages below `floor` were removed, and are not lost for that.
 
     `agreed`: the sequence of the record under which this link lets something in now, 0 if it does not; None if that is
-    not told. `authority` is the name of that agreement."""
+    not told. `authority` is the name of that agreement. `listing`: 0 if every channel may be used here; else a number
+    that changes whenever other channels are listed."""
 
     space: str
     epoch: str
@@ -105,6 +109,7 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     floor: int = 0
     agreed: int | None = None
     authority: str = ""
+    listing: int = 0
 
 
 class IndexRow(NamedTuple):
@@ -154,6 +159,10 @@ class Destination(Protocol):
         ...
 
     async def index(self, after: int) -> IndexPage: ...
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        """Those of our channels that are not listed now, and have to be: nothing counts in them."""
+        ...
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> Sequence[AdmittedAt | TidingsError]:
         """Put them into the log in this order, and say of each where it is or why it is not. Records after one that

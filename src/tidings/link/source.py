@@ -159,6 +159,7 @@ class PeerSource:
             floor=said.floor,
             shares=said.shares,
             hops=said.hops,
+            time=_clock_of(said.time),
         )
 
     async def page(self, token: Token, limit: int) -> LinkPage:
@@ -335,6 +336,12 @@ def _converted(said: dict[str, Any], kind: type[PeerHello]) -> PeerHello:
         return msgspec.convert(said, kind)
     except msgspec.ValidationError as error:
         raise PageRefused(f"the other space does not say what it is: {str(error)[:_MOST_WORDS]}") from error
+
+
+def _clock_of(said: str) -> float | None:
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(said).timestamp()
+    return None
 
 
 def _check_counts(*numbers: int) -> None:

@@ -25,6 +25,8 @@ LOST_HERE = "lost_here"
 NOT_RECEIVED = "not_received"
 #: the reason of what was admitted behind younger messages of its sender
 LATE = "late"
+#: why a record is put aside whose channel has to be listed here, and is not
+NOT_LISTED = "not_listed"
 
 
 class OwedRecord(NamedTuple):
@@ -171,6 +173,22 @@ def retry_quarantined(connection: sqlite3.Connection, row: int, seqs: Sequence[i
         return connection.execute("UPDATE quarantine SET next_at = ? WHERE link = ?", (now, row)).rowcount
     query = "UPDATE quarantine SET next_at = ? WHERE link = ? AND seq = ?"
     return sum(connection.execute(query, (now, row, seq)).rowcount for seq in seqs)
+
+
+def retry_unlisted(connection: sqlite3.Connection, row: int, now: int) -> None:
+    """Other channels are listed now: what waited for that is tried."""
+    connection.execute(
+        """UPDATE quarantine SET next_at = ? WHERE link = ? AND (life, seq) IN (
+          SELECT life, seq FROM disposition WHERE link = ? AND kind = 'quarantined' AND reason = ?)""",
+        (now, row, row, NOT_LISTED),
+    )
+
+
+def unlisted(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[str]:
+    """What helps those that wait for their channel to be listed, in words, one for each channel."""
+    query = """SELECT DISTINCT q.words FROM quarantine AS q JOIN disposition AS d USING (link, life, seq)
+      WHERE q.link = ? AND d.reason = ? ORDER BY 1 LIMIT ?"""
+    return [words for (words,) in connection.execute(query, (row, NOT_LISTED, limit))]
 
 
 def drop(connection: sqlite3.Connection, row: int, seq: int, reason: str) -> None:

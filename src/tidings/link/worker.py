@@ -67,6 +67,7 @@ class LinkWorker:
         self._steward_words = ""
         #: how far the other spaces are with what is shared here
         self._pushes: dict[str, PeerProgress] = {}
+        self._listing = 0
         self._stopping, self._look_now = asyncio.Event(), asyncio.Event()
         self._changing = asyncio.Lock()
         self._verify = ThreadedVerify()
@@ -118,6 +119,10 @@ class LinkWorker:
         self._note_pushes(found)
         async with self._changing:
             await self._settle(found)
+        if self._listing != found.facts.listing:  # something may wait for a channel to be listed
+            self._listing = found.facts.listing
+            for each in self._carried.values():
+                each.direction.ask()
 
     def _note_steward(self, words: str) -> None:
         if words and words != self._steward_words:

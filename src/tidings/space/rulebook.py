@@ -96,17 +96,24 @@ class Rulebook:
         self.links: dict[str, Timeline[Link]] = {}
         #: the newest sequence from which on a post may be judged otherwise than before
         self.revised = 0
+        #: the newest sequence from which on other channels may be used than before
+        self._listing_revised = 0
 
     def put_access(self, owner: str, seq: int, ruling: Access) -> None:
         self._put(self.access.setdefault(owner, Timeline()), seq, ruling)
 
     def put_channel(self, seq: int, ruling: Channel) -> None:
+        before = self.channels[ruling.name].newest() if ruling.name in self.channels else None
+        if self._lists(self.spaces.newest()) and (before is not None and before.listed) != ruling.listed:
+            self._listing_revised = seq
         self._put(self.channels.setdefault(ruling.name, Timeline()), seq, ruling)
 
     def put_link(self, seq: int, ruling: Link) -> None:
         self._put(self.links.setdefault(ruling.link, Timeline()), seq, ruling)
 
     def put_space(self, seq: int, ruling: Space) -> None:
+        if self._lists(self.spaces.newest()) != self._lists(ruling):
+            self._listing_revised = seq
         self._put(self.spaces, seq, ruling)
 
     def _put(self, history: Timeline[R], seq: int, ruling: R) -> None:
@@ -159,7 +166,7 @@ class Rulebook:
             return "its sender was revoked"
         if not is_channel(channel) or not covers_any(access.post, channel):
             return f"its sender might not post in #{channel}"
-        if not self._is_listed(channel, seq):
+        if not self.is_listed(channel, seq):
             return f"only listed channels are posted to in this space, and #{channel} was none"
         return None
 
@@ -179,7 +186,7 @@ class Rulebook:
         record = self.link_at(link, seq)
         if record is None or record.admits(origin, theirs, hops=hops, time_ns=time_ns) != channel:
             return False
-        return self._is_listed(channel, seq)
+        return self.is_listed(channel, seq)
 
     def mail_allowed(self, kind: str, link: str, origin: str, agreed: int, sender: str, time_ns: int) -> bool:
         """Did the link record at `agreed` let direct messages (`dm`) or tasks of the space `origin` come in? Those of
@@ -207,8 +214,35 @@ class Rulebook:
 
     @property
     def links_revised(self) -> int:
-        """The sequence of the newest link record; 0 if there is none."""
-        return max((history.since(NEVER) or 0 for history in self.links.values()), default=0)
+        """The newest sequence from which on links let in other things than before; 0 if there is no link."""
+        newest = max((history.since(NEVER) or 0 for history in self.links.values()), default=0)
+        return max(newest, self._listing_revised) if self.links else 0
+
+    def listing_at(self, seq: int) -> int:
+        """0 if every channel may be used; else a number that changes whenever other channels are listed."""
+        return self._listing_revised if self._lists(self.space_at(seq)) else 0
+
+    def listings(self) -> Iterator[tuple[int, str | None]]:
+        """Where, from the floor on, other channels may be used than before: the sequence, and which channel; None is
+        that only listed ones may from there on, or all."""
+        for seq, space_before, space in self.spaces.entries(self.floor):
+            if self._lists(space_before) != self._lists(space):
+                yield seq, None
+        for name, history in self.channels.items():
+            for seq, before, now in history.entries(self.floor):
+                if self._lists(self.space_at(seq)) and (before is not None and before.listed) != now.listed:
+                    yield seq, name
+
+    def listed_at(self, seq: int) -> list[str] | None:
+        """The channels that may be used; None if all may."""
+        if not self._lists(self.space_at(seq)):
+            return None
+        found = ((name, history.at(seq)) for name, history in self.channels.items())
+        return sorted(name for name, record in found if record is not None and record.listed)
+
+    @staticmethod
+    def _lists(space: Space | None) -> bool:
+        return space is not None and space.channels == "listed"
 
     def allowed_at(self, owner: str, channel: str, seq: int) -> bool:
         """May `owner` read `channel` under the access in force at `seq`?"""
@@ -224,8 +258,9 @@ class Rulebook:
                     found[owner] = seq
         return found
 
-    def _is_listed(self, channel: str, seq: int) -> bool:
-        if self.space_at(seq).channels == "open":
+    def is_listed(self, channel: str, seq: int) -> bool:
+        """May it be used, by whoever may?"""
+        if not self._lists(self.space_at(seq)):
             return True
         record = self.channel_at(channel, seq)
         return record is not None and record.listed

@@ -53,11 +53,13 @@ class AdmissionHandlers:
     async def facts(self, request: ControlRequest) -> Answer:
         """The log as it is: what was acknowledged before this was asked is at or before `head`. `after`: a sequence
         that was acknowledged; a replica that does not have it yet is not believed. `link`: under which record it lets
-        something in now, by sequence and name; 0 is none."""
+        something in now, by sequence and name; 0 is none. `listing` changes whenever other channels are listed; 0 if
+        none has to be."""
         found, link = await self._log(request.optional("after", int) or 0), request.optional("link", str)
         if link is None:
             return found
         async with self.writer.lock:  # a record that is under way counts
+            found["listing"] = self._listing()
             on = next((each for each in links_on(self.space) if each[0] == link), None)
         if on is None:
             return found | {"agreed": 0, "authority": ""}
@@ -71,7 +73,19 @@ class AdmissionHandlers:
             "head": await self.space.log_head(known),
             "floor": self.space.table.floor,
             "open": state is None or state.open,
+            "listing": self._listing(),
         }
+
+    def _listing(self) -> int:
+        return self.space.table.rules.listing_at(self.space.position)
+
+    @handles("admission", "listed")
+    async def listed(self, request: ControlRequest) -> Answer:
+        """Which of these channels nothing counts in, because they are not listed and have to be."""
+        names = request.arguments.get("channels") or ()
+        async with self.writer.lock:  # a record that is under way counts
+            rules, position = self.space.table.rules, self.space.position
+        return {"unlisted": [each for each in names if not rules.is_listed(each, position)]}
 
     @handles("admission", "index")
     async def index(self, request: ControlRequest) -> Answer:

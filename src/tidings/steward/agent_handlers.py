@@ -27,6 +27,7 @@ from tidings.steward.marks import Marks
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
 from tidings.steward.writer import Completed, RulingWriter
+from tidings.wire.links import channel_map
 from tidings.wire.marks import Stamp
 from tidings.wire.message import MAX_MENTIONS
 from tidings.wire.names import check_channel, check_pattern
@@ -292,13 +293,14 @@ class AgentHandlers:
 
     @handles("space", "links")
     async def space_links(self, request: ControlRequest) -> Answer:
-        """What links let in, by the channels the caller may read: who may not read one is not told its name."""
+        """What links let in, by the channels the caller may read: who may not read one is not told its name. Where only
+        listed channels may be used, those that are."""
         access = self.space.access_of(request.sender)
         head = await self.space.log_head()  # before the rules are read: they are not older than it
         rules = self.space.table.rules
         found = {f"{name}.{seq:016d}": (seq, record) for name, seq, record in _link_versions(rules)}
         keys = _after(found, request)
-        rows = [_link_row(*found[key], access.read) for key in keys[:LINKS_PER_PAGE]]
+        rows = [_link_row(rules, *found[key], access.read) for key in keys[:LINKS_PER_PAGE]]
         return {
             "links": (shown := _within_page(rows)),
             "next": _next(keys, shown),
@@ -347,17 +349,37 @@ class JoinRate:
 
 
 def _link_versions(rules: Rulebook) -> Iterator[tuple[str, int, Link]]:
-    """(link, sequence, record) of every link record that lets other things in than the one before it."""
+    """(link, sequence, record) wherever a link lets other things in than before: by its own record, or because other
+    channels are listed."""
+    listings = list(rules.listings())
     for name, history in rules.links.items():
-        for seq, before, record in history.entries(rules.floor):
-            if before is None or _link_row(seq, before, (">",)) != _link_row(seq, record, (">",)):
+        told: dict[str, Any] = {}
+        own = {seq for seq, _, _ in history.entries(rules.floor)}
+        listed = {seq for seq, channel in listings if _concerns(history.at(seq), channel)}
+        for seq in sorted(own | listed):
+            record = history.at(seq)
+            row = _link_row(rules, seq, record, (">",)) | {"seq": 0} if record is not None else {}
+            if record is not None and row != told:
+                told = row
                 yield name, seq, record
 
 
-def _link_row(seq: int, record: Link, readable: Iterable[str]) -> dict[str, Any]:
+def _concerns(record: Link | None, channel: str | None) -> bool:
+    """Does it take something into this channel? None: into any."""
+    if record is None or channel is None:
+        return record is not None
+    maps = (record.channels, *record.beyond.values())
+    return any(channel_map(each).theirs(channel) is not None for each in maps)
+
+
+def _link_row(rules: Rulebook, seq: int, record: Link, readable: Iterable[str]) -> dict[str, Any]:
     patterns = tuple(readable)
+    listed = rules.listed_at(seq)
 
     def shown(channels: dict[str, str]) -> dict[str, str]:
+        if listed is not None:
+            names = channel_map(channels)
+            channels = {theirs: ours for ours in listed if (theirs := names.theirs(ours)) is not None}
         return {theirs: ours for theirs, ours in channels.items() if any(may_meet(each, ours) for each in patterns)}
 
     return {

@@ -61,8 +61,10 @@ EACH, AT_ONCE = 1, 2
 SCAN_SECONDS = 10.0
 #: records read at a time for a digest: others are served in between
 SCANNED_AT_ONCE = 250
-#: digests that were begun and not finished yet
+#: digests that were begun, or are kept to be continued when the log has grown
 MOST_SCANS = 16
+#: seconds after which one that is kept is made anew: a log may lose something and nobody notices
+RECOUNTED_AFTER = 3_600.0
 #: how often a cluster may say that the log ends before a token until that is believed
 LAGS_BELIEVED = 3
 
@@ -107,6 +109,9 @@ class _Scan:
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
+        self.begun = time.monotonic()
+        #: it was answered, and may be continued
+        self.kept = False
         #: everything before it was looked at
         self.position = floor
         self.days = ChannelDigests()
@@ -327,11 +332,10 @@ class LinkHandlers:
             scan.days.add(record.channel, said.sender, said.id, said.ts, payload_hash(record.payload))
             return True
 
-        scan = await self._scanned(request, None, through, ("digest", through), add)
+        scan = await self._scanned(request, None, through, ("digest",), add, kept=True)
         pairs = sorted((channel, day) for channel, days in scan.days.totals().items() for day in days)
         rest = [each for each in pairs if each > after]
-        if more := len(rest) > MOST_DAYS:
-            self._keep(request, ("digest", through), scan)
+        more = len(rest) > MOST_DAYS
         totals, shown = scan.days.totals(), dict[str, dict[str, Digest]]()
         for channel, day in rest[:MOST_DAYS]:
             shown.setdefault(channel, {})[day] = totals[channel][day]
@@ -377,25 +381,27 @@ class LinkHandlers:
         add: _Add,
         *,
         after: int = 0,
+        kept: bool = False,
     ) -> _Scan:
-        """Walk through what is shared. ConflictError if it takes longer: asked again, it goes on from there."""
+        """Walk through what is shared. ConflictError if it takes longer: asked again, it goes on from there. `kept`:
+        what was counted stays so from the same floor on, and is continued when more is asked for."""
         granted = self.granted(request.sender)
         key = (granted.link, granted.seq, self.marks.file.epoch, *key)
         async with self.scanning.turn(granted.link):
             head, floor = await self._ends(granted.link, 0)
+            end = min(through, head)
+            if kept and key in self._scans and self._scans[key].position > end + 1:
+                key = (*key, through)  # less than was counted: that one goes on for whoever asks for more
             scan = self._scans.pop(key, None)
-            if scan is None or scan.position < floor:  # what it had not come to yet was removed meanwhile
+            if scan is None or not _can_go_on(scan, floor):
                 scan = _Scan(floor)
                 scan.position = max(floor, after + 1, 1)
-            if await self._walk(request.sender, channel, scan, min(through, head), add):
+            scan.kept = await self._walk(request.sender, channel, scan, end, add)
+            if kept or not scan.kept:
+                self._remember(key, scan)
+            if scan.kept:
                 return scan
-            self._remember(key, scan)
         raise ConflictError(f"it is being made, and is at record {scan.position} of {through}: ask again")
-
-    def _keep(self, request: ControlRequest, key: tuple[object, ...], scan: _Scan) -> None:
-        """It is asked for the rest of it."""
-        granted = self.granted(request.sender)
-        self._remember((granted.link, granted.seq, self.marks.file.epoch, *key), scan)
 
     def _remember(self, key: tuple[object, ...], scan: _Scan) -> None:
         self._scans[key] = scan
@@ -432,6 +438,13 @@ class LinkHandlers:
                     reach = min(reach, records[-1].seq)
                 break
         return [found[seq] for seq in sorted(found) if seq <= reach], reach
+
+
+def _can_go_on(scan: _Scan, floor: int) -> bool:
+    """What it had not come to yet is there; and of one that was answered, all that it counted."""
+    if scan.kept:
+        return scan.floor == floor and time.monotonic() - scan.begun < RECOUNTED_AFTER
+    return scan.position >= floor
 
 
 def _after(request: ControlRequest) -> tuple[str, str]:

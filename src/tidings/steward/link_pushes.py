@@ -14,8 +14,8 @@ from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_scope import LinkScope
 from tidings.wire.rulings import Link
 
-#: records of a filter that are looked at for one that is shared
-LOOKED_AT = 50
+#: records of a filter that are read at a time for one that is shared; and in one go, the next one goes on from there
+LOOKED_AT, MOST_LOOKED_AT = 50, 1_000
 
 
 class _Waiting(NamedTuple):
@@ -51,15 +51,23 @@ class LinkPushes:
             start = known.through + 1
         else:
             start = needed
-        since = await self._first_shared(link, record, max(start, self.space.table.floor, 1), head)
-        self._found[link] = _Waiting(needed, head, since)
+        since, reach = await self._first_shared(link, record, max(start, self.space.table.floor, 1), head)
+        self._found[link] = _Waiting(needed, reach, since)
         return since
 
-    async def _first_shared(self, link: str, record: Link, start: int, head: int) -> float | None:
+    async def _first_shared(self, link: str, record: Link, start: int, head: int) -> tuple[float | None, int]:
+        """When the first was stored that is shared, and up to where it was looked for."""
         scope = LinkScope(self.space.subjects, self.space.info.id, self.space.table.rules, link, record)
-        stream, times = self.space.subjects.log_stream, list[int]()
+        stream, times, reach = self.space.subjects.log_stream, list[int](), head
         for each in scope.filters():
+            looked = 0
             async for records in self.space.js.read(stream, each, start, head, page=LOOKED_AT):
-                times += [one.time_ns for one in records if scope.shared(one) is not None][:1]
-                break
-        return min(times) / 1e9 if times else None
+                found = next((one.time_ns for one in records if scope.shared(one) is not None), None)
+                looked += len(records)
+                if found is not None:
+                    times.append(found)
+                    break
+                if looked >= MOST_LOOKED_AT:
+                    reach = min(reach, records[-1].seq)
+                    break
+        return min(times) / 1e9 if times else None, reach

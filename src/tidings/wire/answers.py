@@ -606,13 +606,15 @@ class LinkIdsAnswer(TypedDict):
 
 
 class AdmissionFactsAnswer(TypedDict):
-    """`open`: does the log take messages? `agreed`, `authority`: the record under which a link lets something in."""
+    """`open`: does the log take messages? `agreed`, `authority`: the record under which a link lets something in.
+    `listing`: 0 if every channel may be used; else a number that changes whenever other channels are listed."""
 
     space: str
     epoch: str
     head: int
     floor: int
     open: bool
+    listing: int
     agreed: NotRequired[int]
     authority: NotRequired[str]
 
@@ -623,6 +625,12 @@ class AdmissionLinksAnswer(AdmissionFactsAnswer):
 
     name: str
     links: list[dict[str, Any]]
+
+
+class AdmissionListedAnswer(TypedDict):
+    """Of the channels that were named: nothing counts in these."""
+
+    unlisted: list[str]
 
 
 class AdmissionPeopleAnswer(TypedDict):
@@ -756,6 +764,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admission", "links"): AdmissionLinksAnswer,
     ("admission", "facts"): AdmissionFactsAnswer,
     ("admission", "index"): AdmissionIndexAnswer,
+    ("admission", "listed"): AdmissionListedAnswer,
     ("admission", "people"): AdmissionPeopleAnswer,
     ("admission", "mail"): AdmissionMailAnswer,
     ("admission", "took"): NothingAnswer,

@@ -122,6 +122,7 @@ _TABLE: tuple[Operation, ...] = (
     ),
     Operation("admission", "facts", "The log as it is, and what a link lets in.", {"after": COUNT, "link": TEXT}),
     Operation("admission", "index", "What came in by links, in pages.", {"after": COUNT, "limit": COUNT}),
+    Operation("admission", "listed", "Which of some channels are not listed, and have to be.", {"channels": TEXTS}),
     Operation(
         "admission",
         "people",

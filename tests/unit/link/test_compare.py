@@ -242,6 +242,7 @@ async def test_a_difference_is_reported_once_until_it_changes() -> None:
     peer.asked.clear()
     assert await collected(comparison.differences(100)) == []
     assert peer.asked == [("digest",)], "what was reported is not read again"
+    assert comparison.standing, "and is not taken for equal"
 
     for side in (theirs, ours):
         side.append(row(60, 60))
@@ -258,7 +259,7 @@ async def test_a_difference_that_comes_back_is_reported_again() -> None:
     assert len(await collected(comparison.differences(10))) == 1
     held.rows = theirs
     assert await collected(comparison.differences(10)) == []
-    assert comparison.reported == ""
+    assert (comparison.reported, comparison.standing) == ("", False)
     held.rows = ours
     assert len(await collected(comparison.differences(10))) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidings.errors import ConflictError, LinkConflict, TidingsError
+from tidings.errors import ConflictError, LinkConflict, OutcomeUnknown, TidingsError
 from tidings.link import engine, ledger, local_index, waiting
 from tidings.link.engine import Direction, Mode
 from tidings.link.events import (
@@ -26,7 +27,7 @@ from tidings.link.events import (
     StatusChanged,
 )
 from tidings.link.ledger import BookedLink
-from tidings.link.ports import IndexPage
+from tidings.link.ports import AdmittedAt, IndexPage
 from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.schema import MIGRATIONS
 from tidings.store.database import Database
@@ -35,7 +36,7 @@ from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import Sender
 from tidings.wire.signing import sign
 from tools import links
-from tools.link_ports import START, Grant, LogRecord, SimulatedClock, SimulatedLog, drafted
+from tools.link_ports import START, Grant, LogRecord, SimulatedClock, SimulatedLog, drafted, sleep
 from tools.links import Carrier, World
 
 HERE, PEER = "AALPHA", "ABETA"
@@ -165,6 +166,44 @@ def test_status_and_connectivity_come_from_what_happened(paired: Paired) -> None
     assert changes == [("unknown", "online"), ("online", "offline"), ("offline", "online")]
     pair.start()
     assert pair.direction.status().connectivity == "unknown", "whatever was known before the start"
+
+
+def test_connectivity_is_of_the_peer_alone_and_one_that_is_silent_is_offline(paired: Paired) -> None:
+    pair = paired()
+    pair.say()
+    pair.run()
+    pair.world.network.cut.add((HERE, HERE))
+    pair.run(200)
+    status = pair.direction.status()
+    assert (status.status, status.connectivity) == ("degraded_poll", "online"), "our own broker is away"
+    pair.world.network.cut.clear()
+    pair.run(40)
+    assert pair.direction.status().status == "live"
+
+    async def silent(_token: Token, _limit: int) -> LinkPage:
+        raise OutcomeUnknown("nobody answered in time")
+
+    pair.direction._source.page = silent  # type: ignore[method-assign,assignment]
+    pair.run(200)
+    assert (pair.direction.status().status, pair.direction.status().connectivity) == ("degraded_poll", "offline")
+
+
+def test_lag_is_by_the_peers_clock_and_one_record_that_is_ahead_of_it_hides_nothing(paired: Paired) -> None:
+    pair = paired()
+    clock = pair.direction._clock
+    assert isinstance(clock, SimulatedClock)
+    clock.skew = -3_000.0
+    pair.say()
+    early = pair.peer.records[-1]
+    pair.peer.records[-1] = early._replace(time_ns=early.time_ns + 10**15)
+    pair.say()
+    pair.run()
+    pair.here.full = True
+    pair.say()
+    pair.run(200)
+    status = pair.direction.status()
+    assert status.lag_records == 1
+    assert 200 <= status.lag_seconds <= 300, "since the last handled record was said, by the clock of its log"
 
 
 def test_the_way_to_the_peer_is_tried_soon_at_first_and_then_polled_for_ever(paired: Paired) -> None:
@@ -349,6 +388,43 @@ def test_a_record_the_log_stumbles_over_is_put_aside_with_its_bytes_and_comes_la
     assert pair.texts() == [first.id, last.id, bad.id]
 
 
+def test_what_goes_into_a_channel_that_is_not_listed_waits_until_it_is_and_others_go_on(paired: Paired) -> None:
+    pair = paired()
+    pair.run()
+    pair.here.list_all_but("abeta.general")
+    first, second = pair.say(), pair.say(channel="team.x")
+    pair.run()
+    assert pair.kinds() == {1: "quarantined:not_listed", 2: "admitted"}
+    (words,) = waiting.unlisted(pair.connection, pair.carrier.row)
+    assert "channel abeta.general is not listed here: `tidings channel set abeta.general`" in words
+    pair.run(30_000)
+    assert pair.kinds() == {1: "quarantined:not_listed", 2: "admitted"}
+    pair.here.list_all_but()
+    pair.run(31)
+    assert pair.kinds() == {1: "admitted:late", 2: "admitted"}
+    assert pair.texts() == ids([*second, *first])
+
+
+def test_a_channel_that_is_removed_while_a_page_is_let_in_makes_it_look_again(paired: Paired) -> None:
+    pair = paired()
+    pair.here.list_all_but("elsewhere")
+    pair.run()
+    store = pair.here.store
+
+    def then_removed(draft: LogRecord, message_id: str, now: float) -> object:
+        pair.here.store = store  # type: ignore[method-assign]
+        pair.here.list_all_but("abeta.general")
+        return AdmittedAt(pair.here.append(draft._replace(link=""), now).seq)  # what does not count is in no index
+
+    pair.here.store = then_removed  # type: ignore[method-assign,assignment]
+    pair.say()
+    pair.run()
+    assert pair.kinds() == {1: "quarantined:not_listed"}
+    pair.here.list_all_but()
+    pair.run(31)
+    assert (pair.kinds(), len(pair.texts())) == ({1: "admitted:late"}, 1)
+
+
 def test_a_full_quarantine_stops_the_link(paired: Paired, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_QUARANTINED", 1)
     pair = paired()
@@ -416,6 +492,25 @@ def test_a_log_that_was_set_back_is_read_again_from_where_it_is_the_same(
     assert (pair.token, len(pair.kinds())) == (6 + more, 6 + more)
 
 
+@pytest.mark.parametrize(("more", "kind"), [(0, "too_new"), (9, "record")])
+def test_what_was_let_in_and_removed_there_by_age_is_not_named_as_left_out_when_the_rest_is_read_again(
+    more: int, kind: str, paired: Paired
+) -> None:
+    pair = paired()
+    said = pair.say(10)
+    pair.run()
+    pair.peer.put_back(pair.peer.records[:8], 5, noticed=False)
+    pair.peer.rewound = None  # nobody there can say up to where it is the same
+    again = pair.say(more)
+    pair.run(900)
+    gaps = [event for event in pair.heard if isinstance(event, GapDetected)]
+    assert [event.kind.value for event in gaps] == [kind]
+    assert gaps[0].now.seq == 4
+    assert ledger.omissions(pair.connection, pair.carrier.row) == []
+    assert pair.texts() == [*ids(said), *ids(again)]
+    assert pair.token == 8 + more
+
+
 def test_what_the_log_here_lost_is_fetched_again_or_named(paired: Paired) -> None:
     pair = paired()
     said = pair.say(6)
@@ -461,26 +556,64 @@ def test_a_page_let_in_while_the_log_here_was_set_back_is_handled_again(paired: 
     assert pair.kinds() == {1: "admitted", 2: "admitted"}
 
 
-def test_comparing_finds_what_a_peer_hid_and_what_stays_different_is_only_told(paired: Paired) -> None:
+def test_comparing_finds_what_a_peer_hid_and_fetches_it_once(paired: Paired) -> None:
     pair = paired()
+    said = pair.say()
+    pair.run()
     pair.world.lie = lambda _: lambda page, _t: pair.world._hide(page)  # type: ignore[method-assign,assignment]
-    said = pair.say(3)
-    pair.run(1)
-    assert (pair.token, pair.kinds()) == (3, {})
+    said += pair.say(3)
+    pair.run()
+    assert (pair.token, pair.kinds()) == (4, {1: "admitted"})
     pair.world.lie = lambda _: None  # type: ignore[method-assign,assignment]
     pair.direction.ask(repair=True)
     pair.run(5)
     assert sorted(pair.texts()) == sorted(ids(said))
-    assert set(pair.kinds().values()) == {"admitted:late"}
-    pair.connection.execute(
-        "UPDATE disposition SET id = '' , kind = 'omitted', reason = 'echo', local_seq = NULL WHERE 0"
-    )
+    assert [pair.kinds()[seq] for seq in (2, 3, 4)] == ["admitted:late"] * 3
     found = [event for event in pair.heard if isinstance(event, RepairCompleted)]
     assert [(event.lacking, event.fetching) for event in found if event.lacking] == [(3, 3)]
     for _ in range(5):
         pair.direction.ask(repair=True)
         pair.run(5)
     assert pair.texts() == sorted(ids(said))
+    last = [event for event in pair.heard if isinstance(event, RepairCompleted)][-1]
+    assert (last.lacking, last.extra, last.unchanged, pair.direction.status().differing) == (0, 0, False, 0)
+
+
+def test_what_stays_different_is_told_as_that_and_neither_fetched_nor_taken_for_equal(paired: Paired) -> None:
+    pair = paired()
+    pair.say(2)
+    # something that is no message here, and counts as one there
+    junk = pair.peer.records[0]._replace(payload=b"junk", hash=hashlib.sha256(b"junk").hexdigest())
+    pair.peer.records[0] = junk
+    pair.run()
+    assert pair.kinds() == {1: "quarantined:signature", 2: "admitted"}
+    for _ in range(3):
+        pair.direction.ask(repair=True)
+        pair.run(5)
+    found = [event for event in pair.heard if isinstance(event, RepairCompleted)]
+    told = {(event.lacking, event.extra, event.fetching) for event in found}
+    assert told == {(1, 0, 0)}, "its id is not known here"
+    assert [event.unchanged for event in found] == [False] + [True] * (len(found) - 1)
+    status = pair.direction.status()
+    assert (status.status, status.differing) == ("live", 1)
+    pair.peer.purge(2)
+    pair.direction.ask(repair=True)
+    pair.run(5)
+    assert pair.direction.status().differing == 0
+
+
+def test_what_is_new_does_not_wait_for_all_that_is_owed(paired: Paired, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WAITING_AT_ONCE", 2)
+    pair = paired()
+    said = pair.say(20)
+    pair.run()
+    pair.here.put_back([], 1, noticed=True)
+    new = pair.say()
+    pair.direction.ask()
+    pair.run(900)
+    order = pair.texts()
+    assert sorted(order) == sorted(ids([*said, *new]))
+    assert order.index(new[0].id) <= 2, "a turn has some of the one and a page of the other"
 
 
 def test_a_comparison_that_fails_is_told_and_stops_nothing(paired: Paired) -> None:
@@ -493,14 +626,54 @@ def test_a_comparison_that_fails_is_told_and_stops_nothing(paired: Paired) -> No
     pair.carrier.comparison.source.inventory = broken  # type: ignore[method-assign,assignment]
     pair.say()
     pair.run()
+    assert [event.words for event in pair.heard if isinstance(event, RepairFailed)] == ["no digests today"]
     pair.direction.ask(repair=True)
     pair.run(0.5)
-    assert [event.words for event in pair.heard if isinstance(event, RepairFailed)] == ["no digests today"]
+    assert [event.words for event in pair.heard if isinstance(event, RepairFailed)] == ["no digests today"] * 2
     repairs = [event for event in pair.heard if isinstance(event, RepairStarted | RepairCompleted | RepairFailed)]
     assert [type(event) for event in repairs[-2:]] == [RepairStarted, RepairFailed]
     pair.say()
     pair.run()
-    assert pair.token == 2
+    assert (pair.token, pair.direction.status().status) == (2, "live")
+
+
+def test_a_comparison_that_takes_long_holds_nothing_up_and_the_next_one_is_as_much_later(paired: Paired) -> None:
+    pair = paired()
+    assert pair.carrier.comparison is not None
+    begun: list[float] = []
+
+    async def slow(_through: int) -> dict[int, tuple[str, str, str]]:
+        begun.append(pair.world.scheduler.now)
+        await sleep(100.0)
+        raise TidingsError("too large")
+
+    pair.carrier.comparison.source.inventory = slow  # type: ignore[method-assign,assignment]
+    said = pair.say()
+    pair.run(40)
+    assert len(begun) == 1
+    for _ in range(3):
+        said += pair.say()
+        pair.direction.wake()
+        pair.run(1)
+        assert pair.texts() == ids(said), "while it goes on"
+    pair.run(5_000)
+    assert len(begun) == 1, "50 times as long as it took"
+    for _ in range(60):
+        if len(begun) < 2:
+            pair.run(10)
+    assert len(begun) == 2
+    pair.start()
+    pair.run(300)
+    assert len(pair.events(RepairFailed)) == 1, "the second ended with its worker"
+
+
+def test_nothing_is_compared_before_the_end_of_the_peers_log_is_reached(paired: Paired) -> None:
+    pair = paired()
+    said = pair.say(100)
+    pair.run()
+    assert pair.texts() == ids(said)
+    kinds = [type(event) for event in pair.heard if isinstance(event, PullAdvanced | RepairStarted)]
+    assert kinds == [PullAdvanced] * (len(kinds) - 1) + [RepairStarted]
 
 
 def test_listeners_can_be_removed_and_one_that_raises_harms_nobody(

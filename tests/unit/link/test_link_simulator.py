@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from tidings.link.events import (
 from tidings.link.judging import Admit, Omit, Verdict, judge
 from tidings.link.ledger import Disposed
 from tidings.link.local_index import IndexState, Present
-from tidings.link.ports import AdmittedAt, OriginIdentity
+from tidings.link.ports import AdmittedAt, LocalFacts, OriginIdentity
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tools.links import Violation, simulate
 
@@ -91,6 +92,9 @@ def test_the_simulated_lives_hold_what_they_are_meant_to() -> None:
     assert sum(event.lost for event in heard if isinstance(event, LocalLogSetBack)) > 50
     assert sum(event.fetching for event in heard if isinstance(event, RepairCompleted)) > 20
     assert {len(world.logs) for world in worlds} == {2, 3}
+    assert sum(world.rebuilt for world in worlds) > 10
+    assert sum(world.agreements for world in worlds) > 10
+    assert sum(len(log.removed) for world in worlds for log in world.logs.values()) > 100
     assert sum(world.lies for world in worlds) > 50
     assert sum(world.starts - len(world.carriers) for world in worlds) > 200, "workers die and are started again"
     rows: dict[tuple[str, str], int] = {}
@@ -192,6 +196,16 @@ def what_the_log_here_lost_is_not_looked_for(patch: Patch) -> None:
     patch.setattr(waiting, "lost_here", lambda *_: 0)
 
 
+def what_was_removed_by_age_is_forgotten_with_the_index(patch: Patch) -> None:
+    complete = local_index.complete
+
+    def forget(connection: sqlite3.Connection, facts: LocalFacts, now: int) -> int:
+        connection.execute("DELETE FROM present WHERE space = ? AND seq < 0", (facts.space,))
+        return complete(connection, facts, now)
+
+    patch.setattr(local_index, "complete", forget)
+
+
 def signatures_are_not_looked_at(patch: Patch) -> None:
     patch.setattr(admitting, "judge", lambda record, _signed, definition: judge(record, True, definition))
 
@@ -254,6 +268,7 @@ BROKEN: tuple[Callable[[Patch], None], ...] = (
     message_ids_differ_from_worker_to_worker,
     a_message_id_that_was_burnt_counts_as_there,
     what_the_log_here_lost_is_not_looked_for,
+    what_was_removed_by_age_is_forgotten_with_the_index,
     signatures_are_not_looked_at,
     hops_are_not_counted,
     a_page_is_let_in_backwards,

@@ -1,7 +1,7 @@
 """Which links a worker carries, and what it does when that changes; both spaces are made up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,10 @@ class EmptyHere:
 
     async def index(self, after: int) -> IndexPage:
         return IndexPage(epoch="h1", rows=(), through=after)
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        del channels
+        return ()
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> Sequence[AdmittedAt | TidingsError]:
         assert epoch == "h1"

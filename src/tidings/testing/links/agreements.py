@@ -96,6 +96,27 @@ async def expired_in_the_middle(stage: LinkStage) -> ProbeOutcome:
     return broken(strayed) if strayed else held("nothing was read after its end; it came under the next agreement")
 
 
+@PROBES.probe("L8", "Say something in a channel that is not listed here, and has to be.")
+async def not_listed(stage: LinkStage) -> ProbeOutcome:
+    await stage.recovers()
+    async with stage.main.administer() as admin:
+        await admin.ask("space_set", channels="listed")
+    try:
+        (placed,) = stage.peer.put(stage.peer.say(stage.text()))
+        await stage.handled(placed.seq)
+        found, problem = await stage.fates(placed.seq), await stage.strayed()
+    finally:
+        async with stage.main.administer() as admin:
+            await admin.ask("space_set", channels="open")
+    stage.expect(placed)
+    if problem or found != [("quarantined", "not_listed")]:
+        return broken(problem or f"it became {found}")
+    await stage.arrives(placed)
+    await stage.recovers()
+    strayed = await stage.strayed()
+    return broken(strayed) if strayed else held("it was put aside, and came when every channel could be used again")
+
+
 @PROBES.probe("L8", "Answer with a page after its channel was given another name here.")
 async def mapping_changed_in_the_middle(stage: LinkStage) -> ProbeOutcome:
     await stage.recovers()
