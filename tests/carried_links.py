@@ -40,8 +40,9 @@ class LinkedSpaces:
             await agree(here, other, **terms)
 
 
-async def agree(here: RealSpace, other: RealSpace, link: str = LINK, **terms: Any) -> None:
-    """The record of one side; the worker of the other one gets its credential."""
+async def agree(here: RealSpace, other: RealSpace, link: str = LINK, *, url: str = "", **terms: Any) -> None:
+    """The record of one side; the worker of the other one gets its credential. `url`: where it finds us, if not at our
+    broker itself."""
     fields: dict[str, Any] = {"channels": {"general": "general"}, "shares": ["general"], **terms}
     made = await linked(
         here,
@@ -51,9 +52,8 @@ async def agree(here: RealSpace, other: RealSpace, link: str = LINK, **terms: An
         steward=other.info.steward_key,
         **fields,
     )
-    told = PeerAccess(
-        link=link, space=here.info.name, id=here.info.id, steward=here.info.steward_key, url=here.info.url
-    )
+    info = here.info
+    told = PeerAccess(link=link, space=info.name, id=info.id, steward=info.steward_key, url=url or info.url)
     LinkPeers.below(other.home).put(told, made.creds)
 
 
