@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,27 @@ async def linked_spaces(root: Path, *, agreed: bool = True, **terms: Any) -> Asy
         if agreed:
             await both.agree(**terms)
         yield both
+
+
+@asynccontextmanager
+async def three_spaces(root: Path, *pairs: str, passing: bool = False) -> AsyncIterator[dict[str, RealSpace]]:
+    """Spaces a, b and c. A pair is linked: what one says in its `general` is `NAME.general` in the other. `passing`:
+    what the third one says too."""
+    async with AsyncExitStack() as stack:
+        spaces = {}
+        for name in "abc":
+            spaces[name] = await stack.enter_async_context(real_space(root / name, name=name))
+            await spaces[name].add("ada", read=[">"], post=["general"])
+        for pair in pairs:
+            one, other = pair[0], pair[1]
+            link = f"linkbetween{one}{other}"
+            for here, there in ((one, other), (other, one)):
+                named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"]}
+                if passing:
+                    (third,) = set("abc") - {here, there}
+                    named |= {"hops": 2, "beyond": {spaces[third].info.id: {"general": f"{third}.general"}}}
+                await agree(spaces[here], spaces[there], link, **named)
+        yield spaces
 
 
 @asynccontextmanager
