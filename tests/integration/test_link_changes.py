@@ -4,19 +4,19 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carried_links import LinkedSpaces, agree, came, linked_spaces, said, status, until_came, worker
+from carried_links import LinkedSpaces, came, linked_spaces, said, status, three_spaces, until_came, worker
 from linked_spaces import say
 from tidings.cli.main import main
 from tidings.endpoint.connecting import connect_directly
 from tidings.link.events import LinkEvent, RepairCompleted
 from tidings.link.worker import LinkWorker
-from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import ACCOUNT, KeyPair
 
@@ -191,27 +191,6 @@ async def test_mail_is_on_with_who_is_here_and_off_without_and_whoever_opens_eit
 
 
 # --- words that go on ---
-
-
-@asynccontextmanager
-async def three_spaces(root: Path, *pairs: str, passing: bool = False) -> AsyncIterator[dict[str, RealSpace]]:
-    """Spaces a, b and c. A pair is linked: what one says in its `general` is `NAME.general` in the other. `passing`:
-    what the third one says too."""
-    async with AsyncExitStack() as stack:
-        spaces = {}
-        for name in "abc":
-            spaces[name] = await stack.enter_async_context(real_space(root / name, name=name))
-            await spaces[name].add("ada", read=[">"], post=["general"])
-        for pair in pairs:
-            one, other = pair[0], pair[1]
-            link = f"linkbetween{one}{other}"
-            for here, there in ((one, other), (other, one)):
-                named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"]}
-                if passing:
-                    (third,) = set("abc") - {here, there}
-                    named |= {"hops": 2, "beyond": {spaces[third].info.id: {"general": f"{third}.general"}}}
-                await agree(spaces[here], spaces[there], link, **named)
-        yield spaces
 
 
 def settled(*running: LinkWorker) -> Callable[[], bool]:

@@ -28,6 +28,7 @@ from tidings import errors
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
 from tidings.errors import EndedThere, LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
+from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
 from tidings.link.admitting import Admitter
@@ -382,13 +383,16 @@ class Direction:
             self._note_end(page)
             return
         try:
+            reach("link.page.before_admit")
             done = await self._dispose(page.records)
+            reach("link.page.admitted")
             time_ns = page.records[-1].time_ns if page.records else 0
             await self._commit(token, page.through, done, time_ns, min(page.floor, page.through.seq))
         except TidingsError as error:
             if not isinstance(error, errors.StoreError | errors.ConflictError):
                 await self._note_received(page.through)
             raise
+        reach("link.page.committed")
         self._last_activity = self._clock.now()
         self._note_end(page)
         kinds = Counter(each.kind for each in done)

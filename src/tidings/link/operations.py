@@ -21,7 +21,7 @@ import msgspec
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
 from tidings.link import mail_book, people, task_book, waiting
-from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, opened
+from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, opened, secret_of
 from tidings.link.carrying import CarriedLink
 from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
@@ -321,7 +321,8 @@ class LinkOperations:
             raise UsageError(f"nothing comes in over link {link}: it shares only, and there is nothing to do for it")
         if agreed.state != "on":
             raise ConflictError(f"link {link} is not in force, and nothing came over it: `tidings link list --all`")
-        return await self.database.write(lambda c: opened(c, definition, milliseconds()))
+        secret = secret_of(self.home.link_creds)
+        return await self.database.write(lambda c: opened(c, definition, milliseconds(), secret))
 
 
 OPERATIONS = frozenset(

@@ -283,7 +283,10 @@ class PeerSource:
             ends = int(jwt.decode(jwt.split_credentials(read_private(self.connection.creds))[0]).get("exp") or 0)
             if ends and ends <= time.time():
                 until = f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC"
-                return AuthRevoked(f"the key of this space at {who} held until {until}, and was not renewed in time")
+                return AuthRevoked(
+                    f"the key of this space at {who} held until {until}, and was not renewed in time: `tidings link "
+                    "renew` on one side, and accept the line that it prints on the other"
+                )
         return EndedThere(f"{who} does not take the key of this space any more: its operator ended the link")
 
     def _renew(self, token: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from tidings.errors import TidingsError, UsageError
-from tidings.link.agreements import definition_of, milliseconds, opened, takes_something
+from tidings.link.agreements import definition_of, milliseconds, opened, secret_of, takes_something
 from tidings.link.carrying import CarriedLink
 from tidings.link.destination import LocalLinks, PeerProgress
 from tidings.link.engine import LIVE, Mode
@@ -183,7 +183,8 @@ class LinkWorker:
         assert self._database is not None
         definition = definition_of(space, record)
         try:
-            row = await self._database.write(lambda c: opened(c, definition, milliseconds()))
+            secret = secret_of(self.home.link_creds)
+            row = await self._database.write(lambda c: opened(c, definition, milliseconds(), secret))
             carried = CarriedLink(
                 definition,
                 access,
