@@ -132,12 +132,10 @@ class LinkOperations:
         found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, after, limit))
         return {"records": [_put_aside(each) for each in found], "count": (await self._count(row))}
 
-    async def quarantined_record(self, link: str, seq: int) -> Answer:
+    async def quarantined_record(self, link: str, seq: int, life: int | None = None) -> Answer:
         row = await self._row(link)
-        found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, seq - 1, 1))
-        if not found or found[0].record.seq != seq:
-            raise UnknownMessage(f"record {seq} is not in quarantine: list it to see what is")
-        return {"record": _put_aside(found[0], payload=True)}
+        found = await self.database.read(lambda c: waiting.one_quarantined(c, row.row, seq, life))
+        return {"record": _put_aside(found, payload=True)}
 
     async def _count(self, row: LinkRow) -> int:
         count, _ = await self.database.read(lambda c: books.quarantined(c, row.row))
@@ -166,9 +164,9 @@ class LinkOperations:
         self._look_now(link)
         return {"count": count}
 
-    async def drop(self, link: str, seq: int, reason: str) -> Answer:
+    async def drop(self, link: str, seq: int, reason: str, life: int | None = None) -> Answer:
         row = await self._row(link)
-        await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason))
+        await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason, life))
         self._look_now(link)
         return {"left": await self._count(row)}
 
@@ -396,6 +394,7 @@ def _put_aside(each: Quarantined, *, payload: bool = False) -> Answer:
     record = each.record
     found: Answer = {
         "seq": record.seq,
+        "life": each.life,
         "reason": each.reason,
         "words": each.words,
         "origin": record.origin,
