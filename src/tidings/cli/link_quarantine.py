@@ -18,6 +18,11 @@ SeqArgument = Annotated[
 ]
 
 
+LifeOption = Annotated[
+    int | None, typer.Option("--life", help="Which one, if several records have this sequence: as `list` shows it.")
+]
+
+
 class NameFirst(TyperGroup):
     """`quarantine acme list` is the same as `quarantine list acme`."""
 
@@ -58,7 +63,7 @@ def quarantine_list(
         return
     rows = [
         (
-            each["seq"],
+            f"{each['seq']} (life {each['life']})" if each["life"] else each["seq"],
             each["reason"],
             each["channel"],
             each["sender"][:12],
@@ -83,6 +88,7 @@ def quarantine_list(
 def quarantine_show(
     name: LinkArgument,
     seq: SeqArgument,
+    life: LifeOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -95,7 +101,7 @@ def quarantine_show(
     """
     where = place(space, home)
     row = meant(where, name)
-    record = asked(where, "quarantined_record", link=row.link, seq=seq)[0]["record"]
+    record = asked(where, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
     if as_json:
         output.data(record)
         return
@@ -154,6 +160,7 @@ def quarantine_drop(
     name: LinkArgument,
     seq: SeqArgument,
     reason: Annotated[str, typer.Option(help="Why; it is kept with what was left out.")],
+    life: LifeOption = None,
     space: SpaceOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -166,7 +173,7 @@ def quarantine_drop(
     """
     where = place(space, home)
     row = meant(where, name)
-    answer, _ = asked(where, "drop", link=row.link, seq=seq, reason=reason)
+    answer, _ = asked(where, "drop", link=row.link, seq=seq, reason=reason, life=life)
     if as_json:
         output.data({"link": row.link, "seq": seq, **answer})
         return

@@ -135,12 +135,13 @@ class LinkOperations:
         found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, after, limit))
         return {"records": [_put_aside(each) for each in found], "count": (await self._count(row))}
 
-    async def quarantined_record(self, link: str, seq: int) -> Answer:
+    async def quarantined_record(self, link: str, seq: int, life: int | None = None) -> Answer:
         row = await self._row(link)
-        found = await self.database.read(lambda c: waiting.in_quarantine(c, row.row, seq - 1, 1))
-        if not found or found[0].record.seq != seq:
-            raise UnknownMessage(_not_in_quarantine(link, [seq]))
-        return {"record": _put_aside(found[0], payload=True)}
+        try:
+            found = await self.database.read(lambda c: waiting.one_quarantined(c, row.row, seq, life))
+        except UnknownMessage as error:
+            raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
+        return {"record": _put_aside(found, payload=True)}
 
     async def _count(self, row: LinkRow) -> int:
         count, _ = await self.database.read(lambda c: books.quarantined(c, row.row))
@@ -169,10 +170,10 @@ class LinkOperations:
         self._look_now(link)
         return {"count": count}
 
-    async def drop(self, link: str, seq: int, reason: str) -> Answer:
+    async def drop(self, link: str, seq: int, reason: str, life: int | None = None) -> Answer:
         row = await self._row(link)
         try:
-            await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason))
+            await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason, life))
         except UnknownMessage as error:
             raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
         self._look_now(link)
@@ -434,6 +435,7 @@ def _put_aside(each: Quarantined, *, payload: bool = False) -> Answer:
     record = each.record
     found: Answer = {
         "seq": record.seq,
+        "life": each.life,
         "reason": each.reason,
         "words": each.words,
         "origin": record.origin,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidings.backoff import Backoff
-from tidings.errors import UnknownMessage, UsageError
+from tidings.errors import ConflictError, UnknownMessage, UsageError
 from tidings.link.ledger import Disposed, quarantine, quarantined
 from tidings.link.ports import ComparedRecord, OriginIdentity
 from tidings.wire.links import LinkedRecord
@@ -191,16 +191,28 @@ def unlisted(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[
     return [words for (words,) in connection.execute(query, (row, NOT_LISTED, limit))]
 
 
-def drop(connection: sqlite3.Connection, row: int, seq: int, reason: str) -> None:
-    """An operator gives a quarantined record up, and says why."""
+def drop(connection: sqlite3.Connection, row: int, seq: int, reason: str, life: int | None = None) -> None:
+    """An operator gives a quarantined record up, and says why. `life` as in `one_quarantined`."""
     if not reason.strip():
         raise UsageError("say why: what is dropped is named with its reason")
-    dropped = connection.execute(
-        """UPDATE disposition SET kind = 'omitted', reason = ? WHERE link = ? AND seq = ? AND kind = 'quarantined'""",
-        (f"operator: {reason.strip()[:200]}", row, seq),
+    kept = one_quarantined(connection, row, seq, life)
+    connection.execute(
+        "UPDATE disposition SET kind = 'omitted', reason = ? WHERE link = ? AND life = ? AND seq = ?",
+        (f"operator: {reason.strip()[:200]}", row, kept.life, seq),
     )
-    if not dropped.rowcount:
+
+
+def one_quarantined(connection: sqlite3.Connection, row: int, seq: int, life: int | None = None) -> Quarantined:
+    """The record in quarantine at a sequence. Several are there if the other log was set back, or something else was
+    agreed on, and another one came in its place: then it has to be said of which life."""
+    where = "q.link = ? AND q.seq = ? AND (? IS NULL OR q.life = ?) ORDER BY q.life"
+    found = _quarantined(connection, where, (row, seq, life, life))
+    if not found:
         raise UnknownMessage(f"record {seq} is not in quarantine: list it to see what is")
+    if len(found) > 1:
+        lives = ", ".join(str(each.life) for each in found)
+        raise ConflictError(f"{len(found)} records {seq} are in quarantine, of different lives: --life, one of {lives}")
+    return found[0]
 
 
 def counts(connection: sqlite3.Connection, row: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tidings.errors import (
+    ConflictError,
     LinkConflict,
     QuarantineFull,
     StoreBusy,
@@ -357,6 +358,25 @@ def test_what_is_in_quarantine_stays_there_when_something_else_is_taken_and_is_t
     commit(connection, anew.row, 9, said(2), said(5), said(6, "quarantined", "signature"))  # the peer has 7 no more
     assert [each.record.seq for each in waiting.in_quarantine(connection, anew.row)] == [6, 7]
     assert ledger.counts(connection, anew.row) == {"admitted": 2, "quarantined": 2}
+
+
+def test_of_two_records_in_quarantine_at_one_sequence_one_is_meant(connection: sqlite3.Connection, row: int) -> None:
+    commit(connection, row, 9, said(5, "quarantined", "signature"))
+    ledger.go_back(connection, row, token(9), token(0, epoch="e2"))
+    other = record(5, payload=b"another")
+    after = Token(space=PEER, epoch="e2", seq=9)
+    aside = msgspec.structs.replace(said(5, "quarantined", "signature"), record=other, hash="other")
+    ledger.commit_page(connection, row, token(0, epoch="e2"), after, [aside], 1)
+    with pytest.raises(ConflictError, match="--life, one of 0, 1"):
+        waiting.one_quarantined(connection, row, 5)
+    with pytest.raises(ConflictError, match="different lives"):
+        waiting.drop(connection, row, 5, "which one?")
+    assert waiting.one_quarantined(connection, row, 5, 0).record == other
+    assert waiting.one_quarantined(connection, row, 5, 1).record == record(5)
+    with pytest.raises(UnknownMessage):
+        waiting.one_quarantined(connection, row, 5, 2)
+    waiting.drop(connection, row, 5, "the old one", 1)
+    assert waiting.one_quarantined(connection, row, 5).record == other
 
 
 def test_a_pause_is_remembered(connection: sqlite3.Connection, row: int) -> None:
