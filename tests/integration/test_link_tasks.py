@@ -1,9 +1,10 @@
 """Tasks for roles of linked spaces: sealed, claimed by one, their results come back; whoever dies or is put back."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.tasks import Job, TaskTicket
 from tidings.errors import DeniedError, TaskDead, TooLarge, UnknownPeer
 from tidings.link import rounds, task_round
+from tidings.steward import link_tasks
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
@@ -408,3 +410,82 @@ async def test_coding_agents_ask_and_work_over_a_link(both: LinkedSpaces) -> Non
 
         await eventually(done, within=30, every=0.3, what="its result comes back")
         assert (await ada("task_result", id=claimed["id"]))["worker"] == "rita@acme"
+
+
+async def test_many_ended_tasks_of_an_asker_hide_none_that_waits(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_tasks, "LOOKED_AT", 3)
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        connect(both.main, "ada") as ada,
+        connect(both.acme, "rita") as rita,
+    ):
+        await knows(ada, "rita@acme")
+        for number in range(12):
+            ticket = await ada.ask("reviewer@acme", f"number {number}")
+            await (await claimed(rita)).done(str(number))
+            assert (await ticket.result(30)).text == str(number)
+        figures = await _steward(both.main).tasks._count(time.time())
+        assert figures["queued"] == {}
+
+
+async def test_what_no_agent_could_have_queued_keeps_no_task_of_a_role_back(both: LinkedSpaces) -> None:
+    s = both.acme.subjects
+    async with connect(both.acme, "bob") as bob, connect(both.acme, "rita") as rita, both.acme.core() as js:
+        for who in ("x", "nobody", "U"):
+            await js.publish(f"{s.root}.task.reviewer.{who}", b"junk", {})
+        await bob.ask("reviewer", "still there?")
+        job = await claimed(rita)
+        assert job.text == "still there?"
+        await job.done("yes")
+
+        async def acknowledged() -> bool:
+            place = await _steward(both.acme).tasks.intake.place("reviewer")
+            return bool(place.acked == place.delivered == 4)
+
+        await eventually(acknowledged, within=20, what="the queue has nothing left")
+
+
+async def test_a_key_that_becomes_an_agent_of_both_spaces_stops_no_other_task(both: LinkedSpaces) -> None:
+    await both.main.add("eve")
+    async with (
+        worker(both.main),
+        worker(both.acme),
+        connect(both.main, "ada") as ada,
+        connect(both.main, "eve") as eve,
+        connect(both.acme, "rita") as rita,
+    ):
+        await knows(ada, "rita@acme")
+        await knows(eve, "rita@acme")
+        lost = await eve.ask("reviewer@acme", "from both")
+        job = await claimed(rita)
+        assert job.text == "from both"
+        handlers = _steward(both.acme).link_tasks
+        handlers.space = cast("Any", _WithAgent(handlers.space, eve.id))
+        await job.done("for whom?")
+        ticket = await ada.ask("reviewer@acme", "after it")
+        job = await claimed(rita)
+        await job.done("done")
+        assert (await ticket.result(30)).text == "done"
+        with pytest.raises(TaskDead):
+            await lost.result(90)
+
+
+def _steward(space: RealSpace) -> Any:
+    assert space.steward is not None
+    return space.steward
+
+
+class _WithAgent:
+    """The space, where one more key is an agent's."""
+
+    def __init__(self, space: Any, key: str) -> None:
+        self._space, self._key = space, key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space, name)
+
+    def access(self, owner: str | None) -> Any:
+        return self._space.access(owner) if owner != self._key else object()

@@ -74,9 +74,10 @@ class AskersSpace:
     async def ask(self, do: str, **said: Any) -> dict[str, Any]:
         return self.world.answered(lambda: self._tasks(**said) if do == "tasks" else self._progress(**said))
 
-    def _tasks(self, room: int, without: list[str]) -> dict[str, Any]:
+    def _tasks(self, room: int, without: list[str], busy: list[str]) -> dict[str, Any]:
         now = self.world.now
-        waiting = [each for each in self.queue if each.id not in self.ended and each.task.sender not in without]
+        wanted = [] if "reviewer" in busy else self.queue
+        waiting = [each for each in wanted if each.id not in self.ended and each.task.sender not in without]
         due = [each for each in waiting if now - self.spoken.get(each.id, -SILENCE) >= SILENCE]
         rows = [{**_row(each.task), "age": 0} for each in due[:room]]
         return {"tasks": rows, "more": len(due) > room}
@@ -133,12 +134,13 @@ class WorkersSpace:
             facts |= {"result": base64.b64encode(b"x").decode(), "sig": "x"}
         return {"state": state} if state == "unknown" else facts
 
-    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
         assert role == "reviewer"
         assert headers["Td-Origin"] == f"{THERE} {RECORD.link} 1"
         message = wire.decode(payload)
         assert message.sender.id == sender
         self.world.answered(lambda: self._store(message.id, headers["Nats-Msg-Id"]))
+        return 1
 
     def _store(self, task: str, message_id: str) -> dict[str, Any]:
         if self.burnt.get(message_id, 0.0) <= self.world.now:

@@ -552,7 +552,7 @@ class Endpoint(AgentInterface):
     ) -> TaskTicket:
         """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
         check_said(text, parts, mentions, more=data is not None)
-        more = (*parts, *task_terms(deadline))
+        more = (*parts, *task_terms(deadline, elsewhere="@" in role))
         fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
         return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
 

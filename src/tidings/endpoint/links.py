@@ -222,7 +222,7 @@ class LinkTable:
     def _adopt(self, rows: list[dict[str, Any]], told: dict[str, Any]) -> None:
         links: dict[str, Timeline[Link]] = {}
         for row in sorted(rows, key=lambda each: int(each["seq"])):
-            passes = {switch: "on" if row.get(told) else "off" for switch, told in _SWITCHES}
+            passes = {switch: "on" if row.get(name) else "off" for switch, name in _SWITCHES}
             record = msgspec.convert({**row, "op": "told", **passes, "roster": "on"}, Link)
             seq = int(row["seq"])
             # what held where the log begins counts below that too: a durable copy may be older than the log

@@ -57,8 +57,8 @@ from tidings.wire.times import moment
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind
 STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
-#: seconds; see `steward/task_rules`
-LONGEST_DEADLINE = 30 * 86_400
+#: seconds; see `steward/task_rules`. A task for another space that names none has the second
+LONGEST_DEADLINE, DEADLINE_ELSEWHERE = 30 * 86_400, 7 * 86_400
 #: between two tries of a message that the broker is too busy for
 BUSY_STREAM_PAUSE = 0.05
 #: between two tries of a message that nobody took: the broker starts, or the replicas of a stream choose a leader
@@ -125,8 +125,11 @@ def prepare_task(identity: Identity, role: str, message: Message, readers: Itera
     return _prepared(identity, "task", role, seal_task(identity.key, readers, message) if elsewhere else message)
 
 
-def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
-    """What the steward has to know of a task, as a part of the signed message. It counts from when it is stored."""
+def task_terms(deadline: float | None, *, elsewhere: bool = False) -> tuple[ExtensionPart, ...]:
+    """What the steward has to know of a task, as a part of the signed message. It counts from when it is stored. One
+    for another space (`elsewhere`) has an end in any case: it takes a place there until then."""
+    if deadline is None and elsewhere:
+        deadline = DEADLINE_ELSEWHERE
     if deadline is None:
         return ()
     if not 0 < deadline <= LONGEST_DEADLINE:

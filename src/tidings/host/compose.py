@@ -197,7 +197,7 @@ def _message(request: SendRequest, sender: Sender, agents: list[Agent], unheard:
         return wire.compose(
             sender,
             text=request.text,
-            parts=(*_parts(request), *task_terms(request.deadline)),
+            parts=(*_parts(request), *task_terms(request.deadline, elsewhere="@" in (request.role or ""))),
             mentions=_mentions(agents, request.mentions, unheard),
             priority=request.priority,
             reply_to=request.reply_to,

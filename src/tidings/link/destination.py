@@ -124,11 +124,11 @@ class LocalSpace:
         """Put a direct message of another space into the mail here, as it was signed."""
         await self._put("mail", self.subjects.direct(to, sender), payload, headers)
 
-    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        """Queue a task of another space here, as it was signed."""
-        await self._put("tasks", self.subjects.task(role, sender), payload, headers)
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        """Queue a task of another space here, as it was signed; answers where it is in the queue."""
+        return await self._put("tasks", self.subjects.task(role, sender), payload, headers)
 
-    async def _put(self, what: str, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    async def _put(self, what: str, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
         who, connection = f"space {self.subjects.space}", await self.connection.get()
         if len(payload) > MAX_PAYLOAD:
             raise TooLarge(f"{what} of {len(payload)} bytes: that is larger than any message may be")
@@ -139,7 +139,7 @@ class LocalSpace:
         except (NatsError, OSError, msgspec.MsgspecError) as error:
             raise BrokerUnreachable(f"nobody takes {what} in {who} now ({error})") from error
         if answer.error is None:
-            return
+            return answer.seq
         code, words = answer.error.get("err_code"), str(answer.error.get("description", ""))[:200]
         if code == NO_ROOM and "per subject" in words:
             raise MailboxFull(f"there is no room for more {what} of this sender in {who}: {words}")

@@ -278,12 +278,16 @@ CREATE TABLE task (
   -- how far it was when the peer was told last, and when
   told TEXT NOT NULL DEFAULT '',
   told_at INTEGER NOT NULL DEFAULT 0,
+  role TEXT NOT NULL DEFAULT '',
+  -- where it is in the queue here, if that is known, and the bytes of its payload there
+  local_seq INTEGER NOT NULL DEFAULT 0 CHECK (local_seq >= 0),
+  size INTEGER NOT NULL DEFAULT 0 CHECK (size >= 0),
   at INTEGER NOT NULL,
   PRIMARY KEY (space, peer, sender, id),
   CHECK ((why <> '') = (state = 'refused'))
 ) WITHOUT ROWID;
 CREATE INDEX task_due ON task (space, peer, told_at) WHERE state = 'open' OR told = '';
-CREATE INDEX task_age ON task (space, peer, at) WHERE state <> 'open';
+CREATE INDEX task_age ON task (space, peer, at);
 """
 
 STEPS = (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL, _PASSING, _TASKS)

@@ -18,7 +18,7 @@ from tidings.link.people import PeerPlace
 KEPT_FOR = 60 * 86_400_000
 #: and rows of a peer that have ended, the newest
 MOST_ROWS = 20_000
-TaskState = Literal["open", "refused", "ended"]
+RowState = Literal["open", "refused", "ended"]
 
 
 class BookedTask(NamedTuple):
@@ -26,31 +26,40 @@ class BookedTask(NamedTuple):
     id: str
     #: where it is in the peer's queue
     seq: int
-    state: TaskState
+    state: RowState
     #: why it was refused
     why: str = ""
     #: how far it was when the peer was told last, and when; empty: it was not, or is to be told at once
     told: str = ""
     told_at: int = 0
+    role: str = ""
+    #: where it is in the queue here; 0 if that is not known
+    local_seq: int = 0
+    #: of its payload, if it was put into the queue here
+    size: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
         return self.sender, self.id
 
 
-def find(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[tuple[str, str]]) -> dict[str, BookedTask]:
-    """Those of these tasks that have a row, by their id."""
+def find(
+    connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], BookedTask]:
+    """Those of these tasks that have a row."""
     query = f"SELECT {_COLUMNS} FROM task WHERE space = ? AND peer = ? AND sender = ? AND id = ?"
     rows = (connection.execute(query, (*place, *key)).fetchone() for key in keys)
-    return {row[1]: BookedTask(*row) for row in rows if row is not None}
+    found = (BookedTask(*row) for row in rows if row is not None)
+    return {each.key: each for each in found}
 
 
 def take(connection: sqlite3.Connection, place: PeerPlace, tasks: Sequence[BookedTask], now: int) -> None:
     """New rows. One that is there already is to be told again: its asker's space does not know how far it is."""
     connection.executemany(
-        """INSERT INTO task (space, peer, sender, id, seq, state, why, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+        """INSERT INTO task (space, peer, sender, id, seq, state, why, role, local_seq, size, at)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (space, peer, sender, id) DO UPDATE SET seq = excluded.seq, told = ''""",
-        [(*place, each.sender, each.id, each.seq, each.state, each.why, now) for each in tasks],
+        [(*place, t.sender, t.id, t.seq, t.state, t.why, t.role, t.local_seq, t.size, now) for t in tasks],
     )
     _prune(connection, place, now)
 
@@ -62,11 +71,11 @@ def due(connection: sqlite3.Connection, place: PeerPlace, limit: int) -> list[Bo
     return [BookedTask(*row) for row in connection.execute(query, (*place, limit))]
 
 
-def note_told(connection: sqlite3.Connection, place: PeerPlace, task: BookedTask, now: int) -> None:
-    """`task` as it is now: its state, and what was told."""
-    connection.execute(
+def note_told(connection: sqlite3.Connection, place: PeerPlace, tasks: Iterable[BookedTask], now: int) -> None:
+    """These as they are now: their state, and what was told."""
+    connection.executemany(
         "UPDATE task SET state = ?, told = ?, told_at = ? WHERE space = ? AND peer = ? AND sender = ? AND id = ?",
-        (task.state, task.told, now, *place, *task.key),
+        [(each.state, each.told, now, *place, *each.key) for each in tasks],
     )
 
 
@@ -75,10 +84,21 @@ def drop(connection: sqlite3.Connection, place: PeerPlace, task: BookedTask) -> 
     connection.execute("DELETE FROM task WHERE space = ? AND peer = ? AND sender = ? AND id = ?", (*place, *task.key))
 
 
-def open_of(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:
-    """How many open tasks each asker has here."""
-    query = "SELECT sender, count(*) FROM task WHERE space = ? AND peer = ? AND state = 'open' GROUP BY sender"
-    return dict(connection.execute(query, place).fetchall())
+class OpenTasks(NamedTuple):
+    """How many are open here, of each asker and for each role; and how many came lately, and their bytes."""
+
+    askers: dict[str, int]
+    roles: dict[str, int]
+    lately: int
+    size: int
+
+
+def open_of(connection: sqlite3.Connection, place: PeerPlace, since: int) -> OpenTasks:
+    """`since`: milliseconds since 1970, from when on what came counts as lately."""
+    query = "SELECT {0}, count(*) FROM task WHERE space = ? AND peer = ? AND state = 'open' GROUP BY {0}"
+    askers, roles = (dict(connection.execute(query.format(each), place).fetchall()) for each in ("sender", "role"))
+    lately = "SELECT count(*), coalesce(sum(size), 0) FROM task WHERE space = ? AND peer = ? AND at >= ?"
+    return OpenTasks(askers, roles, *connection.execute(lately, (*place, since)).fetchone())
 
 
 def counts(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:
@@ -102,4 +122,4 @@ def _prune(connection: sqlite3.Connection, place: PeerPlace, now: int) -> None:
     )
 
 
-_COLUMNS = "sender, id, seq, state, why, told, told_at"
+_COLUMNS = "sender, id, seq, state, why, told, told_at, role, local_seq, size"

@@ -21,22 +21,34 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from tidings.errors import LogFull, MailboxFull, MalformedRecord, WireError
+from tidings.errors import (
+    LogFull,
+    MailboxFull,
+    MalformedMessage,
+    MalformedRecord,
+    OutcomeUnknown,
+    TidingsError,
+    UnreachableError,
+    WireError,
+)
 from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import task_book
 from tidings.link.ledger import BookedLink
 from tidings.link.people import PeerPlace
 from tidings.link.people_round import AskedSteward
-from tidings.link.task_book import BookedTask
+from tidings.link.task_book import BookedTask, OpenTasks
 from tidings.wire.link_tasks import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import TaskCause, TaskStatus
+from tidings.wire.task_seal import readers_of
 
-#: open tasks of one link here, and of one asker of it
-MOST_OPEN, MOST_EACH = 64, 16
+#: open tasks of one link here, of one asker of it, and for one role
+MOST_OPEN, MOST_EACH, MOST_OF_ROLE = 64, 16, 32
+#: milliseconds for which the queue here keeps what ended; tasks of one link, and bytes of them, that come in that time
+KEPT_HERE, MOST_LATELY, MOST_BYTES = 15 * 60_000, 4_000, 16 * 1024 * 1024
 #: milliseconds after which what did not change is told again
 TELL_AGAIN = 15_000
 #: pages of one round
@@ -46,18 +58,32 @@ MOST_PAGES = 4
 class LocalQueue(AskedSteward, Protocol):
     """Our own space, as far as tasks are put into its queues."""
 
-    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        """Have the broker store it. MailboxFull, LogFull, WireError and UnreachableError say why it did not."""
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        """Have the broker store it; answers where. MailboxFull, LogFull, WireError and UnreachableError say why it did
+        not."""
         ...
 
 
 class _Fetched(NamedTuple):
     task: LinkedTask
     id: str
+    readers: tuple[str, ...]
 
     @property
     def key(self) -> tuple[str, str]:
         return self.task.sender, self.id
+
+    @property
+    def seq(self) -> int:
+        return self.task.seq
+
+
+class _Told(NamedTuple):
+    """What the other space is told of a task, and the row as it is once that was heard."""
+
+    task: BookedTask
+    row: dict[str, Any]
+    told: str
 
 
 class TaskRound:
@@ -71,9 +97,12 @@ class TaskRound:
         self._forged = 0
 
     async def run(self) -> None:
-        """What is here first: what ended makes room. A peer that does not answer is not told either."""
-        await self._tell()
+        """What is here first: what ended makes room. What failed for one task is said after all others were told."""
+        self._waits = ""
+        failure = await self._tell()
         await self._take()
+        if failure is not None:
+            raise failure
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: task_book.counts(c, self.place))
@@ -82,82 +111,82 @@ class TaskRound:
 
     # --- what is told ---
 
-    async def _tell(self) -> None:
+    async def _tell(self) -> TidingsError | None:
+        """Why something was not told; a space that cannot be reached is an error at once."""
         due = await self._ledger.read(lambda c: task_book.due(c, self.place, MOST_OPEN * 2))
+        failure: TidingsError | None = None
         for start in range(0, len(due), TASKS_PER_PAGE):
-            await self._tell_some(due[start : start + TASKS_PER_PAGE])
+            try:
+                await self._tell_some(due[start : start + TASKS_PER_PAGE])
+            except (UnreachableError, OutcomeUnknown):
+                raise
+            except TidingsError as error:
+                failure = failure or error
+        return failure
 
     async def _tell_some(self, tasks: Sequence[BookedTask]) -> None:
-        refused = [each for each in tasks if each.state == "refused"]
-        for each in refused:
-            why = {"cause": TaskCause.FAILED, "why": each.why}
-            await self._say(each, {"state": TaskStatus.DEAD, **why}, "refused")
+        told = [_refusal(each) for each in tasks if each.state == "refused"]
         asked = [each for each in tasks if each.state != "refused"]
         while asked:
-            rows = [{"sender": each.sender, "id": each.id} for each in asked]
+            rows = [{"sender": each.sender, "id": each.id, "seq": each.local_seq} for each in asked]
             said = (await self._local.ask("progress", tasks=rows))["tasks"]
             if not said:
-                return
+                break
             for each, row in zip(asked, said, strict=False):
-                await self._tell_one(each, row)
+                if str(row["state"]) == TaskStatus.UNKNOWN and each.state == "open":
+                    # the queue was set back; whoever handed it out does so again
+                    await self._ledger.write(partial(task_book.drop, place=self.place, task=each))
+                elif (words := _progress(each, row)) is not None:
+                    told.append(words)
             asked = asked[len(said) :]
+        await self._say([each for each in told if "result" not in each.row])
+        for large in told:
+            if "result" in large.row:  # as large as one request may be
+                await self._say([large])
 
-    async def _tell_one(self, task: BookedTask, row: Mapping[str, Any]) -> None:
-        state = str(row["state"])
-        if state == TaskStatus.UNKNOWN and task.state == "open":
-            # the queue was set back; whoever handed it out does so again
-            await self._ledger.write(partial(task_book.drop, place=self.place, task=task))
-        elif state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
-            worker, attempt = str(row.get("worker", "")), int(row.get("attempt", 0))
-            told = f"{state} {worker} {attempt}"
-            if told != task.told or _now() - task.told_at >= TELL_AGAIN:
-                await self._say(task, {"state": state, "worker": worker, "attempt": attempt}, told)
-        elif state in (TaskStatus.DONE, TaskStatus.DEAD):
-            facts = {name: row[name] for name in ("worker", "attempt", "cause", "why", "result", "sig") if name in row}
-            if state == TaskStatus.DEAD:
-                facts.pop("worker", None)
-            await self._say(task, {"state": state, **facts}, state)
-        else:
-            why = "what became of it there is not kept any more"
-            await self._say(task, {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": why}, state)
-
-    async def _say(self, task: BookedTask, facts: Mapping[str, Any], told: str) -> None:
-        """What is to be told later stays as it is. What the other space does not believe was told all the same: it has
-        no such task any more."""
-        named = {"sender": task.sender, "id": task.id, "seq": task.seq}
-        for row in _in_parts({**named, **facts}):
-            answer = await self._peer.ask("progress", tasks=[row])
-        reach("link.task.told")
-        if answer["later"]:
+    async def _say(self, told: Sequence[_Told]) -> None:
+        """What is to be told later stays so, and takes nobody's place here. What the other space does not believe was
+        told all the same: it has no such task any more."""
+        if not told:
             return
-        is_over = facts["state"] in (TaskStatus.DONE, TaskStatus.DEAD)
-        now = task._replace(state="ended" if is_over and task.state == "open" else task.state, told=told)
-        await self._ledger.write(partial(task_book.note_told, place=self.place, task=now, now=_now()))
+        for rows in zip(*map(_in_parts, (each.row for each in told)), strict=True):
+            answer = await self._peer.ask("progress", tasks=list(rows))
+        reach("link.task.told")
+        later = set(answer["later"])
+        now = [each.task._replace(told="" if number in later else each.told) for number, each in enumerate(told)]
+        await self._ledger.write(partial(task_book.note_told, place=self.place, tasks=now, now=_now()))
+        if late := [each for number, each in enumerate(told) if number in later]:
+            self._waits = self._waits or f"the other space does not know yet who did {len(late)} of them"
 
     # --- what comes in ---
 
     async def _take(self) -> None:
-        self._waits = ""
         for _ in range(MOST_PAGES):
-            here = await self._ledger.read(lambda c: task_book.open_of(c, self.place))
-            room = MOST_OPEN - sum(here.values())
+            here = await self._ledger.read(lambda c: task_book.open_of(c, self.place, _now() - KEPT_HERE))
+            room = MOST_OPEN - sum(here.askers.values())
             if room <= 0:
                 self._waits = f"as many tasks of this link are open here as may be, {MOST_OPEN}"
                 return
-            full = [sender for sender, count in here.items() if count >= MOST_EACH]
-            page = await self._peer.ask("tasks", room=min(room, TASKS_PER_PAGE), without=full)
-            tasks = _fitting(read_tasks(page)[:room], here)
-            if not tasks or not await self._handle(tasks) or not page.get("more"):
+            if here.lately >= MOST_LATELY or here.size >= MOST_BYTES:
+                self._waits = f"{here.lately:,} tasks of this link, {here.size:,} bytes, came in a quarter of an hour"
+                return
+            full = [sender for sender, count in here.askers.items() if count >= MOST_EACH]
+            busy = [role for role, count in here.roles.items() if count >= MOST_OF_ROLE]
+            asked = {"room": min(room, TASKS_PER_PAGE), "without": full, "busy": busy}
+            page = read_tasks(await self._peer.ask("tasks", **asked))
+            self._forged += page.unread
+            if not await self._handle(page.tasks[:room], here) or not page.more:
                 return
 
-    async def _handle(self, tasks: Sequence[LinkedTask]) -> bool:
+    async def _handle(self, tasks: Sequence[LinkedTask], here: OpenTasks) -> bool:
         """Whether any of them came in, or was told."""
-        fetched = [each for each in map(self._read, tasks) if each is not None]
-        known = await self._ledger.read(lambda c: task_book.find(c, self.place, [each.key for each in fetched]))
-        again = [known[each.id]._replace(seq=each.task.seq) for each in fetched if each.id in known]
-        done: list[BookedTask] = []
+        read = [found for each in tasks if (found := self._read(each)) is not None]
+        known = await self._ledger.read(lambda c: task_book.find(c, self.place, [each.key for each in read]))
+        again = [known[each.key]._replace(seq=each.seq) for each in read if each.key in known]
+        done = [each for each in read if isinstance(each, BookedTask) and each.key not in known]
+        fresh = [each for each in read if isinstance(each, _Fetched) and each.key not in known]
         try:
-            await self._offer([each for each in fetched if each.id not in known], done)
+            await self._offer(_fitting(fresh, here), done)
         finally:  # what was queued before a failure is written down all the same
             reach("link.task.admitted")
             if done or again:
@@ -167,21 +196,29 @@ class TaskRound:
             await self._tell_some(again)
         return bool(done or again)
 
-    def _read(self, task: LinkedTask) -> _Fetched | None:
-        """What its asker did not sign, for us and sealed, is passed over: nobody can be told of it."""
+    def _read(self, task: LinkedTask) -> _Fetched | BookedTask | None:
+        """What its asker did not sign for us is passed over: nobody can be told of it. What it signed and nobody can
+        open is refused."""
         try:
-            return _Fetched(task, task.message(self._record.origin, self.place.space).id)
+            message = task.message(self._record.origin, self.place.space)
         except MalformedRecord:
             self._forged += 1
             return None
+        try:
+            return _Fetched(task, message.id, readers_of(message))
+        except MalformedMessage as error:
+            return BookedTask(task.sender, message.id, task.seq, "refused", str(error)[:200], role=task.role)
 
     async def _offer(self, fresh: Sequence[_Fetched], done: list[BookedTask]) -> None:
         if not fresh:
             return
-        rows = [{"sender": each.task.sender, "id": each.id, "role": each.task.role} for each in fresh]
+        rows = [
+            {"sender": each.task.sender, "id": each.id, "role": each.task.role, "readers": list(each.readers)}
+            for each in fresh
+        ]
         said = await self._local.ask("tasks", link=self._record.link, tasks=rows)
         for each, verdict in zip(fresh, said["verdicts"], strict=True):
-            became = partial(BookedTask, each.task.sender, each.id, each.task.seq)
+            became = partial(BookedTask, each.task.sender, each.id, each.task.seq, role=each.task.role)
             if verdict.startswith("wait"):
                 self._waits = self._waits or verdict.removeprefix("wait: ")
             elif verdict == "have":
@@ -190,20 +227,20 @@ class TaskRound:
                 done.append(became("refused", verdict.removeprefix("no: ")[:200]))
             else:
                 try:
-                    await self._put(each, int(said["agreed"]))
+                    place = await self._put(each, int(said["agreed"]))
                 except (MailboxFull, LogFull) as error:
                     self._waits = self._waits or str(error)
                 except WireError as error:
                     done.append(became("refused", str(error)[:200]))
                 else:
-                    done.append(became("open"))
+                    done.append(became("open", local_seq=place, size=len(each.task.payload)))
 
-    async def _put(self, fetched: _Fetched, agreed: int) -> None:
+    async def _put(self, fetched: _Fetched, agreed: int) -> int:
         task = fetched.task
         origin = MailOrigin(self._record.origin, self._record.link, agreed)
         headers = dict([mail_origin_field(origin)]) | {SIGNATURE_HEADER: task.sig, AGE_HEADER: str(task.age)}
         headers["Nats-Msg-Id"] = await self._message_id(fetched)
-        await self._local.put_task(task.role, task.sender, task.payload, headers)
+        return await self._local.put_task(task.role, task.sender, task.payload, headers)
 
     async def _message_id(self, fetched: _Fetched) -> str:
         """Nobody else knows it, so that nobody can have used it before. Not the same for ever: a queue that was set
@@ -215,12 +252,40 @@ class TaskRound:
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
 
-def _fitting(tasks: Sequence[LinkedTask], here: Mapping[str, int]) -> list[LinkedTask]:
-    """Of each asker as many as it may have open here."""
-    count, found = Counter(here), list[LinkedTask]()
+def _refusal(task: BookedTask) -> _Told:
+    return _Told(task, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": task.why}, "refused")
+
+
+def _progress(task: BookedTask, row: Mapping[str, Any]) -> _Told | None:
+    """What there is to tell of a task; None if it was told as it is, not long ago."""
+    state, over = str(row["state"]), task._replace(state="ended")
+    if state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
+        worker, attempt = str(row.get("worker", "")), int(row.get("attempt", 0))
+        told = f"{state} {worker} {attempt}"
+        if told == task.told and _now() - task.told_at < TELL_AGAIN:
+            return None
+        return _Told(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
+    if state == TaskStatus.DONE:
+        facts = {name: row[name] for name in ("worker", "attempt", "result", "sig") if name in row}
+        return _Told(over, _named(task) | {"state": state, **facts}, state)
+    if state == TaskStatus.DEAD:
+        facts = {name: row[name] for name in ("attempt", "cause", "why") if name in row}
+        return _Told(over, _named(task) | {"state": state, **facts}, state)
+    why = "what became of it there is not kept any more"
+    return _Told(over, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": why}, state)
+
+
+def _named(task: BookedTask) -> dict[str, Any]:
+    return {"sender": task.sender, "id": task.id, "seq": task.seq}
+
+
+def _fitting(tasks: Sequence[_Fetched], here: OpenTasks) -> list[_Fetched]:
+    """Of each asker, and for each role, as many as may be open here."""
+    askers, roles, found = Counter(here.askers), Counter(here.roles), list[_Fetched]()
     for each in tasks:
-        count[each.sender] += 1
-        if count[each.sender] <= MOST_EACH:
+        sender, role = each.task.sender, each.task.role
+        if askers[sender] < MOST_EACH and roles[role] < MOST_OF_ROLE:
+            askers[sender], roles[role] = askers[sender] + 1, roles[role] + 1
             found.append(each)
     return found
 

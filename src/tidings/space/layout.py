@@ -17,6 +17,7 @@ Whoever changes a grant raises `LAYOUT`; `tests/unit/space/test_layout.py` notic
     5   whoever was invited has an account of its own, INVITE, that asks the steward for one thing
     6   the workers of links have an account of their own, LINK: linked spaces ask for pages, our own worker admits
     7   our own worker puts direct messages of linked spaces into mailboxes
+    8   and tasks of theirs into queues
 """
 
 from __future__ import annotations

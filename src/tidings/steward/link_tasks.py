@@ -17,13 +17,14 @@ import random
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import ConflictError, DeniedError, MalformedMessage, UsageError
+from tidings.errors import ConflictError, DeniedError, MalformedMessage, OutcomeUnknown, UsageError
 from tidings.nats.errors import NatsError
+from tidings.space.link_ledger import LinkLedger
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
@@ -33,21 +34,21 @@ from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.task_rules import EndedTask, TaskState, is_overdue
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
-from tidings.wire.envelope import Refused
+from tidings.wire.headers import values_of
 from tidings.wire.ids import is_message_id
-from tidings.wire.link_tasks import TASKS_PER_PAGE, LinkedTask, ToldTask, read_told_tasks
+from tidings.wire.link_tasks import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, ToldTask, read_told_tasks
 from tidings.wire.names import check_agent_id, check_role, role_parts
-from tidings.wire.signing import verifies
+from tidings.wire.signing import SIGNATURE_HEADER, verifies
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
-from tidings.wire.task_seal import is_sealed_task
+from tidings.wire.task_seal import MOST_READERS, readers_of
 
 #: bytes of an answer with tasks or results; one may be larger
 PAGE_BYTES = 256 * 1024
 #: tasks of one asker for one role in an answer, so that others come too; and queues that are looked at for it
 EACH, QUEUES = 4, 64
-#: records of such a queue that are looked at: those that ended stay for a while
-LOOKED_AT = 200
+#: records of such a queue that are read at once, and bytes of those without an end that are looked at
+LOOKED_AT, QUEUE_BYTES = 100, 4 * 1024 * 1024
 #: questions that are answered at the same time: of one link, and of all
 OF_LINK, AT_ONCE = 1, 2
 #: seconds after the last word of the other space on a task, after which it is handed out again
@@ -63,6 +64,10 @@ class _OfferedTask(msgspec.Struct, frozen=True):
     sender: str
     id: str
     role: str = ""
+    #: who can open it
+    readers: tuple[str, ...] = ()
+    #: where it is in the queue here, if that is known
+    seq: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class LinkTasks:
@@ -70,12 +75,16 @@ class LinkTasks:
         self.space, self.linked, self.people, self.tasks = space, linked, people, tasks
         self.stream = space.subjects.task_stream
         self.turns = ConcurrencyLimit(AT_ONCE, OF_LINK, "tasks of this link are being handed out already: wait for it")
+        #: queue -> the sequence up to which all of it has ended
+        self._ended_through: dict[Task, int] = {}
+        #: where TASK ended when the queues were last listed, and how many records each had
+        self._listed: tuple[int, dict[Task, int]] = (-1, {})
         #: (asker, id) of tasks that are in another space -> when that spoke of them
         self._spoken: dict[tuple[str, str], float] = {}
-        #: results that are told in parts: by asker, task and worker, those that came
-        self._parts: OrderedDict[tuple[str, str, str], dict[int, bytes]] = OrderedDict()
-        #: where the queues ended at the last look, and which spaces were linked
-        self._looked: tuple[int, frozenset[str]] | None = None
+        #: link -> results that are told in parts, as they are named: those that came
+        self._parts: dict[str, OrderedDict[tuple[str, ...], dict[int, bytes]]] = {}
+        #: the queues at the last look, and which spaces were linked
+        self._looked: tuple[dict[Task, int], frozenset[str]] | None = None
 
     def _granted(self, request: ControlRequest) -> GrantedLink:
         granted = self.linked.granted(request.sender)
@@ -87,20 +96,20 @@ class LinkTasks:
 
     @handles("link", "tasks")
     async def handed_out(self, request: ControlRequest) -> Answer:
-        """Tasks for roles of the asking space, as many as it has `room` for, of each asker a few; of those in `without`
-        none. What that space told of lately is left out."""
+        """Tasks for roles of the asking space, as many as it has `room` for, of each asker a few; of askers in
+        `without`, and for roles in `busy`, none. What that space told of lately is left out."""
         room = min(TASKS_PER_PAGE, request.optional("room", int) or 0)
-        without = frozenset(request.texts("without"))
+        without, busy = frozenset(request.texts("without")), frozenset(request.texts("busy"))
         granted = self._granted(request)
         async with self.turns.turn(granted.link):
-            found, more = await self._waiting(granted.record.origin, room, without)
+            origin, queues = granted.record.origin, await self._queues() if room > 0 else {}
+            wanted = [each for each in queues if role_parts(each.role)[1] == origin and each.sender not in without]
+            found, more = await self._waiting([each for each in wanted if role_parts(each.role)[0] not in busy], room)
             if self._granted(request).link != granted.link:
                 raise ConflictError("the link changed while tasks were looked for: ask again")
         return {"tasks": [msgspec.to_builtins(each) for each in found], "more": more}
 
-    async def _waiting(self, origin: str, room: int, without: frozenset[str]) -> tuple[list[LinkedTask], bool]:
-        wanted = await self._queues() if room > 0 else []
-        queues = [each for each in wanted if role_parts(each.role)[1] == origin and each.sender not in without]
+    async def _waiting(self, queues: list[Task], room: int) -> tuple[list[LinkedTask], bool]:
         random.shuffle(queues)  # nobody's is always the last
         head = await self.space.head(self.stream)
         found: list[LinkedTask] = []
@@ -113,54 +122,78 @@ class LinkTasks:
                 found.append(task)
         return sorted(found, key=lambda each: each.seq), len(queues) > QUEUES
 
-    async def _queues(self) -> list[Task]:
-        """Which roles of other spaces were asked by whom."""
-        s = self.space.subjects
-        parsed = (s.parse(each) for each in await self.space.js.subjects_of(self.stream, f"{s.root}.task.>"))
-        return [each for each in parsed if isinstance(each, Task) and role_parts(each.role)[1]]
+    async def _queues(self) -> dict[Task, int]:
+        """Which roles of other spaces were asked by whom, and how many records lie there."""
+        s, head = self.space.subjects, await self.space.head(self.stream)
+        if self._listed[0] != head:
+            counts = await self.space.js.counts_of(self.stream, f"{s.root}.task.>")
+            parsed = ((s.parse(each), count) for each, count in counts.items())
+            found = {each: n for each, n in parsed if isinstance(each, Task) and role_parts(each.role)[1]}
+            self._listed = head, found
+            self._ended_through = {each: seq for each, seq in self._ended_through.items() if each in found}
+        return self._listed[1]
 
     async def _of_queue(self, queue: Task, head: int) -> list[LinkedTask]:
+        """The first few of a queue that are to be handed out. What has ended is not read again."""
         found: list[LinkedTask] = []
-        subject = self.space.subjects.task(queue.role, queue.sender)
-        looked = 0
-        async for page in self.space.js.read(self.stream, subject, 1, head, page=LOOKED_AT):
+        subject, over = self.space.subjects.task(queue.role, queue.sender), self._ended_through.get(queue, 0)
+        all_ended, size = True, 0
+        async for page in self.space.js.read(self.stream, subject, over + 1, head, page=LOOKED_AT):
             for record in page:
-                looked += 1
-                if (task := await self._open_task(record)) is not None:
+                if self._has_ended(record):
+                    over = record.seq if all_ended else over
+                    continue
+                all_ended, size = False, size + len(record.payload)
+                if (task := await self._handed(record)) is not None:
                     found.append(task)
-                if len(found) == EACH or looked >= LOOKED_AT:
-                    return found
+                if len(found) == EACH or size > QUEUE_BYTES:
+                    break
+            self._ended_through[queue] = over
+            if len(found) == EACH or size > QUEUE_BYTES:
+                break
         return found
 
-    async def _open_task(self, record: StoredRecord) -> LinkedTask | None:
-        """A record that is a task without an end, of which the other space has not spoken lately."""
-        holds = self.tasks.holds
-        if holds.book.outcome_of(record.seq, record.time_ns) is not None:
-            return None
-        task, refused = holds.read(record, None)
-        opened = self.space.open(record)
-        if refused is None and not isinstance(opened, Refused) and not is_sealed_task(opened.message):
-            refused = Refused("malformed", "a task for another space is sealed, and this one is not")
-        if refused is not None or isinstance(opened, Refused):
-            await self._bury(task, record, TaskCause.MALFORMED, refused.detail if refused else "it cannot be read")
+    def _has_ended(self, record: StoredRecord) -> bool:
+        return self.tasks.holds.book.outcome_of(record.seq, record.time_ns) is not None
+
+    async def _handed(self, record: StoredRecord) -> LinkedTask | None:
+        """A task as it is handed out; None if the other space spoke of it lately, or it is buried here now."""
+        task, refused = self.tasks.holds.read(record, None)
+        readers = self._readers(record) if refused is None else None
+        if refused is not None or readers is None:
+            why = refused.detail if refused is not None else "a task for another space is sealed, and this one is not"
+            await self._bury(task, record, TaskCause.MALFORMED, why)
             return None
         if self.space.active_access(task.asker) is None:
-            await self._bury(task, record, TaskCause.FAILED, "its asker was revoked")
+            await self._bury(task, record, TaskCause.FAILED, "its asker has no access any more")
             return None
         spoken = self._spoken.get((task.asker, task.id), 0.0)
         if is_overdue(task, time.time()) or (spoken and time.monotonic() - spoken < SILENCE):
             return None
-        age = max(0, time.time_ns() - record.time_ns) // 1_000_000
-        role = role_parts(task.role)[0]
         return LinkedTask(
-            seq=record.seq, sender=task.asker, role=role, sig=opened.signature, payload=record.payload, age=age
+            seq=record.seq,
+            sender=task.asker,
+            role=role_parts(task.role)[0],
+            sig=values_of(record.own_fields() or (), SIGNATURE_HEADER)[0],
+            payload=record.payload,
+            age=min(LONGEST_AGE, max(0, time.time_ns() - record.time_ns) // 1_000_000),
         )
+
+    def _readers(self, record: StoredRecord) -> frozenset[str] | None:
+        """Who can open a task; None if it is not sealed."""
+        with suppress(MalformedMessage):
+            return frozenset(readers_of(wire.decode(record.payload)))
+        return None
 
     @handles("link", "progress")
     async def progress(self, request: ControlRequest) -> Answer:
         """How far tasks of ours are that the asking space has. It is believed about those for roles of its own, and of
         a result if an agent of it signed it."""
-        granted, told = self._granted(request), read_told_tasks(request.arguments.get("tasks") or [])
+        told = read_told_tasks(request.arguments.get("tasks") or [])
+        async with self.turns.turn(self._granted(request).link):
+            return await self._heard(self._granted(request), told)
+
+    async def _heard(self, granted: GrantedLink, told: list[ToldTask]) -> Answer:
         self._spoken = {key: at for key, at in self._spoken.items() if key in self.tasks.holds.abroad}
         refused, later = [], []
         for number, each in enumerate(told):
@@ -173,7 +206,7 @@ class LinkTasks:
 
     async def _hear(self, granted: GrantedLink, told: ToldTask) -> str:
         holds = self.tasks.holds
-        record = await self.space.js.at(self.stream, told.seq)
+        record = await self.space.js.at(self.stream, told.seq, patient=False)
         parsed = self.space.subjects.parse(record.subject) if record is not None else None
         if record is None or not isinstance(parsed, Task):
             return "" if holds.book.find(told.sender, told.id) is not None else "refused"
@@ -184,24 +217,27 @@ class LinkTasks:
                 return "refused"
             if holds.book.outcome_of(record.seq, record.time_ns) is not None:
                 return ""
-            if told.worker and told.worker not in self.people.of_link(granted.link):
+            if told.worker and told.worker not in (self._readers(record) or ()):
+                return "refused"
+            if told.worker and self.people.find(told.worker) is None:
                 return "later"  # an agent that its space has not stated yet
-            whole = self._whole(told)
+            whole = self._whole(granted.link, told)
             return await self._write(granted, task, record, whole) if whole is not None else "later"
 
-    def _whole(self, told: ToldTask) -> ToldTask | None:
+    def _whole(self, link: str, told: ToldTask) -> ToldTask | None:
         """With the whole result; None while parts of it are missing. What is not complete is told again."""
         if told.parts == 1:
             return told
-        key = (told.sender, told.id, told.worker)
-        found = self._parts.setdefault(key, {})
+        key, kept = (told.sender, told.id, told.worker, told.sig, str(told.parts)), self._parts
+        partial = kept.setdefault(link, OrderedDict())
+        found = partial.setdefault(key, {})
         found[told.part] = told.result
-        self._parts.move_to_end(key)
-        while len(self._parts) > MOST_PARTIAL:
-            self._parts.popitem(last=False)
+        partial.move_to_end(key)
+        while len(partial) > MOST_PARTIAL:
+            partial.popitem(last=False)
         if found.keys() != set(range(told.parts)):
             return None
-        del self._parts[key]
+        del partial[key]
         return msgspec.structs.replace(told, result=b"".join(found[number] for number in range(told.parts)))
 
     async def _write(self, granted: GrantedLink, task: TaskState, record: StoredRecord, told: ToldTask) -> str:
@@ -211,7 +247,11 @@ class LinkTasks:
             if not _is_result(told, origin):
                 return "refused"
             held = msgspec.structs.replace(known, workers=(told.worker,), claimed_at=time.time())
-            await holds.finish(held, told.result, told.sig)
+            try:
+                await holds.finish(held, told.result, told.sig)
+            except OutcomeUnknown:
+                holds.unsure.pop(task.seq, None)  # it is told again, and written then
+                raise
         elif told.state is TaskStatus.DEAD:
             cause = TaskCause(told.cause) if told.cause in TaskCause.__members__.values() else TaskCause.FAILED
             name = granted.record.space or granted.link
@@ -244,8 +284,8 @@ class LinkTasks:
             return "no: its asker is an agent of another space than it came from"
         if await self.tasks.find(task.sender, task.id, None) != TaskStatus.UNKNOWN:
             return "have"
-        if not any(self.space.holds_role(owner, task.role) for owner in self.space.table.owners()):
-            return f"no: nobody in {self.space.info.name} holds the role {task.role}"
+        if not any(self.space.holds_role(each, task.role) for each in task.readers):
+            return f"no: nobody for whom it was sealed holds the role {task.role} in {self.space.info.name}: ask again"
         return "take" if task.sender in theirs else f"wait: its space has not stated that {task.sender} is its agent"
 
     @handles("admission", "progress")
@@ -254,9 +294,9 @@ class LinkTasks:
         found: list[dict[str, Any]] = []
         size = 0
         for each in _offered(request):
-            if self.space.access(each.sender) is not None:
-                raise DeniedError(f"{each.sender} is an agent of this space: its tasks are its own")
-            row = await self._state_of(await self.tasks.find(each.sender, each.id, None))
+            row: dict[str, Any] = {"state": TaskStatus.UNKNOWN}
+            if self.space.access(each.sender) is None:  # a key that is an agent of ours now has tasks of its own
+                row = await self._state_of(await self.tasks.find(each.sender, each.id, each.seq or None))
             size += len(row.get("result", ""))
             if found and size > PAGE_BYTES:
                 break
@@ -284,27 +324,31 @@ class LinkTasks:
         for a space that there is no link with any more."""
         if next(links_in_force(self.space), None) is None:
             return  # there never was a link
-        head = await self.space.head(self.stream)
+        queues = await self._queues()
         linked = frozenset(record.origin for _, _, record in links_in_force(self.space) if record.state == "on")
-        if (head, linked) == self._looked:
-            return
-        wanted = await self._queues()
-        for queue in wanted:
-            if role_parts(queue.role)[1] not in linked:
-                await self._bury_all(queue, head)
-        self._looked = head, linked
-        origins = {role_parts(each.role)[1] for each in wanted}
+        before, linked_before = self._looked or ({}, frozenset())
+        grown = {each for each, count in queues.items() if count > before.get(each, 0)}
+        for queue in queues if linked != linked_before else grown:
+            if role_parts(queue.role)[1] not in linked | self._agreed_on_disk():
+                await self._bury_all(queue)
+        self._looked = queues, linked
+        origins = {role_parts(each.role)[1] for each in grown}
         for _, _, record in links_on(self.space):
             if record.origin in origins and record.passes_tasks and record.peer:
                 with suppress(NatsError, OSError):  # it is found by asking, too
                     await self.space.js.connection.publish(self.space.subjects.live_link(record.peer))
 
-    async def _bury_all(self, queue: Task, head: int) -> None:
-        holds, subject = self.tasks.holds, self.space.subjects.task(queue.role, queue.sender)
+    def _agreed_on_disk(self) -> set[str]:
+        """Spaces there is a link with, by what was agreed: a log that was put back does not know it for a moment."""
+        rows = LinkLedger.below(self.space.home, self.space.info.id).rows()
+        return {row.origin for row in rows if row.state in ("on", "setting")}
+
+    async def _bury_all(self, queue: Task) -> None:
+        subject, head = self.space.subjects.task(queue.role, queue.sender), await self.space.head(self.stream)
         async for page in self.space.js.read(self.stream, subject, 1, head):
             for record in page:
-                task, _ = holds.read(record, None)
-                await self._bury(task, record, TaskCause.FAILED, UNLINKED)
+                if not self._has_ended(record):
+                    await self._bury(self.tasks.holds.read(record, None)[0], record, TaskCause.FAILED, UNLINKED)
 
     async def _bury(self, task: TaskState, record: StoredRecord, cause: TaskCause, why: str) -> None:
         async with self.tasks.holds.lock:
@@ -323,6 +367,8 @@ def _offered(request: ControlRequest) -> list[_OfferedTask]:
         check_agent_id(each.sender)
         if each.role:
             check_role(each.role)
+        if len(each.readers) > MOST_READERS:
+            raise UsageError(f"admission {request.do}: a task has at most {MOST_READERS} readers")
     return found
 
 

@@ -127,11 +127,6 @@ class LinkedPeople:
             return frozenset()
         return frozenset(each for each in kept.keys if self._owner(each) == link)
 
-    def holders(self, role: str, origin: str) -> list[str]:
-        """Who holds a role of a linked space, by its id, as far as agents here are shown."""
-        found = (self.row(key) for kept in self._kept.values() for key in kept.people)
-        return [each.id for each in found if each is not None and each.space == origin and role in each.roles]
-
     def takes_mail(self, agent_id: str) -> bool:
         """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
         return self.is_awaited or self.is_reached(agent_id)

@@ -37,6 +37,8 @@ WINDOWS = 3
 SHARE_AT_ONCE = 0.2
 #: roles nobody holds that one sender may have tasks waiting for
 MOST_INVENTED = 64
+#: roles of other spaces that one agent has asked, and whose records lie here
+MOST_ELSEWHERE = 256
 POINTS, POINT_RECORDS, POINT_BYTES = 8, 64, 128 * 1024
 ASK_AGAIN = 30.0
 log = logging.getLogger(__name__)
@@ -307,10 +309,13 @@ class FloodWatch:
         accesses = (self.space.access(owner) for owner in self.space.table.owners())
         held = {role for access in accesses if access is not None for role in access.roles}
         pairs = [subject.split(".")[3:5] for subject in await js.subjects_of(s.task_stream, f"{s.root}.task.*.*")]
+        # whether a role of another space is invented is for that to say, and what has no link is ended soon
+        elsewhere = excess(((role, sender) for role, sender in pairs if "@" in role), MOST_ELSEWHERE)
+        pairs = [[role, sender] for role, sender in pairs if "@" not in role]
         beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
         if beyond:  # a log that was put back has forgotten roles, and nobody wrote them again yet
             held |= {role for row in Ledger(self.space.home.issued).rows() if row.state in LIVE for role in row.roles}
             beyond = excess(((role, sender) for role, sender in pairs if role not in held), MOST_INVENTED)
-        for role, sender in beyond:
+        for role, sender in [*beyond, *elsewhere]:
             subject = f"{s.root}.task.{role}.{sender}"
             self.invented_tasks += await js.purge(s.task_stream, subject_filter=subject, below=head + 1)

@@ -291,7 +291,7 @@ class Steward:
         self.tasks = TaskQueues(space, self.lease.seq, self.letters, self.store, self.dispatcher.idle, life.fail)
         self.mail = Mail(space, self.receipts, self.people)
         self.voids = VoidWatch(space, writer, self.receipts)
-        self.shares = Shares(space, self.floods, self.receipts, self.store)
+        self.shares = Shares(space, self.floods, self.receipts, self.store, self.tasks.has_ended)
         self.link_floors = LinkFloors(space)
         wakes = self.wakes = LinkWakes(space, self._connect_for_links)
         self.retention = Retention(self.js, self.table, self.state, self.link_floors.floors)

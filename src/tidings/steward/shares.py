@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -106,7 +106,16 @@ class _Sum:
 
 
 class Shares:
-    def __init__(self, space: SpaceContext, floods: FloodWatch, receipts: ReceiptStore, store: StoreWatch) -> None:
+    def __init__(
+        self,
+        space: SpaceContext,
+        floods: FloodWatch,
+        receipts: ReceiptStore,
+        store: StoreWatch,
+        has_ended: Callable[[StoredRecord], bool] = lambda _record: False,
+    ) -> None:
+        """`has_ended`: is the task of a record over? Of what goes to another space the broker does not know it."""
+        self._has_ended = has_ended
         self.space = space
         self.floods = floods
         self.receipts = receipts
@@ -204,7 +213,7 @@ class Shares:
             for record in page:
                 if record.subject not in floors:
                     floors[record.subject] = await self._done_through(stream, kind, record.subject)
-                if record.seq <= floors[record.subject]:
+                if record.seq <= floors[record.subject] or self._has_ended(record):
                     found.done[record.subject] += 1
                     continue
                 found.size += stored_size(record)

@@ -129,9 +129,7 @@ class TaskHandlers:
         `online` is None while the steward is too young to know: those who are here have not all beaten yet.
         """
         self.space.access_of(request.sender)
-        role, elsewhere = role_parts(check_role_address(request.text("role")))
-        if elsewhere:
-            return {"holders": len(self.people.holders(role, elsewhere)), "online": None, "last_seen": None}
+        role = check_role(request.text("role"))
         holders = [owner for owner in self.space.table.owners() if self.space.holds_role(owner, role)]
         rows = [row for owner in holders if (row := self.roster.row(owner)) is not None]
         online = sum(row.status != "offline" for row in rows)

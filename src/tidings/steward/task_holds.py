@@ -220,7 +220,7 @@ class TaskHolds:
 
     def read(self, record: StoredRecord, ack: str | None) -> tuple[TaskState, Refused | None]:
         address = self.space.subjects.parse(record.subject)
-        assert isinstance(address, Task)
+        assert isinstance(address, Task), "whoever takes records in looks at that"
         opened = self.space.open(record)
         place: dict[str, Any] = {
             "seq": record.seq,

@@ -27,6 +27,7 @@ from tidings.nats.errors import NatsError
 from tidings.steward.task_holds import ORPHANED, TaskHolds, either
 from tidings.steward.task_rules import TaskState, give, is_overdue
 from tidings.wire.states import TaskCause
+from tidings.wire.subjects import Task
 
 PULL_SECONDS = 3.0
 MAX_PENDING = 1_000
@@ -140,6 +141,10 @@ class TaskIntake:
         """A task the broker handed us: new, or one we know that it delivered again."""
         holds, role = self.holds, record.subject.split(".")[-2]
         self._pulled[role] = max(record.seq, self._pulled.get(role, 0))
+        if not isinstance(self.space.subjects.parse(record.subject), Task):
+            holds.counts["nobodys"] += 1  # no agent can publish so; nobody could be told of it, either
+            await holds.say(ack, b"+ACK")
+            return
         async with holds.lock:
             known = holds.book.open.get(record.seq)
             if known is not None and known.time_ns == record.time_ns:
@@ -297,10 +302,9 @@ class TaskHandout:
         if not idle:
             await either(queue.wake.wait(), 0.5)
             return
-        for waiter in idle:  # one may get what another cannot open
-            task = self.book.next_for(queue.role, waiter.worker, time.time())
-            if task is not None:
-                break
+        ready = self.book.ready(queue.role, time.time())
+        fitting = ((waiter, task) for waiter in idle for task in ready if task.fits(waiter.worker))
+        waiter, task = next(fitting, (idle[0], None))
         if task is None:
             await self._more(queue)
         elif is_overdue(task, time.time()):

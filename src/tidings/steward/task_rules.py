@@ -171,10 +171,9 @@ class TaskBook:
         seq = self._held.get(worker)
         return self.open[seq] if seq is not None else None
 
-    def next_for(self, role: str, worker: str, now: float) -> TaskState | None:
-        """The waiting task to hand to a worker: the oldest that it can open and that is not in a pause."""
-        ready = [task for task in self._waiting(role) if task.not_before <= now and task.fits(worker)]
-        return min(ready, key=lambda task: task.seq, default=None)
+    def ready(self, role: str, now: float) -> list[TaskState]:
+        """The waiting tasks that are not in a pause, oldest first: whom they fit gets one."""
+        return sorted((task for task in self._waiting(role) if task.not_before <= now), key=lambda task: task.seq)
 
     def next_pause_ends(self, role: str, now: float) -> float | None:
         return min((task.not_before for task in self._waiting(role) if task.not_before > now), default=None)

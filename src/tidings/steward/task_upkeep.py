@@ -223,10 +223,13 @@ class TaskUpkeep:
         archived = await archive_needs(self.space, "task")
         buried = self._buried()
         for role in sorted(self._roles() | set(buried)):
+            if role_parts(role)[1]:
+                await self._retain_elsewhere(role, archived)
+                continue
             subject_filter = self.intake.subject_filter(role)
             floor = (await self.intake.place(role)).acked + 1
             if buried.get(role, 0) >= floor:
-                floor = await self._ended_below(role, floor)
+                floor = await self._ended_below(subject_filter, floor)
             cutoff = datetime.now(UTC) - timedelta(seconds=self.space.intervals.task_keep)
             young = await self.space.js.first_after(stream, subject_filter, cutoff)
             below = min(each for each in (floor, archived, young) if each is not None)
@@ -265,9 +268,21 @@ class TaskUpkeep:
                 newest[each.role] = max(each.seq, newest.get(each.role, 0))
         return newest
 
-    async def _ended_below(self, role: str, floor: int) -> int:
-        """The first sequence of a role that is not known to have ended."""
-        stream, subject_filter = self.space.subjects.task_stream, self.intake.subject_filter(role)
+    async def _retain_elsewhere(self, role: str, archived: int | None) -> None:
+        """Of a role of another space each asker's queue by itself: what waits there keeps nothing of others."""
+        stream = self.space.subjects.task_stream
+        for subject in await self.space.js.subjects_of(stream, self.intake.subject_filter(role)):
+            cutoff = datetime.now(UTC) - timedelta(seconds=self.space.intervals.task_keep)
+            young = await self.space.js.first_after(stream, subject, cutoff)
+            floor = await self._ended_below(subject, 1)
+            below = min(each for each in (floor, archived, young) if each is not None)
+            if below > 1:
+                purged = await self.space.js.purge(stream, subject_filter=subject, below=below)
+                self.holds.counts["purged"] += purged
+
+    async def _ended_below(self, subject_filter: str, floor: int) -> int:
+        """The first sequence of a filter that is not known to have ended."""
+        stream = self.space.subjects.task_stream
         head = await self.space.head(stream)
         async for page in self.space.js.read(stream, subject_filter, floor, head, page=ENDED_COUNTED):
             for record in page:

@@ -87,6 +87,11 @@ class TaskQueues:
 
     # --- one task ---
 
+    def has_ended(self, record: StoredRecord) -> bool:
+        """Is the task of this record of the queue over?"""
+        is_task = isinstance(self.space.subjects.parse(record.subject), Task)
+        return is_task and self.holds.book.outcome_of(record.seq, record.time_ns) is not None
+
     async def locate(self, agent: str, message_id: str, seq: int | None) -> tuple[str, TaskState | EndedTask | str]:
         """Who asked a task, this agent or a key it had before a rotation, and where it is."""
         for asker in (agent, *self.space.predecessors(agent)):
@@ -144,9 +149,9 @@ class TaskQueues:
         waiting = Counter(task.role for task in book.open.values() if task.worker is None)
         for role, records in stored.most_common(ROLES_COUNTED):
             place = await self.intake.place(role)
-            # what goes to another space is pulled by nobody here
-            over = book.outcomes.values() if role_parts(role)[1] else dead
-            buried = sum(each.role == role and each.seq > place.delivered for each in over)
+            buried = sum(each.role == role and each.seq > place.delivered for each in dead)
+            if role_parts(role)[1]:  # what goes to another space is pulled by nobody here
+                buried = await self._ended_elsewhere(role)
             pending = records if place.pending is None else place.pending
             queued[role] = max(0, pending - buried) + waiting.pop(role, 0)
             oldest = await self._oldest(role, place.acked) if queued[role] else None
@@ -172,6 +177,16 @@ class TaskQueues:
             if isinstance(address, Task):
                 found[address.role] += int(count)
         return found
+
+    async def _ended_elsewhere(self, role: str) -> int:
+        """How many records of a role of another space are there whose tasks have ended."""
+        s, book, count = self.space.subjects, self.holds.book, 0
+        for subject in await self.space.js.subjects_of(s.task_stream, self.intake.subject_filter(role)):
+            first = await self.space.js.following(s.task_stream, subject, 1)
+            asker = subject.rpartition(".")[2]
+            over = (each for each in book.outcomes.values() if (each.role, each.asker) == (role, asker))
+            count += sum(first is not None and each.seq >= first.seq for each in over)
+        return count
 
     async def _oldest(self, role: str, outcome: int) -> int | None:
         """Time of the oldest record of a role that has not ended, as far as the next few tell."""

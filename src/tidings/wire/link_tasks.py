@@ -7,7 +7,8 @@ as it has no end. What comes from another space may be anything: what cannot be 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from contextlib import suppress
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,7 +21,6 @@ from tidings.wire.names import check_agent_id, check_role, role_elsewhere
 from tidings.wire.operations import MOST
 from tidings.wire.signing import verifies
 from tidings.wire.states import TaskStatus
-from tidings.wire.task_seal import is_sealed_task, readers_of
 
 #: tasks of one answer or request
 TASKS_PER_PAGE: Final = 16
@@ -30,8 +30,9 @@ AGE_HEADER: Final = "Td-Age"
 PART_BYTES, MOST_PARTS = 32 * 1024, 8
 #: how far the space of the role may say that a task is
 TOLD_STATES: Final = (TaskStatus.QUEUED, TaskStatus.CLAIMED, TaskStatus.DONE, TaskStatus.DEAD)
-#: a deadline is at most 30 days
-_Age = Annotated[int, msgspec.Meta(ge=0, le=31 * 86_400_000)]
+#: milliseconds; a deadline is at most 30 days, so that whoever waited longer than this is past it, or has none
+LONGEST_AGE: Final = 31 * 86_400_000
+_Age = Annotated[int, msgspec.Meta(ge=0, le=LONGEST_AGE)]
 _Seq = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 _Text = Annotated[str, msgspec.Meta(max_length=400)]
@@ -49,22 +50,24 @@ class LinkedTask(msgspec.Struct, frozen=True, kw_only=True):
     age: _Age = 0
 
     def message(self, origin: str, here: str) -> Message:
-        """Its message, signed in the space `origin` for this role of the space `here`, and sealed; MalformedRecord if
-        it is not."""
+        """Its message, signed in the space `origin` for this role of the space `here`; MalformedRecord if it is not."""
         if not verifies(self.sig, origin, "task", self.sender, role_elsewhere(self.role, here), self.payload):
             raise MalformedRecord(f"task {self.seq} is not signed by {self.sender} for {self.role} of this space")
         try:
             found = wire_message.decode(self.payload)
-            sealed = is_sealed_task(found) and bool(readers_of(found))
         except MalformedMessage as error:
             raise MalformedRecord(f"task {self.seq} is no message: {error}") from error
-        if found.sender.id != self.sender or not sealed:
-            raise MalformedRecord(f"task {self.seq} is not sealed, or says that it is by {found.sender.id}")
+        if found.sender.id != self.sender:
+            raise MalformedRecord(f"task {self.seq} says that it is by {found.sender.id}")
         return found
 
 
-class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    tasks: Annotated[tuple[LinkedTask, ...], msgspec.Meta(max_length=TASKS_PER_PAGE)]
+class TaskPage(NamedTuple):
+    tasks: tuple[LinkedTask, ...]
+    #: there are others
+    more: bool = False
+    #: rows that are no tasks
+    unread: int = 0
 
 
 class ToldTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,16 +93,19 @@ class ToldTask(msgspec.Struct, frozen=True, kw_only=True):
 _Told = Annotated[list[ToldTask], msgspec.Meta(max_length=TASKS_PER_PAGE)]
 
 
-def read_tasks(said: Any) -> tuple[LinkedTask, ...]:
-    """The tasks in an answer of another space."""
-    try:
-        page = msgspec.convert(said, TaskPage)
-        for each in page.tasks:
-            check_agent_id(each.sender)
-            check_role(each.role)
-    except (msgspec.ValidationError, InvalidName) as error:
-        raise MalformedRecord(f"these are no tasks: {str(error)[:200]}") from error
-    return page.tasks
+def read_tasks(said: Any) -> TaskPage:
+    """The tasks in an answer of another space. A row that is none is passed over: others do not wait for it."""
+    rows = said.get("tasks") if isinstance(said, dict) else None
+    if not isinstance(rows, list) or len(rows) > TASKS_PER_PAGE:
+        raise MalformedRecord(f"an answer with tasks is a list of up to {TASKS_PER_PAGE}")
+    found: list[LinkedTask] = []
+    for row in rows:
+        with suppress(msgspec.ValidationError, InvalidName):
+            task = msgspec.convert(row, LinkedTask)
+            check_agent_id(task.sender)
+            check_role(task.role)
+            found.append(task)
+    return TaskPage(tuple(found), bool(said.get("more")), len(rows) - len(found))
 
 
 def read_told_tasks(said: Any) -> list[ToldTask]:

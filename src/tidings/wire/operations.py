@@ -231,8 +231,8 @@ _TABLE: tuple[Operation, ...] = (
     Operation(
         "link",
         "tasks",
-        "Tasks for roles of the asking space, if the link passes them; of some askers none.",
-        {"room": COUNT, "without": TEXTS},
+        "Tasks for roles of the asking space, if the link passes them; none `without` askers, none for `busy` roles.",
+        {"room": COUNT, "without": TEXTS, "busy": TEXTS},
     ),
     Operation("link", "progress", "How far tasks are that were handed out there.", {"tasks": ROWS}),
     Operation(

@@ -81,7 +81,7 @@ class NoPost:
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         raise AssertionError((to, sender, payload, headers))
 
-    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
         raise AssertionError((role, sender, payload, headers))
 
 

@@ -9,7 +9,7 @@ from tidings.errors import MalformedRecord
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_tasks import TASKS_PER_PAGE, LinkedTask, read_age, read_tasks, read_told_tasks
+from tidings.wire.link_tasks import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, read_age, read_tasks, read_told_tasks
 from tidings.wire.message import Sender, compose
 from tidings.wire.names import role_elsewhere
 from tidings.wire.signing import sign
@@ -31,14 +31,15 @@ def told(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_task_that_its_asker_signed_for_a_role_of_this_space_is_read() -> None:
-    (found,) = read_tasks({"tasks": [msgspec.to_builtins(task())], "more": False})
+    page = read_tasks({"tasks": [msgspec.to_builtins(task())], "more": True})
+    (found,) = page.tasks
     assert found.message(MAIN, ACME).sender.id == ADA.id
+    assert (page.more, page.unread) == (True, 0)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        task(sealed=False),
         task(to=OTHER),
         task(kind="dm"),
         task(space=OTHER),
@@ -46,7 +47,7 @@ def test_a_task_that_its_asker_signed_for_a_role_of_this_space_is_read() -> None
         msgspec.structs.replace(task(), sender=RITA.id),
         msgspec.structs.replace(task(), sig="A" * 86),
     ],
-    ids=["not sealed", "for another space", "no task", "of another space", "another role", "another asker", "unsigned"],
+    ids=["for another space", "no task", "of another space", "another role", "another asker", "unsigned"],
 )
 def test_any_other_is_none(other: LinkedTask) -> None:
     with pytest.raises(MalformedRecord):
@@ -54,21 +55,28 @@ def test_any_other_is_none(other: LinkedTask) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        {},
-        {"tasks": "x"},
-        {"tasks": [{}]},
-        {"tasks": [msgspec.to_builtins(task()) | {"seq": 0}]},
-        {"tasks": [msgspec.to_builtins(task()) | {"age": -1}]},
-        {"tasks": [msgspec.to_builtins(task()) | {"sender": "ada"}]},
-        {"tasks": [msgspec.to_builtins(task()) | {"role": "reviewer@acme"}]},
-        {"tasks": [msgspec.to_builtins(task())] * (TASKS_PER_PAGE + 1)},
-    ],
+    "said", [{}, [], "x", {"tasks": "x"}, {"tasks": [msgspec.to_builtins(task())] * (TASKS_PER_PAGE + 1)}]
 )
 def test_what_is_no_page_is_refused(said: Any) -> None:
     with pytest.raises(MalformedRecord):
         read_tasks(said)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        7,
+        {},
+        msgspec.to_builtins(task()) | {"seq": 0},
+        msgspec.to_builtins(task()) | {"age": -1},
+        msgspec.to_builtins(task()) | {"age": LONGEST_AGE + 1},
+        msgspec.to_builtins(task()) | {"sender": "ada"},
+        msgspec.to_builtins(task()) | {"role": "reviewer@acme"},
+    ],
+)
+def test_a_row_that_is_no_task_keeps_no_other_back(row: Any) -> None:
+    page = read_tasks({"tasks": [row, msgspec.to_builtins(task())]})
+    assert (len(page.tasks), page.unread) == (1, 1)
 
 
 def test_how_far_tasks_are_is_read() -> None:

@@ -124,7 +124,7 @@ class HostilePeer:
 
     def post(self, *mail: LinkedMail) -> None:
         for each in mail:
-            mark = payload_hash(each.payload)[:20]
+            mark = payload_hash(each.payload).hex()[:20]
             self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1, mark=mark))
 
     def task(

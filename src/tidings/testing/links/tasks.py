@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from tidings.endpoint.connecting import connect_directly
@@ -89,6 +90,7 @@ async def tasks_that_are_none(stage: LinkStage) -> ProbeOutcome:
             peer.task(ROLE, here, [reviewer.id], "asked elsewhere", origin=KeyPair.generate(ACCOUNT).id),
             peer.task(ROLE, here, [reviewer.id], "not sealed", sealed=False),
         ]
+        tries.append(peer.task(ROLE, here, [KeyPair.generate().id], "for nobody here"))
         peer.queue(*tries, peer.task(ROLE, here, [reviewer.id], "honest"))
         text = await _done(stage, reviewer)
         count = await _queued(stage) - before
@@ -121,12 +123,12 @@ async def task_again(stage: LinkStage) -> ProbeOutcome:
 @PROBES.probe("L3", "Answer with tasks that are none, and with more than were asked for.")
 async def tasks_that_cannot_be_read(stage: LinkStage) -> ProbeOutcome:
     peer = stage.peer
-    async with _open(stage):
+    async with _open(stage) as reviewer:
         before = await _queued(stage)
         rounds = stage.carried.rounds
         assert rounds is not None
         row = {"seq": 1, "sender": peer.agent.id, "role": "a.b", "sig": "x", "payload": "", "age": 0}
-        lies: list[Any] = [{"tasks": "x"}, {"tasks": [{}]}, {"tasks": [row]}, {"tasks": [row] * 99}, b"[]", {}]
+        lies: list[Any] = [{"tasks": "x"}, {"tasks": [row] * 99}, b"[]", {}]
 
         def goes_on() -> bool:
             stage.carried.ask()
@@ -138,10 +140,17 @@ async def tasks_that_cannot_be_read(stage: LinkStage) -> ProbeOutcome:
             await eventually(lambda: rounds.words, within=10, what=f"{str(lie)[:80]} is refused")
             peer.lies = {}
             await eventually(goes_on, within=10, what="it goes on")
+        honest = peer.task(ROLE, stage.main.info.id, [reviewer.id], "behind what is none")
+        rows: list[Any] = [{}, row, 7, {**row, "role": ROLE, "age": -1}, {**row, "role": ROLE, "seq": "1"}]
+        peer.queue(honest)
+        shown = msgspec.to_builtins(peer.tasks[-1])
+        peer.lies = {"tasks": lambda _asked: {"tasks": [*rows, shown], "more": False}}
+        text = await _done(stage, reviewer)
+        peer.lies = {}
         count = await _queued(stage) - before
-    return (
-        refused(f"{len(lies)} answers refused, and it went on") if not count else broken(f"{count} tasks were queued")
-    )
+    if (text, count) != ("behind what is none", 1):
+        return broken(f"{count} tasks were queued, and {text!r} was the first")
+    return refused(f"{len(lies)} answers and {len(rows)} rows refused, and it went on")
 
 
 @PROBES.probe("L7", "As the worker of a linked space, ask for tasks of others, and say that they are done.")
@@ -165,11 +174,11 @@ async def tasks_of_others(stage: LinkStage) -> ProbeOutcome:
             },
             {"sender": peer.agent.id, "id": theirs.id, "seq": theirs.seq, "state": "dead", "why": "x"},
         ]
-        unknown = asker | {"id": theirs.id, "seq": theirs.seq, **_result(stranger, peer.id, stage.reader.id, theirs.id)}
+        others = asker | {"id": theirs.id, "seq": theirs.seq, **_result(stranger, peer.id, stage.reader.id, theirs.id)}
         async with acting(stage.main.info.url, stage.main.subjects, stage.creds) as worker:
             said = await worker.control.call(LINK_SERVICE, "tasks", room=16)
             told = await worker.control.call(LINK_SERVICE, "progress", tasks=tries)
-            later = (await worker.control.call(LINK_SERVICE, "progress", tasks=[unknown]))["later"]
+            unread = (await worker.control.call(LINK_SERVICE, "progress", tasks=[others]))["refused"]
             for state in ("held", "gone", "dropped", "x"):
                 try:
                     await worker.control.call(LINK_SERVICE, "progress", tasks=[tries[1] | {"state": state}])
@@ -180,8 +189,8 @@ async def tasks_of_others(stage: LinkStage) -> ProbeOutcome:
     shown = [each["seq"] for each in said["tasks"]]
     if shown != [theirs.seq] or told["refused"] != list(range(len(tries))) or states != ["queued", "queued"]:
         return broken(f"shown {shown}; refused {told['refused']} of {len(tries)}; the tasks are {states}")
-    if later != [0]:
-        return broken("an agent that its space did not state has done a task")
+    if unread != [0]:
+        return broken("somebody has done a task who could not open it")
     return refused(f"{len(shown)} for its own role, nothing else; {len(tries) + 5} words on tasks refused")
 
 
@@ -200,6 +209,7 @@ async def stolen_worker_asks(stage: LinkStage) -> ProbeOutcome:
         open_one = peer.task(ROLE, here, [reviewer.id], "stolen", sealed=False)
         of_ours = wire_message.compose(Sender(stage.reader.id, "reader"), text="stolen").raw
         true = dict([mail_origin_field(MailOrigin(peer.id, LINK, 1 << 40))])
+        nobodys = [s.task(ROLE, stage.reader.id).replace(stage.reader.id, each) for each in ("x", "UX", ROLE)]
         tries: list[tuple[str, bytes, dict[str, str]]] = [
             (stage.reader.id, of_ours, {"Td-Sig": signing.sign(peer.agent, here, "task", ROLE, of_ours)}),
             (said.sender, said.payload, {"Td-Sig": said.sig}),
@@ -211,8 +221,10 @@ async def stolen_worker_asks(stage: LinkStage) -> ProbeOutcome:
         async with acting(stage.main.info.url, s, stage.main.home.link_creds) as worker:
             for sender, payload, headers in tries:
                 await worker.request(s.task(ROLE, sender), payload, headers=list(headers.items()))
+            for subject in nobodys:
+                await worker.request(subject, said.payload, headers=[("Td-Sig", said.sig)])
         peer.queue(peer.task(ROLE, here, [reviewer.id], "after the theft"))
         text = await _done(stage, reviewer)
     if text != "after the theft":
         return broken("a stolen worker gives tasks in the name of others")
-    return held(f"{len(tries)} are in the queue, nobody is given one")
+    return held(f"{len(tries) + len(nobodys)} are in the queue, nobody is given one")
