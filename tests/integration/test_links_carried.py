@@ -25,6 +25,7 @@ from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
+from tidings.link import engine
 from tidings.link.engine import Mode
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
@@ -126,6 +127,32 @@ async def test_killed_time_and_again_while_both_sides_talk_everything_is_there_o
     await saying
     async with worker(both.acme):
         await until_came(both.acme, texts)
+
+
+async def test_a_link_goes_on_when_the_broker_it_waits_for_is_back_and_not_when_it_is_next_polled(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LADDER", (0.2, 0.4, 1.0))
+    monkeypatch.setattr(engine, "POLL", (600.0, 600.0))
+    async with worker(both.acme) as running:
+        await until(both.acme, "live")
+        await both.main.stop_steward()
+        both.main.broker.stop()
+        direction = running._carried[LINK].direction
+        running._carried[LINK].source.patience = 0.3  # type: ignore[attr-defined]
+        direction.ask()  # it sleeps until it is polled
+        await eventually(lambda: direction._failures > 3, within=60, what="it is only polled now")
+        both.main.broker.start()
+        await both.main.start_steward()
+        await said(both.main, "ada", "back again")
+        await until_came(both.acme, ["back again"])
+        await until(both.acme, "live")
+        await both.acme.stop_steward()
+        await said(both.main, "ada", "while our steward is away")
+        direction.ask()
+        await eventually(lambda: direction._failures > 3, within=60, what="it is only polled now")
+        await both.acme.start_steward()
+        await until_came(both.acme, ["back again", "while our steward is away"])
 
 
 async def test_a_peer_that_is_away_is_said_to_be_and_what_was_said_comes_when_it_is_back(both: LinkedSpaces) -> None:
