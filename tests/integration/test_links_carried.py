@@ -25,7 +25,7 @@ from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
-from tidings.link import engine
+from tidings.link import engine, operations
 from tidings.link.engine import Mode
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
@@ -334,12 +334,27 @@ async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSp
         await database.write(lambda c: c.execute("DELETE FROM disposition WHERE local_seq = ?", (seq_of_two(c),)))
         answer = await ask(socket, "verify", link=LINK)
         assert (answer["equal"], answer["lacking"], answer["extra"]) == (False, 1, 0)
-        assert answer["differences"][0]["channel"] == "general"
+        assert (answer["differences"][0]["channel"], answer["more"]) == ("general", False)
         deadline = asyncio.get_running_loop().time() + 20
         while not (await ask(socket, "verify", link=LINK))["equal"]:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.1)
     assert await came(both.acme) == ["one", "two", "three"]
+
+
+async def test_verify_looks_for_a_bounded_number_of_differences_and_says_that_there_may_be_more(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "MOST_DIFFERING", 3)
+    await said(both.main, "ada", *map(str, range(8)))
+    async with worker(both.acme):
+        await until_came(both.acme, list(map(str, range(8))))
+    async with alone(both.acme.home) as ledger:
+        await ledger.database.write(lambda c: c.execute("DELETE FROM disposition"))
+        answer = await ledger.do("verify", link=LINK)
+    assert (answer["equal"], answer["more"], answer["extra"]) == (False, True, 0)
+    assert 3 <= answer["lacking"] <= 8
+    assert f"at least {answer['lacking']} records of main are not here" in next(link_words.verified("main", answer))
 
 
 def seq_of_two(connection: object) -> int:

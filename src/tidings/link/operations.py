@@ -43,6 +43,8 @@ from tidings.wire.rulings import Link
 CATCH_UP = 3.0
 #: records that are named in an answer about what differs
 MOST_NAMED = 100
+#: days of channels that are named in one, and records that differ that are looked for
+MOST_DIFFERENCES, MOST_DIFFERING = 1_000, 100_000
 PAUSED = "paused by the operator"
 Answer = dict[str, Any]
 
@@ -251,7 +253,13 @@ class LinkOperations:
         assert row.handled is not None
         comparison = Comparison(HeldRecords(BookedLink(self.database, row.row)), peer)
         found, head = await comparison.divergence(row.handled.seq), (await peer.hello()).head
-        differences = [each async for each in comparison.between(found)]
+        differences, more, lacking, extra = list[Answer](), False, 0, 0
+        async for each in comparison.between(found):
+            lacking, extra = lacking + len(each.lacking), extra + len(each.extra)
+            if len(differences) < MOST_DIFFERENCES:
+                differences.append(_difference(each))
+            if more := lacking + extra >= MOST_DIFFERING:
+                break
         counts = await self.database.read(lambda c: books.counts(c, row.row))
         return {
             "equal": not found.days,
@@ -260,9 +268,11 @@ class LinkOperations:
             #: where the other log ends: what lies between was not handled yet, and not compared
             "head": max(head, found.through),
             "counts": counts,
-            "differences": [_difference(each) for each in differences],
-            "lacking": sum(len(each.lacking) for each in differences),
-            "extra": sum(len(each.extra) for each in differences),
+            "differences": differences,
+            "lacking": lacking,
+            "extra": extra,
+            #: there are more: nobody looked further
+            "more": more,
         }
 
     # --- finding ---
